@@ -35,6 +35,7 @@ class ChildProcess:
         self._started_at = 0.0
         self._backoff = Backoff()
         self._restart_at: float | None = None
+        self._is_wanted = False
 
     def __enter__(self) -> Self:
         return self
@@ -45,15 +46,20 @@ class ChildProcess:
         self.stop()
 
     def start(self) -> None:
-        """Start it with a new log; the old log is kept with the ending `.1`."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        if self.log.exists():
-            self.log.replace(self.log.with_name(f"{self.log.name}.1"))
-        self._run()
+        """Start it with a new log; the old log is kept with the ending `.1`.
+
+        One that cannot be started at present, such as without memory or processes left, counts as one that has ended.
+        """
+        with contextlib.suppress(OSError):
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            if self.log.exists():
+                self.log.replace(self.log.with_name(f"{self.log.name}.1"))
+        self._is_wanted = True
+        self._try()
 
     def restart_if_ended(self) -> None:
-        """Start it again if it has ended, after a pause that grows while it keeps ending."""
-        if self._process is None or self._process.poll() is None:
+        """Start it again if it has ended, after a pause that grows while it keeps ending. Raises nothing."""
+        if not self._is_wanted or (self._process is not None and self._process.poll() is None):
             return
         now = time.monotonic()
         if self._restart_at is None:
@@ -61,7 +67,7 @@ class ChildProcess:
         if now >= self._restart_at:
             self._restart_at = None
             self._close_pipe()
-            self._run()
+            self._try()
 
     def last_line(self) -> str:
         """The last line of the log, or an empty string."""
@@ -70,6 +76,7 @@ class ChildProcess:
 
     def stop(self) -> None:
         """End it within 3 s. Safe to call again."""
+        self._is_wanted = False
         if self._process is None:
             return
         self._process.terminate()
@@ -81,8 +88,16 @@ class ChildProcess:
         self._close_pipe()
         self._process = None
 
-    def _run(self) -> None:
+    def _try(self) -> None:
         self._started_at = time.monotonic()
+        self._process = None
+        try:
+            self._run()
+        except OSError as error:
+            with contextlib.suppress(OSError), self.log.open("a") as log:
+                log.write(f"{self._command[4]}: could not be started: {error}; it is tried again\n")
+
+    def _run(self) -> None:
         paths = [str(installation.IMPORT_PATH), os.environ.get("PYTHONPATH", "")]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
