@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from shapeshift import settings
 from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
 from shapeshift.adapter_cache.settings import AdapterCacheSettings, require_one_rank
-from shapeshift.build_engines import adapters, perplexity
+from shapeshift.build_engines import adapters
+from shapeshift.build_engines.decoding import perplexity, reference
 from shapeshift.build_engines.hub.sources import base_names, find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG, VERSION, gpus_of, is_placed, write_front
 from shapeshift.build_engines.paths import BuildPaths
@@ -34,6 +35,8 @@ from shapeshift.triton import model_config
 BACKEND, WITH_ADAPTERS = "fused_decode", "adapter_cache"
 PERPLEXITIES = "perplexities.json"
 """The file of the build folder that remembers what was measured."""
+COMPARED = "compared_with_transformers"
+"""The file of the build folder that remembers the checkpoints whose logits are right."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,10 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths, progress: ProgressCallb
     checkpoint, tokenizer, is_published = _checked(front, own, paths)
     kernels = paths.build / "kernels"
     lora = front.adapters is not None
-    state = "up to date" if is_published else _compile(own.native, kernels, lora, progress)
+    state = "up to date"
+    if not is_published:
+        state = _compile(own.native, kernels, lora, progress)
+        state += f", {reference.require_logits(checkpoint, own.native, paths.build / COMPARED, kernels)}"
     parameters = {
         "checkpoint": paths.portable(checkpoint.folder, target),
         "checkpoint_sha256": checkpoint.sha256,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shapeshift.build_engines.decoding import reference
 from shapeshift.cli.main import main
 from shapeshift.engines import capacity, gpu, hardware
 from shapeshift.engines.capacity import Machine
@@ -75,6 +76,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         return folder / "x.so"
 
     monkeypatch.setattr(kernel_build, "library", library)
+    monkeypatch.setattr(reference, "require_logits", lambda *_: "logits as transformers'")
     return asked
 
 
@@ -82,7 +84,7 @@ def test_publishes_what_a_server_loads(project: Project) -> None:
     (project.root / "model_repository" / "generate" / "how_to_call.txt").write_text("curl {host}")
     status, out, err = project.make()
     assert (status, err) == (0, "")
-    assert "generate: checked; checkpoint: small, " in out and "32 slots of 512 tokens" in out
+    assert "generate: checked, logits as transformers'; checkpoint: small, " in out and "32 slots of 512 tokens" in out
     assert "generate_unary: forwards to generate" in out
     parameters = project.parameters()
     assert (project.generated() / parameters["checkpoint"]).resolve() == project.checkpoint
@@ -164,7 +166,7 @@ def test_a_model_that_does_not_fit_is_built_and_named(
 def test_published_checkpoint_is_checked_again_only_after_a_change(project: Project, compilations: list[Path]) -> None:
     project.change(native="true")
     _, out, error = project.make()
-    assert "generate: checked, kernels compiled; " in out
+    assert "generate: checked, kernels compiled, logits as transformers'; " in out
     assert re.fullmatch(r"generate: +\d+ s  compiling the kernels: 0 of 4 files\n", error)
     assert project.make()[1].startswith("generate: up to date; ")
     project.change(native="true", max_concurrency=5)
@@ -202,7 +204,7 @@ def test_the_tokenizer_of_transformers_is_published_and_served(project: Project)
 
 
 def test_missing_compiler_is_reported(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    def library(folder: Path, *, progress: Callable[[str], None]) -> Path:
+    def library(folder: Path, *, progress: Callable[[str], None] = print) -> Path:
         raise FileNotFoundError("no g++ found")
 
     monkeypatch.setattr(kernel_build, "library", library)

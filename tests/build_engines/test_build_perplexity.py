@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shapeshift.build_engines import perplexity
-from shapeshift.build_engines.perplexity import MOST_MORE, Perplexity
+from shapeshift.build_engines.decoding import perplexity
+from shapeshift.build_engines.decoding.perplexity import MOST_MORE, Perplexity
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from tests.build_engines.test_build_decode import Project, project

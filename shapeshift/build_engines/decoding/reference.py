@@ -1,0 +1,112 @@
+"""Holds the logits of a model that generates against transformers', before it is published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shapeshift import files
+from shapeshift.engines.checkpoint import Checkpoint
+from shapeshift.engines.hardware import available_mb, cores
+from shapeshift.engines.text import tokenizer_files
+from shapeshift.errors import UnsupportedError
+from shapeshift.fused_decode.model.architecture import Architecture
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_TOKENS, PIECE = 256, 64
+"""Tokens of the text, and of one step of ours."""
+_AS_LIBRARY = "logits as transformers'"
+TOLERANCE = 1e-3
+"""Most difference of two logits, as a share of the largest one: both are computed in f32."""
+
+
+def require_logits(checkpoint: Checkpoint, native: bool, remembered: Path, kernels: Path) -> str:
+    """Raise UnsupportedError unless the logits of awkward texts are those of transformers, both in f32.
+
+    Returns what was found, for the summary: also why a model was not compared. The file `remembered` keeps it by the
+    hash of the checkpoint. kernels: the folder of compiled kernels.
+    """
+    key = f"{checkpoint.sha256}:{checkpoint.tokenizer_sha256}"
+    compared = remembered.read_text().split() if remembered.is_file() else []
+    if key in compared:
+        return _AS_LIBRARY
+    result = _compared(checkpoint, native, kernels)
+    if result == _AS_LIBRARY:
+        files.replace_text(remembered, "\n".join([*compared, key]))
+    return result
+
+
+def _compared(checkpoint: Checkpoint, native: bool, kernels: Path) -> str:
+    # These import torch.
+    from shapeshift.fused_decode.model.weights import weight_bytes
+
+    architecture = Architecture.read(checkpoint.folder)
+    if architecture.packing is not None:
+        return "not compared with transformers: its weights are quantised"
+    # Ours and the library's, while it reads the files.
+    needed_mb = 3 * weight_bytes(architecture, "f32") >> 20
+    if needed_mb > (free_mb := available_mb()):
+        return f"not compared with transformers: {needed_mb} MiB needed, {free_mb:.0f} MiB available"
+    library = tokenizer_files.of_library(checkpoint.folder)
+    texts = "\n".join(tokenizer_files.awkward_texts(library))
+    tokens = [token for token in library(texts)["input_ids"] if token < architecture.vocab_size]
+    tokens = tokens[: min(MOST_TOKENS, architecture.max_position - 1)]
+    try:
+        expected = _of_library(checkpoint, tokens)
+    except Exception as error:  # noqa: BLE001  transformers raises many types for a model that it does not compute
+        return f"not compared with transformers: {str(error).strip().partition(chr(10))[0] or type(error).__name__}"
+    got = _of_ours(checkpoint, tokens, native, kernels)
+    difference = (got - expected).abs().amax(-1)
+    largest = float(expected.abs().max())
+    place = int(difference.argmax())
+    if not float(difference[place]) <= TOLERANCE * largest:
+        token = library.convert_ids_to_tokens(tokens[place])
+        raise UnsupportedError(
+            f"{checkpoint.folder}: behind token {place} ({token!r}) a logit differs by {float(difference[place]):.3g} "
+            f"from transformers' (the largest is {largest:.3g}): the model is not computed as its library computes it"
+        )
+    return _AS_LIBRARY
+
+
+def _of_library(checkpoint: Checkpoint, tokens: list[int]) -> torch.Tensor:
+    """FLOAT32 [tokens, vocabulary]."""
+    import torch
+    import transformers
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        checkpoint.folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
+    ).eval()
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return logits
+
+
+def _of_ours(checkpoint: Checkpoint, tokens: list[int], native: bool, kernels: Path) -> torch.Tensor:
+    """FLOAT32 [tokens, vocabulary]."""
+    import torch
+
+    from shapeshift.fused_decode.interfaces import StepBatch
+    from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+
+    model = DecodeModel.load(
+        checkpoint.folder,
+        precision="f32",
+        slots=1,
+        max_length=len(tokens) + 1,
+        threads=cores(),
+        native=native,
+        cache_dir=kernels,
+    )
+    slot, pieces = torch.zeros(1, dtype=torch.int32), []
+    for start in range(0, len(tokens), PIECE):
+        piece = torch.tensor(tokens[start : start + PIECE])
+        places = torch.arange(len(piece))
+        pieces.append(
+            model.forward(StepBatch(piece, slot, slot + start, slot + len(piece), places[:0], further=places)).clone()
+        )
+    return torch.cat(pieces)
