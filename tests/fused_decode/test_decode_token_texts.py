@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from shapeshift.errors import UnsupportedError
 from shapeshift.fused_decode.engine.detokenize import require_texts, token_bytes
+from tests import llama_cpp_source
 from tests.fused_decode.small_tokenizers import KINDS, OF_NEIGHBOURS
 
 
@@ -47,11 +47,9 @@ def test_a_text_that_depends_on_neighbours_is_refused(tmp_path: Path, kind: str)
 
 @pytest.mark.long
 def test_public_tokenizers_agree_in_every_token(tmp_path: Path) -> None:
-    """Those of llama.cpp's `models/ggml-vocab-*.gguf` that transformers reads, in the folder llama_cpp of the data."""
-    folder = Path(os.environ.get("SHAPESHIFT_DATA", "")) / "llama_cpp"
-    if not folder.is_dir():
-        pytest.skip(f"no {folder}; set SHAPESHIFT_DATA")
+    """Those of llama.cpp that transformers reads."""
     pytest.importorskip("gguf")
+    folder = llama_cpp_source.models()
     from transformers import AutoTokenizer
 
     read = set()
