@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -128,8 +129,16 @@ def _compile(compiler: str, flags: list[str], target: Path, folder: Path, progre
 def _run_all(commands: Sequence[list[str]], progress: Callable[[int], None]) -> None:
     """Run each of the commands, on as many cores as there are; progress: takes how many have ended."""
     running: list[subprocess.Popen[str]] = []
+    stopped = threading.Event()
+
+    def started(process: subprocess.Popen[str]) -> None:
+        running.append(process)
+        # One that began while the others were ended.
+        if stopped.is_set():
+            process.kill()
+
     with ThreadPoolExecutor(min(len(commands), hardware.cores())) as pool:
-        results = [pool.submit(_run, command, running.append) for command in commands]
+        results = [pool.submit(_run, command, started) for command in commands]
         try:
             waiting = set(results)
             while waiting:
@@ -138,8 +147,9 @@ def _run_all(commands: Sequence[list[str]], progress: Callable[[int], None]) -> 
                 for ended in set(results) - waiting:
                     ended.result()
         except BaseException:
+            stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
-            for one in running:
+            for one in list(running):
                 one.kill()
             raise
 
