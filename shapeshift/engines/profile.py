@@ -16,19 +16,20 @@ def measure_interleaved(
 ) -> list[Latency]:
     """Latency of each (tokens, call), single-threaded, after one warm-up call each.
 
-    Each round runs every call once, in a new random order: a dynamic graph then pays for its changes of shape here as
-    it does in service. At least three rounds run; after that they stop once `budget_s` seconds have passed.
+    Each round runs every call once, in one random order: a dynamic graph then pays for its changes of shape here as it
+    does in service. With a new order in each round, the end of one and the beginning of the next could hold the same
+    shape of it, and the smallest sample would be one that no change has cost. At least three rounds run; after that
+    they stop once `budget_s` seconds have passed.
     """
     samples: list[list[float]] = [[] for _ in calls]
     for _, call in calls:
         call()
     order = list(range(len(calls)))
-    shuffler = random.Random(seed)
+    random.Random(seed).shuffle(order)
     start = time.perf_counter()
     for number in range(rounds):
         if number >= 3 and time.perf_counter() - start > budget_s:
             break
-        shuffler.shuffle(order)
         for index in order:
             before = time.perf_counter()
             calls[index][1]()
