@@ -40,7 +40,7 @@ def own_node() -> str:
 
 
 class Client(NamedTuple):
-    """Who waits for the answer to a request. wants_code: see `error_codes.with_code`."""
+    """Who gets the answer to a request. wants_code: see `error_codes.with_code`."""
 
     sender: ResponseSender
     wants_code: bool
