@@ -34,10 +34,13 @@ CODES = ("OK", *dict.fromkeys(code for _, code in _CODES), "INTERNAL")
 # How Triton's own sentences begin, where nothing but their text says what has happened: it gives no code with an error
 # of a stream or of a call between its models (24.10). Fronts of ours put their code before the text, see `with_code`:
 # no text of a client is taken for one of these.
-_DIED = re.compile(r"(Failed to process the request\(s\).*)?(Stub process .* is not healthy|unexpected termination)")
+_WRAPPED = r"(Model \S+ - Error when running inference: )?(Failed for execute the inference request\. )?"
+_DIED = re.compile(
+    rf"{_WRAPPED}(Failed to process the request\(s\).*)?(Stub process .* is not healthy|unexpected termination)"
+)
 _GONE = re.compile(
-    r"Request for unknown model: |[Mm]odel '[^']*'.* (is not ready|is unavailable|no version is available)"
-    r"|BLS is only supported|the model is being unloaded"
+    rf"{_WRAPPED}(Request for unknown model: |[Mm]odel '[^']*'.* (is not ready|is unavailable|no version is available)"
+    r"|BLS is only supported|the model is being unloaded)"
 )
 _CODED = re.compile(r"\[([A-Z_]+)\] ")
 FORWARDED = "forwarded"

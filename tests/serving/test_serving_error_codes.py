@@ -76,6 +76,11 @@ def test_a_code_that_the_server_lacks_becomes_internal() -> None:
         ("no task 'x' is not found", TritonError.INVALID_ARG, ModelError),
         ("the bin is shorter", TritonError.UNSUPPORTED, ModelError),
         ("queue_rows: 3 rows wait", TritonError.UNAVAILABLE, ModelGoneError),
+        (
+            "Model w - Error when running inference: Failed for execute the inference request. Model 'w' is not ready.",
+            TritonError.INTERNAL,
+            ModelGoneError,
+        ),
         # Of gRPC, when a server cannot be reached or does not answer.
         ("Stream removed (ping timeout)", TritonError.UNAVAILABLE, ModelGoneError),
         ("Broken pipe", TritonError.UNAVAILABLE, ModelGoneError),
