@@ -103,6 +103,7 @@ class _Worker:
         while (work := self._waiting.get()) is not None:
             start = time.monotonic()
             self.running = work, start
+            work.began = start
             error: BaseException | None = None
             try:
                 work.compute()
@@ -118,6 +119,7 @@ class Grammar:
     is_ready  whether the mask of the next token is there
     is_slow   whether the last mask was slow
     is_ended  whether nobody wants a further mask
+    began     since when a thread computes the next mask; 0: none does
     """
 
     def __init__(self, template: Template, threads: MaskThreads, ready: Callable[[], None]) -> None:
@@ -126,7 +128,7 @@ class Grammar:
         self._mask = template.first
         self._threads = threads
         self._ready = ready
-        self._seconds = self._began = 0.0
+        self._seconds = self.began = 0.0
         self._is_new = False
         self.is_ready, self.is_slow, self.is_ended = True, False, False
         self._failure: Exception | None = None
@@ -161,7 +163,7 @@ class Grammar:
         """Why the answer cannot go on; None: it can."""
         if not self.is_ready:
             self._threads.watch(now)
-        began = self._began
+        began = self.began
         if self._seconds + (now - began if began else 0.0) > MASKS_S:
             limit = f"a simpler one: the masks of an answer may take {MASKS_S:g} s together, and these took longer"
             return InvalidInputError(FIELD, "a grammar", limit)
@@ -174,12 +176,11 @@ class Grammar:
     def compute(self) -> None:
         """Compute the next mask. A mask thread calls this."""
         if not self.is_ended:
-            self._began = time.monotonic()
             self._mask = self._matcher.compute_bitmask()
 
     def done(self, seconds: float, error: BaseException | None) -> None:
         """`compute` took so long, and failed with `error` if there is one. A mask thread calls this."""
-        self._began = 0.0
+        self.began = 0.0
         self._seconds += seconds
         self.is_slow = seconds >= SLOW_S
         if error is not None:
