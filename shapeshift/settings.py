@@ -18,6 +18,9 @@ from shapeshift.errors import InvalidInputError, did_you_mean, unknown
 
 T = TypeVar("T")
 
+REMOVED: dict[str, str] = {}
+"""What to do instead of a setting that a former version had, by its name: the end of a sentence."""
+
 
 def names(*classes: type) -> set[str]:
     """The names of all settings that the given dataclasses declare."""
@@ -42,9 +45,11 @@ def read(cls: type[T], values: Mapping[str, str]) -> T:
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise InvalidInputError for the first name in `given` that is not in `known`."""
+    """Raise InvalidInputError for the first name in `given` that is not in `known`, with what to write instead."""
     allowed = set(known)
     for name in given:
+        if name not in allowed and name in REMOVED:
+            raise InvalidInputError(name, name, f"this setting is gone: {REMOVED[name]}")
         if name not in allowed:
             raise InvalidInputError(name, name, unknown(did_you_mean(name, allowed), sorted(allowed)))
 

@@ -123,3 +123,9 @@ def test_unknown_settings_are_refused_by_name() -> None:
     settings.refuse_unknown(["count", "flag"], known)
     with pytest.raises(InvalidInputError, match="counts: .*; did you mean count. known: count, flag, limit"):
         settings.refuse_unknown({"count": "1", "counts": "2"}, known)
+
+
+def test_a_setting_that_is_gone_is_refused_with_what_to_write_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(settings.REMOVED, "old", "write count")
+    with pytest.raises(InvalidInputError, match="old: .*this setting is gone: write count"):
+        settings.refuse_unknown(["old"], settings.names(Example))
