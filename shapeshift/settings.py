@@ -18,7 +18,9 @@ from shapeshift.errors import InvalidInputError, did_you_mean, unknown
 
 T = TypeVar("T")
 
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "stacked_ranks": "leave it out, adapters of all ranks share a step",
+}
 """What to do instead of a setting that a former version had, by its name: the end of a sentence."""
 
 

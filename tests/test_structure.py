@@ -19,7 +19,7 @@ CHOSEN = {
     "token_adapt": ("token_adapt.policy.plan_grid",),
     "fused_decode": ("fused_decode.front", "fused_decode.model.cpu_runtime"),
     "adapter_cache": (
-        *("fused_decode.front", "fused_decode.model.cpu_runtime", "adapter_cache.service"),
+        *("adapter_cache.front", "fused_decode.model.cpu_runtime"),
         *("adapter_cache.policy.arrival_order", "adapter_cache.policy.eviction", "adapter_cache.lora.native"),
         "adapter_cache.policy.length_prediction",
     ),

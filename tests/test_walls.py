@@ -265,7 +265,7 @@ def test_a_serving_process_loads_no_model_library() -> None:
 
 def test_no_serving_process_loads_the_library_of_the_hub() -> None:
     """Ids are resolved by the build; serving downloads nothing."""
-    found = loaded_by("shapeshift.adapter_cache.service", "shapeshift.fused_decode.front", "shapeshift.cascade.front")
+    found = loaded_by("shapeshift.adapter_cache.front", "shapeshift.cascade.front")
     assert "torch" in found and "huggingface_hub" not in found
     for technique in TECHNIQUES:
         reached_files = {

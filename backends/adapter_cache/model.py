@@ -1,6 +1,5 @@
 """Triton's entry point of the adapter_cache backend."""
 
-from functools import partial
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -16,7 +15,7 @@ from shapeshift.settings import Choices
 FRONTS: Choices[Any] = Choices(
     "front",
     {
-        "generate": "shapeshift.fused_decode.front:GenerateFront",
+        "generate": "shapeshift.adapter_cache.front:LoraFront",
         "forward": "shapeshift.fused_decode.unary:UnaryFront",
     },
 )
@@ -30,8 +29,14 @@ class TritonPythonModel:
         return model_args.auto_complete(pb_utils, config, settings.signature)
 
     def initialize(self, args: dict[str, str]) -> None:
+        given = model_args.read(args)
+        forwards = "forward_to" in given.parameters
+        if not forwards:
+            # Before the front imports torch.
+            kernel_build.limit_spinning()
+            kernel_build.import_torch()
         try:
-            self._front = self._open(model_args.read(args))
+            self._front = FRONTS["forward" if forwards else "generate"](pb_utils, given)
         except ShapeshiftError as error:
             raise pb_utils.TritonModelException(str(error)) from error
 
@@ -42,13 +47,3 @@ class TritonPythonModel:
     def finalize(self) -> None:
         self._front.close()
         model_args.skip_last_collections()
-
-    def _open(self, args: model_args.ModelArgs) -> Any:
-        if "forward_to" in args.parameters:
-            return FRONTS["forward"](pb_utils, args)
-        # Before the service imports torch.
-        kernel_build.limit_spinning()
-        kernel_build.import_torch()
-        from shapeshift.adapter_cache.service import AdapterService
-
-        return FRONTS["generate"](pb_utils, args, partial(AdapterService, pb_utils))

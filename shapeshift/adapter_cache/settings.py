@@ -63,7 +63,6 @@ class AdapterCacheSettings:
     predictor_weights  a .npy file, see `length_prediction.Regressor`: answer lengths are predicted from the embeddings
                    of prompts; empty: from the mean length of the adapter's recent answers
     predictor_model  the model that computes the embeddings
-    stacked_ranks  deprecated and ignored
     """
 
     adapters_dir: str = ""
@@ -77,7 +76,6 @@ class AdapterCacheSettings:
     prefetch: bool = False
     predictor_weights: str = ""
     predictor_model: str = "encode"
-    stacked_ranks: int = 0
 
     def __post_init__(self) -> None:
         require(1 <= self.max_rank <= 4096, "max_rank", self.max_rank, "1 to 4096")

@@ -58,7 +58,7 @@ class AnswerOutputs:
 
     def __init__(self, wanted: Collection[str], token_bytes: Sequence[bytes]) -> None:
         self._wanted = frozenset(wanted)
-        self._token_bytes = token_bytes
+        self.token_bytes = token_bytes
 
     def arrays(self, pieces: Sequence[Piece], prompts: Sequence[Answer] = ()) -> Arrays:
         """The outputs of a response: a row for each piece, tokens piece after piece.
@@ -128,7 +128,7 @@ class AnswerOutputs:
         return json.dumps(listed).encode()
 
     def _entry(self, token: int, logprob: float, rank: int) -> dict[str, Any]:
-        own = self._token_bytes[token] if token < len(self._token_bytes) else b""
+        own = self.token_bytes[token] if token < len(self.token_bytes) else b""
         text = own.decode(errors="replace")
         return {"logprob": max(logprob, _LEAST_LOGPROB), "rank": rank, "decoded_token": text, "bytes": list(own)}
 

@@ -4,239 +4,250 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
 from shapeshift.errors import CancelledRequestError, InvalidInputError, NotFoundError, ShapeshiftError
-from shapeshift.fleet.forwarding.front import Affinity, Front, open_entry
+from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.answers import TEXT, AnswerOutputs
-from shapeshift.fused_decode.choices import BeamsResponse, ChoicesResponse, sample_params
 from shapeshift.fused_decode.engine.beams import require_room
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.engine.sampling.grammar import GrammarCompiler, Template
 from shapeshift.fused_decode.engine.sampling.logit_edits import token_rules
-from shapeshift.fused_decode.request import ABORT, GenerationResponse, Ids, Request
+from shapeshift.fused_decode.engine.speculation import Speculator
+from shapeshift.fused_decode.job import BeamsJob, ChoicesJob, GenerateJob, Prompt, sample_params
+from shapeshift.fused_decode.loading import Loaded
+from shapeshift.fused_decode.policy.admission import Admission, FirstComeFirstServed
+from shapeshift.fused_decode.policy.class_order import ClassOrder
+from shapeshift.fused_decode.request import ABORT, Request
 from shapeshift.fused_decode.request_parser import ParsedRequest, RequestParser
-from shapeshift.fused_decode.service import DecodeService
+from shapeshift.fused_decode.settings import FusedDecodeSettings
 from shapeshift.serving import error_codes, parameters
-from shapeshift.serving.cancellations import CancellationWatch
-from shapeshift.serving.description import describing
-from shapeshift.serving.liveness import Liveness
-from shapeshift.serving.metrics import Gauge, MetricsFlusher, RequestMetrics
-from shapeshift.serving.model_args import Log, ModelArgs, model_log
+from shapeshift.serving.description import GENERATION, Description, checkpoint_name, checkpoint_version
+from shapeshift.serving.front import Affinity, Client, Front
+from shapeshift.serving.liveness import StepCounter
+from shapeshift.serving.metrics import Gauge, Metric, RequestMetrics
+from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
-from shapeshift.serving.responses import Responder, SingleResponse
+from shapeshift.serving.responses import SingleResponse
 
 
-class Prompt(NamedTuple):
-    """A prompt: UTF-8, and INT64 [tokens]."""
+class GenerateFront(Front[GenerateJob]):
+    """Generates text by one decode loop, which all running requests share. Requests are answered piece by piece."""
 
-    text: bytes
-    ids: Ids
+    # HTTP clients name a request with `id`, which Triton's generate endpoints pass on as a parameter.
+    takes: ClassVar[Sequence[str]] = ("id",)
+    sampling_takes: ClassVar[Sequence[str]] = ()
+    """The names of `takes` that the input `sampling_parameters` may hold too."""
+    request_type: ClassVar[type[Request]] = Request
+    stream, stop_id, id_output = True, "stop_id", "request_id"
 
-
-MakeService = Callable[[ModelArgs, Log], DecodeService]
-
-
-class GenerateFront:
-    """Owns the process' threads. `execute` never blocks and never raises; every request gets one last response."""
-
-    def __init__(self, pb_utils: PbUtils, args: ModelArgs, make_service: MakeService = DecodeService) -> None:
-        self._pb_utils = pb_utils
-        self._log = model_log(pb_utils, args.name)
-        self._service = make_service(args, self._log)
-        self._inputs = args.inputs
-        loaded = self._service.loaded
-        settings, runtime = loaded.settings, loaded.runtime
-        self._tokenizer = loaded.tokenizer
-        self._token_bytes = loaded.token_bytes
-        self._max_length = runtime.max_length
-        self._parser = RequestParser(pb_utils, runtime.vocab_size, self._service.sampling_parameters)
-        self._grammars = GrammarCompiler(loaded.tokenizer_file, runtime.vocab_size, runtime.eos_ids)
+    def __init__(
+        self,
+        pb_utils: PbUtils,
+        args: ModelArgs,
+        loaded: Loaded | None = None,
+        admission: Admission[Request] | None = None,
+    ) -> None:
+        """loaded: by default what `args` names; admission: by default in order of arrival."""
+        super().__init__(pb_utils, args)
+        self.loaded = loaded or loading.load(args, self.log)
+        settings, runtime = self.loaded.settings, self.loaded.runtime
+        self._parser = RequestParser(pb_utils, runtime.vocab_size, self.sampling_takes)
+        self._grammars = GrammarCompiler(self.loaded.tokenizer_file, runtime.vocab_size, runtime.eos_ids)
         self._live: dict[str, list[Request]] = {}
         self._lock = threading.Lock()
-        self._request_metrics = RequestMetrics("prompts", settings.max_length, settings.slo_ms)
-        self._responder = Responder(pb_utils, self._request_metrics, self._log, decoupled=True)
-        self._watch = CancellationWatch(self._log)
         self.loop = DecodeLoop(
             runtime,
-            self._service.admission(),
+            in_order_of_arrival(self.loaded) if admission is None else admission,
             self._deliver,
-            self._log,
+            self.log,
             prefill_tokens=settings.prefill_tokens,
-            pool=self._service.pool,
+            pool=self.loaded.pool,
             longest_step_s=runtime.longest_step_s,
             stream_responses=settings.stream_responses,
-            speculator=self._service.speculator(),
+            speculator=_speculator(settings),
         )
-        self._entry = open_entry(
-            Front(
-                pb_utils,
-                args,
-                self._responder,
-                self._log,
-                self._submit,
-                self._service.describe,
-                load=lambda: len(self.loop.admission) + self.loop.slots.requests,
-                affinity=Affinity(self._service.affinity, self._parser.prompt_tokens, self._unread_tokens),
-                stream=True,
-                stop_id="stop_id",
-                id_output="request_id",
-            )
-        )
-        self._enter = describing(pb_utils, self._responder, args, self._entry.describe, self._entry.submit)
-        self._flusher = MetricsFlusher(pb_utils, args.name, self._exported(), self._log)
-        self._service.open(self.loop)
+        self.affinity = Affinity(self.named_adapter, self._parser.prompt_tokens, self._unread_tokens)
+        self.begin(RequestMetrics("prompts", settings.max_length, settings.slo_ms))
         self.loop.start()
 
-    def execute(self, triton_requests: Sequence[InferenceRequest]) -> None:
-        """Queue every request for a slot; an invalid request, or one too many, gets an error at once."""
-        self._responder.start(triton_requests, self._enter)
+    def serve(self, request: InferenceRequest, sender: ResponseSender) -> None:
+        """Generate, or end the request whose id is named."""
+        stop_id = self._parser.stop_id(request)
+        if stop_id is None:
+            super().serve(request, sender)
+        else:
+            self._stop(stop_id, request, sender)
 
-    def close(self) -> None:
-        """Stop producers before consumers: what other nodes serve, the loop, then the responses, then the metrics."""
-        self._entry.close()
-        self._watch.close()
-        self._grammars.close()
-        self.loop.close()
-        self._service.close()
-        self._responder.close()
-        self._flusher.close()
-
-    def _submit(self, triton_request: InferenceRequest, sender: ResponseSender) -> None:
-        stop_id = self._parser.stop_id(triton_request)
-        if stop_id is not None:
-            self._stop(stop_id, triton_request, sender)
-            return
-        # Before any work, so that a refused request costs nothing.
+    def admit(self, given: RequestParameters) -> None:
         self.loop.admission.refuse_when_full()
-        given = parameters.parse(triton_request.parameters(), self._service.own_parameters, self._inputs)
-        parsed = self._parser.parse(triton_request)
+
+    def parse(self, request: InferenceRequest, given: RequestParameters, client: Client) -> GenerateJob:
+        parsed = self._parser.parse(request)
         given = parameters.joined(given, parsed.request_parameters)
         prompts = self._prompts(parsed)
         for prompt in prompts:
-            self._request_metrics.lengths.observe(len(prompt.ids))
-        outputs = AnswerOutputs(parsed.outputs.intersection(triton_request.requested_output_names()), self._token_bytes)
-        response = self._response(sender, parsed, given, outputs, prompts)
-        name = triton_request.request_id() or given.id or uuid.uuid4().hex
-        response.requests = self._requests(name, parsed, given, prompts, response)
-        self._prepare(response.requests, given)
-        self._watch.add(response.requests[0], sender.is_cancelled, partial(self._cancel, response))
-        texts = [prompts[place // parsed.sampling_params.samples].text for place in range(len(response.requests))]
-        structured = parsed.sampling_params.structured_outputs
-        if structured is None:
-            self._complete(response.requests, texts)
-        else:
-            compiled = partial(self._compiled, response.requests, texts)
-            try:
-                self._grammars.compile(structured, compiled)
-            except ShapeshiftError as error:
-                compiled(error)
-
-    def _compiled(self, requests: Sequence[Request], texts: Sequence[bytes], outcome: Template | Exception) -> None:
-        """Any thread calls this, with the grammar that the requests wait for."""
-        if isinstance(outcome, Exception):
-            for request in requests:
-                request.finish(outcome)
-            self._deliver(list(requests))
-            return
-        for request in requests:
-            request.grammar = self._grammars.new(outcome, self.loop.wake)
-        self._complete(requests, texts)
-
-    def _complete(self, requests: Sequence[Request], texts: Sequence[bytes]) -> None:
-        for request, text in zip(requests, texts, strict=True):
-            self._service.complete(request, text, partial(self._submit_to_loop, request))
-
-    def _prompts(self, parsed: ParsedRequest) -> list[Prompt]:
-        """The prompts as text and tokens. Raises InvalidInputError for one that is too long."""
-        found = []
-        for row, prompt in enumerate(parsed.prompts):
-            number = row if len(parsed.prompts) > 1 else None
-            if isinstance(prompt, bytes):
-                found.append(
-                    Prompt(prompt, self._tokenizer.encode(prompt, number, add_special_tokens=parsed.add_special_tokens))
-                )
-                continue
-            if len(prompt) >= self._max_length:
-                limit = f"at most {self._max_length - 1}, one less than max_length ({self._max_length})"
-                raise InvalidInputError("input_ids", f"{len(prompt)} tokens", limit, number)
-            known = (self._token_bytes[token] for token in prompt.tolist() if token < len(self._token_bytes))
-            found.append(Prompt(b"".join(known), prompt))
-        return found
-
-    def _response(
-        self,
-        sender: ResponseSender,
-        parsed: ParsedRequest,
-        given: RequestParameters,
-        outputs: AnswerOutputs,
-        prompts: Sequence[Prompt],
-    ) -> GenerationResponse:
-        respond = error_codes.with_code if given.forwarded else error_codes.error_response
-        steps = (respond, self._finishing, self._finished, self._cancel)
-        echo = [prompt.text for prompt in prompts] if parsed.echo else []
+            self.request_metrics.lengths.observe(len(prompt.ids))
         params = parsed.sampling_params
-        if params.num_beams > 1:
-            end, table = self.loop.end, self._token_bytes
-            return BeamsResponse(
-                self._pb_utils, sender, outputs, *steps, echo, params=params, end=end, token_bytes=table
-            )
-        if len(prompts) * params.samples == 1:
-            return GenerationResponse(self._pb_utils, sender, outputs, *steps, echo)
-        return ChoicesResponse(self._pb_utils, sender, outputs, *steps, echo, params=params, end=self.loop.end)
+        outputs = AnswerOutputs(parsed.outputs.intersection(request.requested_output_names()), self.loaded.token_bytes)
+        several = BeamsJob if params.num_beams > 1 else ChoicesJob
+        kind = GenerateJob if len(prompts) * params.samples == params.num_beams == 1 else several
+        job = kind(self, client, parsed, given, prompts, outputs)
+        job.requests = self._requests(request.request_id() or given.id or uuid.uuid4().hex, parsed, job)
+        return job
 
-    def _requests(
-        self,
-        name: str,
-        parsed: ParsedRequest,
-        given: RequestParameters,
-        prompts: Sequence[Prompt],
-        response: GenerationResponse,
-    ) -> list[Request]:
-        """The samples of each prompt, prompt after prompt."""
-        runtime, params = self._service.loaded.runtime, parsed.sampling_params
-        rules = token_rules(params, self._tokenizer, runtime.vocab_size, runtime.eos_ids)
-        return [
-            self._service.request_type(
-                name,
-                prompt.ids,
-                own,
-                TextStream(self._token_bytes, own.stop),
-                max_length=self._max_length,
-                stream=parsed.stream,
-                latency_ms=given.latency_ms,
-                response=response,
-                rules=rules,
-            )
-            for prompt in prompts
-            for own in sample_params(params)
-        ]
+    def start(self, job: GenerateJob) -> None:
+        with self._lock:
+            self._live.setdefault(job.requests[0].id, []).extend(job.requests)
+        structured = job.params.structured_outputs
+        if structured is None:
+            self.queue(job)
+            return
+        compiled = partial(self._compiled, job)
+        try:
+            self._grammars.compile(structured, compiled)
+        except ShapeshiftError as error:
+            compiled(error)
 
-    def _prepare(self, requests: Sequence[Request], given: RequestParameters) -> None:
-        """Prepare and register all of them, or none."""
-        for count, request in enumerate(requests):
-            try:
-                require_room(self.loop.slots, request)
-                self._service.prepare(request, given)
-            except Exception:
-                for prepared in requests[:count]:
-                    self._service.forget(prepared)
-                raise
-        for request in requests:
-            self._register(request)
+    def queue(self, job: GenerateJob) -> None:
+        """Have the loop serve a job that nothing else is needed for. Any thread; never blocks."""
+        for request in job.requests:
+            self.submit(request)
 
-    def _submit_to_loop(self, request: Request) -> None:
-        """Any thread calls this. A refusal is the request's last response."""
+    def submit(self, request: Request) -> None:
+        """Have the loop serve one of a job's requests. A refusal is its last response."""
         try:
             self.loop.submit(request)
         except Exception:  # noqa: BLE001  whatever it is, the loop has finished the request with it
             self._deliver([request])
+
+    def cancel(self, job: GenerateJob) -> None:
+        for request in job.requests:
+            self.loop.end(request, job.error or CancelledRequestError("the caller cancelled the request"))
+
+    def done(self, job: GenerateJob) -> None:
+        """Send what is new of a job: called whenever there is something."""
+        self.responder.post([job])
+
+    def respond(self, job: GenerateJob) -> InferenceResponse:
+        return self.response(job.values)
+
+    def answered(self, job: GenerateJob) -> None:
+        """Forget a job, and count how it ended."""
+        name = job.requests[0].id
+        with self._lock:
+            others = [other for other in self._live.pop(name, ()) if other.job is not job]
+            if others:
+                self._live[name] = others
+        if job.error is None:
+            self.responder.count("OK", job.arrived)
+        else:
+            self.responder.count(error_codes.code_name(job.error))
+
+    def describe(self) -> Description:
+        return Description(
+            GENERATION,
+            checkpoint=checkpoint_name(self.args.parameters),
+            precision=self.args.parameters.get("precision"),
+            max_tokens=self.loaded.runtime.max_length,
+            chat_template=self.loaded.chat.text,
+            tool_use_template=self.loaded.chat.tool_use,
+            special_tokens=self.loaded.chat.special_tokens,
+            stream=self.args.name,
+            checkpoint_version=checkpoint_version(self.args.parameters),
+        )
+
+    def load(self) -> float:
+        return len(self.loop.admission) + self.loop.slots.requests
+
+    def metrics(self) -> Sequence[Metric]:
+        loop = self.loop
+        return [
+            *loop.metrics.exported,
+            Gauge("requests_waiting", "Requests that wait for a slot", lambda: len(loop.admission)),
+            Gauge("requests_running", "Requests that hold a slot", lambda: loop.slots.requests),
+            Gauge("slots", "Number of slots", lambda: len(loop.slots)),
+            Gauge("kv_cache_usage", "Share of the cache that requests hold", lambda: loop.slots.pool.usage),
+            Gauge("slot_tokens", "Tokens that the slots hold", lambda: int(loop.slots.cached.sum())),
+        ]
+
+    def steps(self) -> Sequence[StepCounter]:
+        return [self.loop.steps]
+
+    def stop(self) -> None:
+        self._grammars.close()
+        self.loop.close()
+        self.loaded.runtime.close()
+
+    def named_adapter(self, request: InferenceRequest) -> str:
+        """What the node of a fleet that serves `request` should have in memory; empty: nothing that differs."""
+        return ""
+
+    @property
+    def live(self) -> list[Request]:
+        """What has not been answered."""
+        with self._lock:
+            return [request for requests in self._live.values() for request in requests]
+
+    def _prompts(self, parsed: ParsedRequest) -> list[Prompt]:
+        """The prompts as text and tokens. Raises InvalidInputError for one that is too long."""
+        prompts, table, longest = [], self.loaded.token_bytes, self.loaded.runtime.max_length
+        for row, prompt in enumerate(parsed.prompts):
+            number = row if len(parsed.prompts) > 1 else None
+            if isinstance(prompt, bytes):
+                ids = self.loaded.tokenizer.encode(prompt, number, add_special_tokens=parsed.add_special_tokens)
+                prompts.append(Prompt(prompt, ids))
+                continue
+            if len(prompt) >= longest:
+                limit = f"at most {longest - 1}, one less than max_length ({longest})"
+                raise InvalidInputError("input_ids", f"{len(prompt)} tokens", limit, number)
+            texts = (table[token] for token in prompt.tolist() if token < len(table))
+            prompts.append(Prompt(b"".join(texts), prompt))
+        return prompts
+
+    def _requests(self, name: str, parsed: ParsedRequest, job: GenerateJob) -> list[Request]:
+        """The samples of each prompt, prompt after prompt. Raises InvalidInputError for those that no slots hold."""
+        runtime = self.loaded.runtime
+        rules = token_rules(job.params, self.loaded.tokenizer, runtime.vocab_size, runtime.eos_ids)
+        requests = [
+            self.request_type(
+                name,
+                prompt.ids,
+                params,
+                TextStream(self.loaded.token_bytes, params.stop),
+                max_length=runtime.max_length,
+                stream=parsed.stream,
+                latency_ms=job.parameters.latency_ms,
+                job=job,
+                rules=rules,
+            )
+            for prompt in job.prompts
+            for params in sample_params(job.params)
+        ]
+        for request in requests:
+            require_room(self.loop.slots, request)
+            request.slo_class = job.parameters.slo_class
+        return requests
+
+    def _compiled(self, job: GenerateJob, outcome: Template | Exception) -> None:
+        """Any thread calls this, with the grammar that the job waits for."""
+        if isinstance(outcome, Exception):
+            for request in job.requests:
+                request.finish(outcome)
+            self.done(job)
+            return
+        for request in job.requests:
+            request.grammar = self._grammars.new(outcome, self.loop.wake)
+        self.queue(job)
+
+    def _deliver(self, requests: Sequence[Request]) -> None:
+        self.responder.post(list(dict.fromkeys(request.job for request in requests)))
 
     def _stop(self, stop_id: str, triton_request: InferenceRequest, sender: ResponseSender) -> None:
         """End the requests of that id; the stop request itself gets an empty text."""
@@ -246,66 +257,29 @@ class GenerateFront:
             raise NotFoundError(f"stop_id: no request {stop_id!r} waits or runs")
         for request in stopped:
             self.loop.end(request, ABORT)
-        nothing = partial(self._nothing, triton_request.requested_output_names())
-        self._responder.post([SingleResponse(sender, nothing, partial(self._responder.count, "OK"))])
-
-    def _nothing(self, requested: Iterable[str]) -> InferenceResponse:
-        tensors = [self._pb_utils.Tensor(TEXT, np.array([b""], dtype=object))] if TEXT in requested else []
-        return self._pb_utils.InferenceResponse(output_tensors=tensors)
-
-    def _deliver(self, requests: list[Request]) -> None:
-        self._responder.post(list(dict.fromkeys(request.response for request in requests)))
-
-    def _cancel(self, response: GenerationResponse) -> None:
-        for request in response.requests:
-            self.loop.end(request, CancelledRequestError("the caller cancelled the request"))
-
-    def _finishing(self, response: GenerationResponse) -> None:
-        self._watch.remove(response.requests[0])
-
-    def _finished(self, response: GenerationResponse) -> None:
-        for request in response.requests:
-            self._forget(request)
-        if response.error is None:
-            self._responder.count("OK", response.requests[0].arrived)
-        else:
-            self._responder.count(error_codes.code_name(response.error))
-
-    def _register(self, request: Request) -> None:
-        with self._lock:
-            self._live.setdefault(request.id, []).append(request)
-
-    def _forget(self, request: Request) -> None:
-        self._service.forget(request)
-        with self._lock:
-            others = [other for other in self._live.pop(request.id, ()) if other is not request]
-            if others:
-                self._live[request.id] = others
+        wanted = TEXT in triton_request.requested_output_names()
+        nothing = partial(self.response, {TEXT: np.array([b""], dtype=object)} if wanted else {})
+        self.responder.post([SingleResponse(sender, nothing, partial(self.responder.count, "OK"))])
 
     def _unread_tokens(self) -> float:
         """Prompt tokens to be computed before every request here has its first token. Any thread."""
-        with self._lock:
-            live = [request for requests in self._live.values() for request in requests]
         cached = self.loop.slots.cached
         unread = 0
-        for request in live:
+        for request in self.live:
             if not request.generated and not request.is_finished:
                 slot = request.slot
                 unread += max(0, len(request.prompt) - (0 if slot is None else int(cached[slot])))
         return float(unread)
 
-    def _exported(self) -> list[Any]:
-        loop = self.loop
-        steps = [*self._responder.steps, loop.steps, *self._entry.steps]
-        return [
-            *self._request_metrics.exported,
-            *loop.metrics.exported,
-            Gauge("requests_waiting", "Requests that wait for a slot", lambda: len(loop.admission)),
-            Gauge("requests_running", "Requests that hold a slot", lambda: loop.slots.requests),
-            Gauge("slots", "Number of slots", lambda: len(loop.slots)),
-            Gauge("kv_cache_usage", "Share of the cache that requests hold", lambda: loop.slots.pool.usage),
-            Gauge("slot_tokens", "Tokens that the slots hold", lambda: int(loop.slots.cached.sum())),
-            *self._service.exported(),
-            *self._entry.metrics,
-            Liveness(lambda: steps, self._log).metric,
-        ]
+
+def in_order_of_arrival(loaded: Loaded) -> Admission[Request]:
+    """The admission of a front whose requests need nothing but a slot."""
+    settings = loaded.settings
+    order: ClassOrder[Request] = ClassOrder(settings.classes, settings.overtaken_requests)
+    return FirstComeFirstServed(settings.queue_requests, settings.queue_tokens, order)
+
+
+def _speculator(settings: FusedDecodeSettings) -> Speculator | None:
+    """What proposes tokens, where any are."""
+    most = settings.num_speculative_tokens
+    return Speculator(most, settings.prompt_lookup_min, settings.prompt_lookup_max) if most else None

@@ -19,6 +19,7 @@ from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError
 from shapeshift.files import HASHES
+from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.detokenize import require_tokens_of_model, token_bytes
 from shapeshift.fused_decode.interfaces import Runtime, StepBatch, blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
@@ -51,6 +52,7 @@ class Loaded:
     tokenizer_file  the tokenizer.json that is served
     chat          its chat template and special tokens
     kernel_cache  folder of the compiled kernels
+    pool          the blocks of its cache
     """
 
     settings: FusedDecodeSettings
@@ -61,45 +63,7 @@ class Loaded:
     tokenizer_file: Path
     chat: ChatTemplateFiles
     kernel_cache: Path
-
-
-def load(args: ModelArgs, log: Log, load_runtime: Load, further: Sequence[type] = ()) -> Loaded:
-    """Everything that the parameters of one model name. Raises the errors of `shapeshift.errors`.
-
-    further: settings classes of another technique, whose parameters are allowed beside these.
-    """
-    known = settings.names(FusedDecodeSettings, GeneratedDecodeSettings, *further)
-    settings.refuse_unknown(args.parameters, known)
-    decode = settings.read(FusedDecodeSettings, args.parameters)
-    generated = settings.read(GeneratedDecodeSettings, args.parameters)
-    # `make engines` writes paths relative to the model's folder, also for ids of a hub: serving downloads nothing.
-    named = str(args.folder / decode.checkpoint)
-    folder = find_folder(named)
-    if folder is None:
-        raise not_found(named)
-    tokenizer_file = (args.folder / args.version if generated.tokenizer_key else folder) / TOKENIZER_FILE
-    settings.require(tokenizer_file.is_file(), "checkpoint", str(folder), f"must hold {TOKENIZER_FILE}")
-    kernel_cache = (args.folder / generated.kernel_cache).resolve() if generated.kernel_cache else _DEFAULT_KERNEL_CACHE
-    hashes = kernel_cache.with_name(HASHES) if generated.kernel_cache else None
-    stated = generated.checkpoint_sha256
-    if stated and stated != open_checkpoint(folder, hashes=hashes).sha256:
-        raise EngineError(f"the checkpoint in {folder} has changed; run `shapeshift engines`")
-    device = f"cuda:{args.device_id}" if args.kind == "GPU" else "cpu"
-    remedy = f", one less than max_length ({decode.max_length})"
-    table = token_bytes(tokenizer_file)
-    runtime = load_runtime(folder, decode, kernel_cache, device, log, stated)
-    if not generated.tokenizer_key:
-        require_tokens_of_model(table, runtime.vocab_size, decode.extra_tokens)
-    return Loaded(
-        decode,
-        runtime,
-        TextTokenizer(tokenizer_file, decode.max_length - 1, "text_input", remedy, vocab_size=runtime.vocab_size),
-        table,
-        folder,
-        tokenizer_file,
-        chat_template_files.read(tokenizer_file.parent),
-        kernel_cache,
-    )
+    pool: BlockPool
 
 
 def load_runtime(
@@ -143,6 +107,46 @@ def load_runtime(
         runtime.close()
         raise
     return runtime
+
+
+def load(args: ModelArgs, log: Log, open_runtime: Load = load_runtime, further: Sequence[type] = ()) -> Loaded:
+    """Everything that the parameters of one model name. Raises the errors of `shapeshift.errors`.
+
+    further: settings classes of another technique, whose parameters are allowed beside these.
+    """
+    known = settings.names(FusedDecodeSettings, GeneratedDecodeSettings, *further)
+    settings.refuse_unknown(args.parameters, known)
+    decode = settings.read(FusedDecodeSettings, args.parameters)
+    generated = settings.read(GeneratedDecodeSettings, args.parameters)
+    # `make engines` writes paths relative to the model's folder, also for ids of a hub: serving downloads nothing.
+    named = str(args.folder / decode.checkpoint)
+    folder = find_folder(named)
+    if folder is None:
+        raise not_found(named)
+    tokenizer_file = (args.folder / args.version if generated.tokenizer_key else folder) / TOKENIZER_FILE
+    settings.require(tokenizer_file.is_file(), "checkpoint", str(folder), f"must hold {TOKENIZER_FILE}")
+    kernel_cache = (args.folder / generated.kernel_cache).resolve() if generated.kernel_cache else _DEFAULT_KERNEL_CACHE
+    hashes = kernel_cache.with_name(HASHES) if generated.kernel_cache else None
+    stated = generated.checkpoint_sha256
+    if stated and stated != open_checkpoint(folder, hashes=hashes).sha256:
+        raise EngineError(f"the checkpoint in {folder} has changed; run `shapeshift engines`")
+    device = f"cuda:{args.device_id}" if args.kind == "GPU" else "cpu"
+    remedy = f", one less than max_length ({decode.max_length})"
+    table = token_bytes(tokenizer_file)
+    runtime = open_runtime(folder, decode, kernel_cache, device, log, stated)
+    if not generated.tokenizer_key:
+        require_tokens_of_model(table, runtime.vocab_size, decode.extra_tokens)
+    return Loaded(
+        decode,
+        runtime,
+        TextTokenizer(tokenizer_file, decode.max_length - 1, "text_input", remedy, vocab_size=runtime.vocab_size),
+        table,
+        folder,
+        tokenizer_file,
+        chat_template_files.read(tokenizer_file.parent),
+        kernel_cache,
+        BlockPool(runtime.blocks, caching=decode.enable_prefix_caching and runtime.shares_prefixes),
+    )
 
 
 def measure_longest_step_s(runtime: Runtime, prefill_tokens: int) -> float:

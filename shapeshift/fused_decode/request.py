@@ -1,4 +1,4 @@
-"""One client request: its prompt, its parameters, its answer so far, its early end, and the responses that carry it."""
+"""One answer in the decode loop: its prompt, its parameters, what it has so far, and its early end."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import heapq
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shapeshift.errors import OverloadedError
-from shapeshift.fused_decode.answers import AnswerOutputs, Piece
 from shapeshift.fused_decode.engine.beam_search import BeamSearch
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.sampling.grammar import Grammar
 from shapeshift.fused_decode.engine.sampling.logit_edits import TokenRules
 from shapeshift.fused_decode.engine.sampling.logprobs import TokenLogprobs
 from shapeshift.fused_decode.sampling_params import SamplingParams
-from shapeshift.serving.pb_utils import InferenceResponse, PbUtils, ResponseSender
 
 Ids = npt.NDArray[np.int64]
 
@@ -45,7 +42,7 @@ class Request:
     chunks      where the chunks began and ended in which its prompt was computed, in order
     hashes      of the first blocks of its text, as far as they were computed, see `PrefixChains`
     adapter_id  its value in `StepBatch.adapters`; set before the request gets a slot
-    response    its `GenerationResponse`, where there is one
+    job         what its client asked for, see `job.GenerateJob`: this is one answer of it
     parts       text of the answer, piece by piece
     token_ids   tokens of the answer; logprobs: theirs, where they are asked for
     prompt_logprobs  of the prompt's tokens but the first, where they are asked for
@@ -54,8 +51,8 @@ class Request:
     arrived, admitted, first_token, finished  instants on the monotonic clock, in seconds; 0 before they come
 
     The generating thread writes; others may read. The lists and `generated` only grow, `generated` after the lists of
-    tokens, and neither changes once
-    `is_finished` is true: a reader that reads `is_finished` first misses nothing.
+    tokens, and neither changes once `is_finished` is true: a reader that reads `is_finished`
+    first misses nothing.
     """
 
     __slots__ = (
@@ -69,7 +66,7 @@ class Request:
             "rules",
             "grammar",
             "stream",
-            "response",
+            "job",
             "text",
         ),
         *(
@@ -98,7 +95,7 @@ class Request:
         max_length: int,
         stream: bool = False,
         latency_ms: float | None = None,
-        response: Any = None,
+        job: Any = None,
         rules: TokenRules | None = None,
     ) -> None:
         self.id = name
@@ -110,7 +107,7 @@ class Request:
         self.rules = rules
         self.grammar: Grammar | None = None
         self.stream = stream
-        self.response = response
+        self.job = job
         self.text = text
         self.limit = min(sampling_params.max_tokens, max_length - len(prompt))
         self.beams = BeamSearch(sampling_params, self.limit) if sampling_params.num_beams > 1 else None
@@ -234,77 +231,3 @@ class Terminations:
         heapq.heapify(self._deadlines)
         # At least as many are added before the next time, so that a deadline costs constant time.
         self._most_deadlines = 2 * len(self._deadlines) + _FEW_DEADLINES
-
-
-class GenerationResponse:
-    """See `serving.responses.ResponseStream`. Reads what the generating thread writes into `requests`.
-
-    requests        set before the first response is made; here one
-    outputs         makes the outputs that the client asks for
-    echo            what is put before the text of each request; empty: nothing
-    error_response  error_response(pb_utils, error) makes the response to a request that failed
-
-    The sending thread calls finishing(response) before it sends the last response, finished(response) after it, and
-    lost(response) where a response could not be sent.
-    """
-
-    requests: Sequence[Request]
-
-    def __init__(
-        self,
-        pb_utils: PbUtils,
-        response_sender: ResponseSender,
-        outputs: AnswerOutputs,
-        error_response: Callable[[PbUtils, Exception], InferenceResponse],
-        finishing: Callable[[GenerationResponse], None],
-        finished: Callable[[GenerationResponse], None],
-        lost: Callable[[GenerationResponse], None],
-        echo: Sequence[bytes] = (),
-    ) -> None:
-        self.response_sender: ResponseSender | None = response_sender
-        self._pb_utils = pb_utils
-        self._outputs = outputs
-        self._echo = echo
-        self._error_response = error_response
-        self._finishing = finishing
-        self._finished = finished
-        self._lost = lost
-        self._parts = 0
-        self._tokens = 0
-        self._has_begun = False
-
-    @property
-    def error(self) -> Exception | None:
-        """Why the requests failed, once they have ended."""
-        return self.requests[0].error
-
-    def next_response(self) -> tuple[InferenceResponse, bool] | None:
-        (request,) = self.requests
-        # Read first: once it is true, nothing more is added.
-        last = request.is_finished
-        parts = request.parts[self._parts :]
-        if not last and not parts:
-            return None
-        if last:
-            self._finishing(self)
-        if request.error is not None and last:
-            return self._error_response(self._pb_utils, request.error), True
-        self._parts += len(parts)
-        first, self._tokens = self._tokens, request.generated
-        echo = self._echo[0] if self._echo else b""
-        piece = Piece(request, 0, echo + "".join(parts).encode(), first, self._tokens, last)
-        return self._made([piece], [request]), last
-
-    def sent(self, last: bool) -> None:
-        if last:
-            self._finished(self)
-
-    def broken(self) -> None:
-        self._lost(self)
-
-    def _made(self, pieces: Sequence[Piece], prompts: Sequence[Request]) -> InferenceResponse:
-        """A response with these pieces; the first one also describes the prompts, with an answer to each."""
-        arrays = self._outputs.arrays(pieces, () if self._has_begun else prompts)
-        self._has_begun = True
-        tensors = [self._pb_utils.Tensor(name, values) for name, values in arrays.items()]
-        return self._pb_utils.InferenceResponse(output_tensors=tensors)

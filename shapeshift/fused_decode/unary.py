@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,14 +29,13 @@ from shapeshift.errors import (
 from shapeshift.fused_decode.settings import ForwardSettings
 from shapeshift.serving import description
 from shapeshift.serving.bounds import Bound, unloading
-from shapeshift.serving.cancellations import CancellationWatch
-from shapeshift.serving.error_codes import FORWARDED
-from shapeshift.serving.liveness import Liveness, StepCounter
-from shapeshift.serving.metrics import Gauge, Metric, MetricsFlusher, RequestMetrics
-from shapeshift.serving.model_args import DESCRIPTION, ModelArgs, model_log
-from shapeshift.serving.parameters import FROM_NODE, is_tritons
-from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender, Returned
-from shapeshift.serving.responses import Responder
+from shapeshift.serving.error_codes import is_forwarded
+from shapeshift.serving.front import Client, Front
+from shapeshift.serving.liveness import StepCounter
+from shapeshift.serving.metrics import Gauge, Metric, RequestMetrics
+from shapeshift.serving.model_args import DESCRIPTION, ModelArgs
+from shapeshift.serving.parameters import FROM_NODE, RequestParameters, is_tritons
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
 from shapeshift.triton.async_client import AsyncClient, ModelCall, Tensors
 from shapeshift.triton.client_thread import ClientThread
 from shapeshift.triton.settings import own_endpoint
@@ -54,114 +52,120 @@ _TICK_S = 0.5
 class Call:
     """One request in flight: what its client sent. name: its id, empty if it has none.
 
-    failure: the error that its client gets once the task is cancelled; started: whether cancelling reaches the task.
+    has_begun: whether cancelling reaches the task; error: what its client gets where the task is cancelled or fails.
     """
 
-    sender: ResponseSender
+    client: Client
     name: str
     inputs: dict[str, Any]
     outputs: list[str]
     parameters: dict[str, Any]
     arrived: float = field(default_factory=time.monotonic)
     task: Future[None] | None = None
-    started: bool = False
-    failure: ShapeshiftError | None = None
+    has_begun: bool = False
+    error: Exception | None = None
+    answer: Tensors = field(default_factory=dict)
 
 
-class UnaryFront:
+class UnaryFront(Front[Call]):
     """Forwards each request with stream=false, for which the other model sends exactly one response.
 
     A request ends after `forward_timeout_s`, and at once when the other model's process has died: this server (24.10)
     never answers what a dead process held.
     """
 
+    # The other model finds the node that is best for a request.
+    any_node = False
+
     def __init__(self, pb_utils: PbUtils, args: ModelArgs, client: AsyncClient | None = None) -> None:
-        self._pb_utils = pb_utils
-        self._name = args.name
-        self._log = model_log(pb_utils, args.name)
+        super().__init__(pb_utils, args)
         settings.refuse_unknown(args.parameters, settings.names(ForwardSettings))
         self._settings = settings.read(ForwardSettings, args.parameters)
-        self._input_names = [tensor["name"] for tensor in args.config["input"]]
         self._bound = Bound("forward_requests", self._settings.forward_requests, "requests", "are in flight")
         self._calls: set[Call] = set()
         self._lock = threading.Lock()
         own = own_endpoint(self._settings.grpc_url)
         self._client = client or AsyncClient(own.address, own.tls)
         self._thread = ClientThread(self._client)
-        self._watch = CancellationWatch(self._log)
-        self._request_metrics = RequestMetrics("prompts", 1, 0)
-        self._responder = Responder(pb_utils, self._request_metrics, self._log)
         self._forwarding = StepCounter("grpc-client", lambda: bool(self._calls))
-        steps = [*self._responder.steps, self._forwarding]
-        exported: list[Metric] = [
-            self._request_metrics.latency_ms,
-            *self._request_metrics.answered.values(),
-            Gauge("requests_running", "Requests in flight", lambda: len(self._calls)),
-            Liveness(lambda: steps, self._log).metric,
-        ]
-        self._flusher = MetricsFlusher(pb_utils, args.name, exported, self._log)
+        self.begin(RequestMetrics("prompts", 1, 0))
         self._probing = self._thread.start(self._probe())
         self._ticking = self._thread.start(self._tick())
 
-    def execute(self, requests: Sequence[InferenceRequest]) -> Returned:
-        """Forward every request; an invalid request, or one too many, gets an error at once."""
-        return self._responder.start(requests, self._submit)
+    def handle(self, request: InferenceRequest, sender: ResponseSender) -> None:
+        # The other model describes itself, see `respond`.
+        self.serve(request, sender)
 
-    def close(self, timeout_s: float = 5.0) -> None:
+    def read(self, request: InferenceRequest) -> RequestParameters:
+        # The other model checks the parameters.
+        return RequestParameters(forwarded=is_forwarded(request))
+
+    def admit(self, given: RequestParameters) -> None:
+        self._bound.require(len(self._calls))
+
+    def parse(self, request: InferenceRequest, given: RequestParameters, client: Client) -> Call:
+        tensors = {name: self.pb_utils.get_input_tensor_by_name(request, name) for name in self.args.inputs}
+        # Copied: Triton frees its buffers when `execute` returns.
+        inputs = {name: np.array(tensor.as_numpy()) for name, tensor in tensors.items() if tensor is not None}
+        if _STREAM in inputs and inputs[_STREAM].any():
+            wanted = f"false: this model sends one response; use {self._settings.forward_to} for a stream"
+            raise InvalidInputError(_STREAM, True, wanted)
+        sent: dict[str, Any] = json.loads(request.parameters() or "{}")
+        passed_on = {name: value for name, value in sent.items() if not is_tritons(name)}
+        # The other model gets inputs, so that it must be asked for DESCRIPTION by name.
+        outputs = [DESCRIPTION.name] if description.is_wanted(request) else list(request.requested_output_names())
+        return Call(client, request.request_id(), inputs, outputs, passed_on)
+
+    def start(self, job: Call) -> None:
+        with self._lock:
+            self._calls.add(job)
+            job.task = self._thread.start(self._forward(job))
+
+    def cancel(self, job: Call) -> None:
+        self._end(job, CancelledRequestError("the client cancelled the request"))
+
+    def respond(self, job: Call) -> InferenceResponse:
+        if DESCRIPTION.name in job.answer:
+            described = description.forwarded(job.answer[DESCRIPTION.name][0], self.args.name)
+            job.answer[DESCRIPTION.name] = np.array([described], dtype=object)
+        return self.response(job.answer)
+
+    def load(self) -> float:
+        return len(self._calls)
+
+    def metrics(self) -> Sequence[Metric]:
+        return [Gauge("requests_running", "Requests in flight", lambda: len(self._calls))]
+
+    def steps(self) -> Sequence[StepCounter]:
+        return [self._forwarding]
+
+    def stop(self, timeout_s: float = 5.0) -> None:
         """Let the other model answer the requests in flight within the time, fail the others, then stop."""
-        self._watch.close()
         end = time.monotonic() + timeout_s
         while self._calls and time.monotonic() < end:
             time.sleep(0.01)
         self._probing.cancel()
         self._ticking.cancel()
         for call in list(self._calls):
-            self._cancel(call, unloading())
+            self._end(call, unloading())
         self._thread.close()
-        self._responder.close()
-        self._flusher.close()
-
-    def _submit(self, request: InferenceRequest, sender: ResponseSender) -> None:
-        found = {name: self._pb_utils.get_input_tensor_by_name(request, name) for name in self._input_names}
-        # Copied: Triton frees its buffers when `execute` returns.
-        inputs = {name: np.array(tensor.as_numpy()) for name, tensor in found.items() if tensor is not None}
-        if _STREAM in inputs and inputs[_STREAM].any():
-            wanted = f"false: this model sends one response; use {self._settings.forward_to} for a stream"
-            raise InvalidInputError(_STREAM, True, wanted)
-        given: dict[str, Any] = json.loads(request.parameters() or "{}")
-        parameters = {name: value for name, value in given.items() if not is_tritons(name)}
-        # The other model gets inputs, so that it must be asked for DESCRIPTION by name.
-        outputs = [DESCRIPTION.name] if description.is_wanted(request) else list(request.requested_output_names())
-        call = Call(sender, request.request_id(), inputs, outputs, parameters)
-        with self._lock:
-            self._bound.require(len(self._calls))
-            self._calls.add(call)
-            gone = CancelledRequestError("the client cancelled the request")
-            self._watch.add(call, sender.is_cancelled, partial(self._cancel, call, gone))
-            call.task = self._thread.start(self._forward(call))
 
     async def _forward(self, call: Call) -> None:
-        outcome: Tensors | Exception
         with self._lock:
-            call.started = True
+            call.has_begun = True
         try:
-            if call.failure is not None:
-                raise call.failure
-            outcome = await self._ask(call)
+            if call.error is not None:
+                raise call.error
+            call.answer = await self._ask(call)
         except asyncio.CancelledError:
-            outcome = call.failure or unloading()
+            call.error = call.error or unloading()
         except ModelDiedError:
-            outcome = self._dead()
+            call.error = self._dead()
         except Exception as error:  # noqa: BLE001  whatever happens, the client is answered
-            outcome = error.with_traceback(None)
+            call.error = error.with_traceback(None)
         with self._lock:
             self._calls.remove(call)
-        # On the sending thread: `remove` waits for a check of Triton that runs, and no check may follow the response.
-        before = partial(self._watch.remove, call)
-        if isinstance(outcome, Exception):
-            self._responder.fail(call.sender, outcome, before, call.parameters.get(FORWARDED) is True)
-        else:
-            self._responder.send(call.sender, partial(self._response, call, outcome), call.arrived, before=before)
+        self.done(call)
 
     async def _ask(self, call: Call) -> Tensors:
         # A request to stop has no other input. It finds the request of that id on whichever node that runs.
@@ -170,12 +174,12 @@ class UnaryFront:
         target = self._settings.forward_to
         return await self._client.first(ModelCall(target, inputs, timeout_s, call.outputs, call.parameters, call.name))
 
-    def _cancel(self, call: Call, failure: ShapeshiftError) -> None:
+    def _end(self, call: Call, failure: ShapeshiftError) -> None:
         """End the call here and, through gRPC, in the other model; its client gets `failure`."""
         with self._lock:
-            call.failure = failure
+            call.error = failure
             # A task that is cancelled before its first step would never run, nor answer.
-            if call.started and call.task is not None:
+            if call.has_begun and call.task is not None:
                 call.task.cancel()
 
     async def _tick(self) -> None:
@@ -193,13 +197,13 @@ class UnaryFront:
             try:
                 died = await self._died() if in_flight else None
             except Exception as error:  # noqa: BLE001  without the probe requests would wait for a dead process
-                self._log(f"a probe of {self._settings.forward_to} failed: {type(error).__name__}: {error}")
+                self.log(f"a probe of {self._settings.forward_to} failed: {type(error).__name__}: {error}")
                 continue
             failed = failed + 1 if died is not None else 0
             if died is not None and (isinstance(died, ModelDiedError) or failed >= _FAILED_PROBES):
-                self._log(f"{self._settings.forward_to} does not answer: {len(in_flight)} requests fail ({died})")
+                self.log(f"{self._settings.forward_to} does not answer: {len(in_flight)} requests fail ({died})")
                 for call in in_flight:
-                    self._cancel(call, self._dead())
+                    self._end(call, self._dead())
 
     def _dead(self) -> OverloadedError:
         return OverloadedError(f"model {self._settings.forward_to} has died; retry later")
@@ -208,7 +212,7 @@ class UnaryFront:
         """The error that shows that the other model is dead or stuck, None where it answers."""
         nobody = {_STOP_ID: np.array([uuid.uuid4().hex.encode()], dtype=object)}
         # As if another node had asked: it is this node's model that must answer.
-        probing = {FROM_NODE: self._name}
+        probing = {FROM_NODE: self.args.name}
         call = ModelCall(self._settings.forward_to, nobody, _PROBE_TIMEOUT_S, parameters=probing)
         try:
             await self._client.first(call)
@@ -218,10 +222,3 @@ class UnaryFront:
             # Any other error is an answer: there is no request of that id.
             return None
         return None
-
-    def _response(self, call: Call, outputs: Tensors) -> InferenceResponse:
-        if DESCRIPTION.name in outputs:
-            told = description.forwarded(outputs[DESCRIPTION.name][0], self._name)
-            outputs[DESCRIPTION.name] = np.array([told], dtype=object)
-        tensors = [self._pb_utils.Tensor(name, values) for name, values in outputs.items()]
-        return self._pb_utils.InferenceResponse(output_tensors=tensors)

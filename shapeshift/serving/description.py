@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from shapeshift import __version__
 from shapeshift.serving.model_args import DESCRIPTION, ModelArgs
-from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
-from shapeshift.serving.responses import Responder, SingleResponse, Submit
+from shapeshift.serving.pb_utils import InferenceRequest
 
 EMBEDDING, RERANKING, GENERATION = "embedding", "reranking", "generation"
 TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION = "text_classification", "token_classification"
@@ -109,9 +108,6 @@ def registry_version(entries: Mapping[str, str]) -> str:
     return hashlib.sha256(listed.encode()).hexdigest()[:_VERSION_DIGITS]
 
 
-Describe = Callable[[], Description]
-
-
 def is_wanted(request: InferenceRequest) -> bool:
     """Whether `request` asks for DESCRIPTION: for no other output, or, without any input, among others."""
     outputs = request.requested_output_names()
@@ -121,26 +117,6 @@ def is_wanted(request: InferenceRequest) -> bool:
 def checkpoint_name(parameters: Mapping[str, str]) -> str | None:
     """The checkpoint as the user wrote it, from the parameters in the generated config.pbtxt."""
     return parameters.get("checkpoint_name") or parameters.get("checkpoint") or None
-
-
-def describing(pb_utils: PbUtils, responder: Responder, args: ModelArgs, describe: Describe, submit: Submit) -> Submit:
-    """`submit`, but a request for DESCRIPTION is answered here. It counts as no request in the metrics.
-
-    describe: called on the sending thread, once for each such request.
-    """
-
-    def make() -> InferenceResponse:
-        value = np.array([describe().as_json(args).encode()], dtype=object)
-        shaped = value[:, None] if args.max_batch_size else value
-        return pb_utils.InferenceResponse([pb_utils.Tensor(DESCRIPTION.name, shaped)])
-
-    def submit_or_describe(request: InferenceRequest, sender: ResponseSender) -> None:
-        if is_wanted(request):
-            responder.post([SingleResponse(sender, make)])
-        else:
-            submit(request, sender)
-
-    return submit_or_describe
 
 
 def told(outputs: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

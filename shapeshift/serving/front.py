@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
@@ -37,6 +37,19 @@ def fleet_file() -> Path | None:
 def own_node() -> str:
     """The name of the node that this process belongs to; empty outside a fleet."""
     return os.environ.get(NODE_VARIABLE, "")
+
+
+class Affinity(NamedTuple):
+    """What a node of a fleet should have in memory for a request, and how long it takes to its first token.
+
+    key            what a request should find in memory, such as its adapter; empty: nothing
+    prompt_tokens  of a request, before it is parsed: about how many
+    unread_tokens  prompt tokens of the requests here that have no first token yet. Any thread
+    """
+
+    key: Callable[[InferenceRequest], str]
+    prompt_tokens: Callable[[InferenceRequest], float]
+    unread_tokens: Callable[[], float]
 
 
 class Client(NamedTuple):
@@ -91,9 +104,11 @@ class Front(ABC, Generic[J]):
     """The request parameters that a technique takes beyond `parameters.COMMON`."""
     any_node: ClassVar[bool] = True
     """Whether the same front on another node of a fleet may serve a request."""
-    # What the forwarding between nodes has to know of a front that generates.
-    affinity: Any = None
-    stream, stop_id, id_output = False, "", ""
+    stream: ClassVar[bool] = False
+    """Whether Triton takes several responses to a request; `done` is called for each then, see `GenerateFront`."""
+    # What the forwarding between nodes has to know of a front that generates: names of an input and of an output.
+    stop_id, id_output = "", ""
+    affinity: Affinity | None = None
 
     def __init__(self, pb_utils: PbUtils, args: ModelArgs) -> None:
         self.pb_utils = pb_utils
@@ -103,7 +118,7 @@ class Front(ABC, Generic[J]):
     def begin(self, request_metrics: RequestMetrics) -> None:
         """Take requests from now on, and export the metrics. Raises ShapeshiftError where a fleet cannot be joined."""
         self.request_metrics = request_metrics
-        self.responder = Responder(self.pb_utils, request_metrics, self.log)
+        self.responder = Responder(self.pb_utils, request_metrics, self.log, self.stream)
         self.watch = CancellationWatch(self.log)
         self.peers = _peers(self) if self.any_node and fleet_file() else None
         metrics = [*request_metrics.exported, *self.metrics(), *([] if self.peers is None else self.peers.metrics)]
@@ -127,7 +142,7 @@ class Front(ABC, Generic[J]):
 
     def serve(self, request: InferenceRequest, sender: ResponseSender) -> None:
         """Serve a request here. What this raises is its answer."""
-        given = parameters.parse(request.parameters(), self.takes, self.args.inputs)
+        given = self.read(request)
         self.admit(given)
         job = self.parse(request, given, Client(sender, given.forwarded))
         self.watch.add(job, sender.is_cancelled, partial(self.cancel, job))
@@ -148,6 +163,10 @@ class Front(ABC, Generic[J]):
             self.responder.send(job.client.sender, partial(self.respond, job), job.arrived, answered, before)
 
     # What a technique says and does.
+
+    def read(self, request: InferenceRequest) -> RequestParameters:
+        """The parameters of a request. Raises InvalidInputError."""
+        return parameters.parse(request.parameters(), self.takes, self.args.inputs)
 
     def admit(self, given: RequestParameters) -> None:
         """Raise OverloadedError where any request with these parameters is refused: before work is done for it."""
@@ -171,9 +190,9 @@ class Front(ABC, Generic[J]):
     def answered(self, job: J) -> None:
         """Count what has been answered. Called on the sending thread."""
 
-    @abstractmethod
     def describe(self) -> Description:
-        """What the front is. Called on any thread."""
+        """What the front is. Called on any thread, unless the front overrides `handle`."""
+        raise NotImplementedError
 
     @abstractmethod
     def load(self) -> float:

@@ -170,7 +170,7 @@ class Responder:
                 with_code = error_codes.is_forwarded(request)
                 if not self._decoupled:
                     self.count(error_codes.code_name(error))
-                    return self._error_response(error, with_code)
+                    return self.error_response(error, with_code)
                 self._refusal_slots.acquire()
                 self.fail(response_sender, error, None, with_code, self._refusal_slots.release)
         return None
@@ -203,7 +203,7 @@ class Responder:
 
         before, after: as for `send`, on the thread that sends errors; with_code: see `error_codes.with_code`.
         """
-        make = partial(self._error_response, error, with_code)
+        make = partial(self.error_response, error, with_code)
         ended = partial(self._ended, error_codes.code_name(error), None, after)
         self._errors.post([SingleResponse(response_sender, _preceded(make, before), ended)])
 
@@ -214,7 +214,8 @@ class Responder:
         with self._counting:
             self._metrics.answered[code].add()
 
-    def _error_response(self, error: Exception, with_code: bool) -> InferenceResponse:
+    def error_response(self, error: Exception, with_code: bool) -> InferenceResponse:
+        """See `error_codes.with_code`."""
         make = error_codes.with_code if with_code else error_codes.error_response
         return make(self._pb_utils, error)
 

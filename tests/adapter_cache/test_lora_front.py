@@ -16,16 +16,17 @@ import numpy as np
 import pytest
 import torch
 
-from shapeshift.adapter_cache import prompt_embedding, service
+from shapeshift.adapter_cache import front as lora_front
+from shapeshift.adapter_cache import prompt_embedding
+from shapeshift.adapter_cache.front import LoraFront
 from shapeshift.adapter_cache.lora import grouped_loading
 from shapeshift.adapter_cache.memory import adapter_table, loader
 from shapeshift.adapter_cache.policy.length_prediction import Regressor
 from shapeshift.adapter_cache.registry import store
-from shapeshift.adapter_cache.service import AdapterService
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode import service as decode_service
+from shapeshift.fused_decode import front as decode_front
+from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.engine.speculation import Speculator
-from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 from tests.adapter_cache.lora_models import MIXED, Spec, make_adapter, peft_texts, save_adapter
@@ -35,7 +36,7 @@ from tests.fused_decode.toy import FreeTokens
 from tests.registry_mirror.remote_registry import RemoteRegistry
 from tests.waiting import wait_for
 
-MakeFront = Callable[..., GenerateFront]
+MakeFront = Callable[..., LoraFront]
 PROMPT = "Return the number of"
 COUNT = 12
 
@@ -59,10 +60,10 @@ def make_front(
     small_base: Path, folder: Path, lora_kernels: Path, pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[MakeFront]:
     """A function that starts a front; the fixture closes each front and checks its integrity."""
-    monkeypatch.setattr(service, "_REFRESH_S", 0.05)
-    started: list[GenerateFront] = []
+    monkeypatch.setattr(lora_front, "_REFRESH_S", 0.05)
+    started: list[LoraFront] = []
 
-    def make(kind: str = "CPU", **parameters: object) -> GenerateFront:
+    def make(kind: str = "CPU", **parameters: object) -> LoraFront:
         stated = {
             "checkpoint": small_base,
             "adapters_dir": folder,
@@ -75,22 +76,16 @@ def make_front(
             **parameters,
         }
         given = replace(arguments("generate_lora", **stated), kind=kind)
-        started.append(GenerateFront(pb_utils, given, partial(AdapterService, pb_utils)))
+        started.append(LoraFront(pb_utils, given))
         return started[-1]
 
     yield make
     for front in started:
         front.close()
         front.loop.check_integrity()
-        cache = service_of(front).cache
+        cache = front.adapters.cache
         assert all(not one.users for one in cache.table.all()) and not cache.table.waiting
-        assert front.loop.slots.used == len(front.loop.admission) == len(front._live) == 0
-        assert not service_of(front)._live
-
-
-def service_of(front: GenerateFront) -> AdapterService:
-    assert isinstance(front._service, AdapterService)
-    return front._service
+        assert front.loop.slots.used == len(front.loop.admission) == len(front.live) == 0
 
 
 def asking(name: str | None, text: str = PROMPT, **fields: Any) -> Request:
@@ -147,7 +142,7 @@ def test_as_on_a_gpu_with_and_without_kernels(
     def refused() -> Any:
         raise ModuleNotFoundError("No module named 'triton'")
 
-    monkeypatch.setattr(decode_service.loading, "load_runtime", load_runtime)
+    monkeypatch.setattr(loading, "load_runtime", load_runtime)
     if not has_kernels:
         monkeypatch.setattr(
             grouped_loading, "load", lambda ranks, memory, log: grouped_loading.verified(refused, ranks, memory, log)
@@ -160,7 +155,7 @@ def test_as_on_a_gpu_with_and_without_kernels(
     # Whether the requests above share every step with adapters depends on when each of them joins.
     front.execute([alone := asking(None)])
     assert answer_of(alone)["text_output"] == peft_answers[None]
-    runtime = service_of(front)._runtime
+    runtime = front.adapters.runtime
     assert isinstance(runtime, GraphedModel) and runtime._steps
     assert any(bounds.linears for bounds in runtime._steps) == has_kernels
     assert has_kernels or any(ran)
@@ -171,7 +166,7 @@ def test_an_idle_adapter_stays_unless_caching_is_off(
     make_front: MakeFront, options: dict[str, object], stays: bool
 ) -> None:
     front = make_front(**options)
-    cache, name = service_of(front).cache, next(iter(MIXED))
+    cache, name = front.adapters.cache, next(iter(MIXED))
     for _ in range(2):
         asked = asking(name)
         front.execute([asked])
@@ -189,7 +184,7 @@ def _is_idle(adapter: adapter_table.Adapter, stays: bool) -> bool:
 def test_nothing_is_loaded_before_it_is_asked_for_by_default(
     make_front: MakeFront, options: dict[str, object], loads: bool
 ) -> None:
-    assert (service_of(make_front(**options))._prefetcher is not None) is loads
+    assert (make_front(**options).adapters.prefetcher is not None) is loads
 
 
 @pytest.mark.parametrize("scheduler", ["arrival", "chameleon"])
@@ -246,7 +241,7 @@ def test_a_memory_too_small_for_all_adapters_serves_all_requests(
     for name, request in requests:
         text = answer_of(request)["text_output"]
         assert name not in peft_answers or text == peft_answers[name]
-    cache = service_of(front).cache
+    cache = front.adapters.cache
     assert sum(counter.value for counter in cache.metrics.evictions.values()) > 10
     assert cache.metrics.hits.value + cache.metrics.misses.value == len([name for name in names if name])
 
@@ -272,7 +267,7 @@ def test_a_cache_in_int8_shares_its_memory_with_adapters(
 def test_proposed_tokens_change_no_answer(
     make_front: MakeFront, monkeypatch: pytest.MonkeyPatch, kv_precision: str
 ) -> None:
-    monkeypatch.setattr(decode_service, "Speculator", partial(Speculator, times=FreeTokens()))
+    monkeypatch.setattr(decode_front, "Speculator", partial(Speculator, times=FreeTokens()))
     # The text of a model with random weights repeats itself where few tokens are possible.
     few: dict[str, Any] = {"max_tokens": 40, "logit_bias": json.dumps({str(token): 100 for token in range(40, 45)})}
     fields = [few, {**few, "temperature": 1.0, "seed": 1}, {"max_tokens": 40}]
@@ -314,11 +309,6 @@ def test_metrics_of_adapters(make_front: MakeFront, pb_utils: PbUtils) -> None:
     wait_for(lambda: _metric(pb_utils, "shapeshift_adapter_loaded_bytes_total") > 0)
 
 
-def test_the_deprecated_stacked_ranks_is_ignored(make_front: MakeFront, pb_utils: PbUtils) -> None:
-    make_front(stacked_ranks=64)
-    assert any("stacked_ranks is deprecated" in line for line in pb_utils.Logger.lines)
-
-
 def _metric(pb_utils: PbUtils, name: str, **labels: str) -> float:
     try:
         return pb_utils.metric(name, **labels)
@@ -358,7 +348,7 @@ def test_the_registry_changes_while_requests_run(
     make_front: MakeFront, folder: Path, small_base: Path, tmp_path: Path, peft_answers: dict[str | None, str]
 ) -> None:
     front = make_front()
-    adapters = service_of(front)
+    adapters = front.adapters
     long = asking("small", max_tokens=40, ignore_eos=True, return_num_output_tokens=True)
     front.execute([long])
     store.remove(folder, "small")
@@ -388,7 +378,7 @@ def test_a_check_of_the_registry_that_fails_is_said_and_the_next_one_counts(
         return found
 
     monkeypatch.setattr(front.loop, "wake", lambda: woken.append(len(outcomes)))
-    monkeypatch.setattr(service_of(front).catalogue, "refresh", refresh)
+    monkeypatch.setattr(front.adapters.catalogue, "refresh", refresh)
     wait_for(lambda: not outcomes and bool(woken))
     assert woken == [0], "only a check that found a change asks the loop again"
     said = [line for line in pb_utils.Logger.lines if "the check for changed adapters failed" in line]
@@ -398,8 +388,8 @@ def test_a_check_of_the_registry_that_fails_is_said_and_the_next_one_counts(
 def test_the_memory_of_an_adapter_counts_in_whole_blocks_of_tokens(
     make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = service_of(make_front())
-    block = own._runtime.block_elements
+    own = make_front().adapters
+    block = own.runtime.block_elements
     for elements, tokens in (
         (0, 0),
         (1, 1),
@@ -408,17 +398,7 @@ def test_the_memory_of_an_adapter_counts_in_whole_blocks_of_tokens(
         (block + 1, BLOCK_TOKENS + 1),
     ):
         monkeypatch.setattr(own.cache, "elements", lambda name, elements=elements: elements)
-        assert own._adapter_tokens("small") == tokens
-
-
-def test_adapters_that_run_and_that_requests_wait_for_are_told_apart(make_front: MakeFront) -> None:
-    own = service_of(make_front())
-    states = [("a", 0, False), ("b", None, False), ("c", None, True), ("a", None, False), ("", 1, False)]
-    for number, (label, slot, is_finished) in enumerate(states):
-        request: Any = SimpleNamespace(label=label, slot=slot, is_finished=is_finished)
-        own._live[str(number)] = {number: request}.values()  # type: ignore[assignment]
-    assert own._running_and_waiting() == (["a"], ["a", "b"])
-    own._live.clear()
+        assert own.tokens("small") == tokens
 
 
 def test_bad_entries_change_nothing(
@@ -430,7 +410,7 @@ def test_bad_entries_change_nothing(
     pb_utils: PbUtils,
 ) -> None:
     front = make_front()
-    adapters = service_of(front)
+    adapters = front.adapters
     wrong = make_adapter(tmp_path / "wrong", small_base, Spec(4), base_model_name_or_path="other")
     for name in ("small", "fresh"):
         store.add(folder, name, wrong, pinned=False)
@@ -452,7 +432,7 @@ def test_an_adapter_that_is_added_again_serves_again(
     make_front: MakeFront, folder: Path, mixed_adapters: dict[str, Path], peft_answers: dict[str | None, str]
 ) -> None:
     front = make_front()
-    catalogue = service_of(front).catalogue
+    catalogue = front.adapters.catalogue
     known = {name: catalogue.find(name) for name in ("small", "large")}
     weights = store.entry_folder(folder, store.read(folder)["small"]) / store.FILES[1]
     weights.write_bytes(b"damaged")
@@ -481,11 +461,11 @@ def test_a_registry_at_a_url_is_followed_while_it_serves(
     assert answer_of(request)["text_output"] == peft_answers["small"], "a new node serves what the URL has"
     store.add(folder, "large", mixed_adapters["large"], pinned=False)
     remote.upload(folder)
-    wait_for(lambda: len(service_of(front).catalogue) == len(mixed_adapters))
+    wait_for(lambda: len(front.adapters.catalogue) == len(mixed_adapters))
     request = asking("large")
     front.execute([request])
     assert answer_of(request)["text_output"] == peft_answers["large"]
-    versions = [service_of(made).describe().registry for made in (front, make_front())]
+    versions = [made.describe().registry for made in (front, make_front())]
     assert versions[0] == versions[1], "it is the version of what is served, wherever it comes from"
     remote.break_off(ConnectionError("refused"))
     wait_for(lambda: pb_utils.metric("shapeshift_registry_fetch_failures_total") > 0)
@@ -534,7 +514,7 @@ def test_bad_adapters_are_refused_while_others_are_served(
     pb_utils: PbUtils,
 ) -> None:
     front = make_front(max_rank=200)
-    cache = service_of(front).cache
+    cache = front.adapters.cache
     bad = bad_adapters(small_base, tmp_path)
     for name, (source, _) in bad.items():
         store.add(folder, f"bad_{name}", source, pinned=True)
@@ -550,7 +530,7 @@ def test_bad_adapters_are_refused_while_others_are_served(
         request = asking(f"bad_{name}")
         front.execute([request])
         assert request.refusal()[0] == TritonError.NOT_FOUND
-    assert len(service_of(front).catalogue) == len(peft_answers) - 1
+    assert len(front.adapters.catalogue) == len(peft_answers) - 1
 
 
 @pytest.mark.parametrize("options", [{}, {"native": "false"}])
@@ -593,7 +573,7 @@ def test_a_file_that_is_damaged_before_it_is_loaded(
     for request in (requests[0], requests[2]):
         code, text = request.refusal()
         assert code == TritonError.INTERNAL and "large" in text
-    service_of(front).cache.check_integrity()
+    front.adapters.cache.check_integrity()
 
 
 def test_a_read_error_that_passes_costs_little(
@@ -662,7 +642,7 @@ def test_an_embedding_model_that_does_not_answer_delays_nobody_for_long(
     assert answer_of(first)["text_output"] == peft_answers["small"]
     assert answer_of(stopped)["finish_reason"] == "abort"
     assert [answer_of(other)["text_output"] for other in others] == list(peft_answers.values())
-    log = front._pb_utils.Logger
+    log = front.pb_utils.Logger
     assert isinstance(log, Logger) and sum("without embeddings" in line for line in log.lines) == 1
 
 
@@ -676,14 +656,14 @@ def test_an_adapter_removed_while_its_request_waits_for_an_embedding(
 ) -> None:
     monkeypatch.setattr(prompt_embedding, "_LIMIT_S", 30.0)
     front = make_front(predictor_weights=tmp_path / "weights.npy")
-    cache, before = service_of(front).cache, asking("small")
+    cache, before = front.adapters.cache, asking("small")
     front.execute([before])
     answer_of(before)
     embedding.open.clear()
     request = asking("small")
     front.execute([request])
     store.remove(folder, "small")
-    wait_for(lambda: "small" not in [one.label for one in service_of(front).catalogue.all()])
+    wait_for(lambda: "small" not in [one.label for one in front.adapters.catalogue.all()])
     other = asking(None)
     embedding.open.set()
     front.execute([other])
@@ -704,7 +684,7 @@ def test_an_adapter_larger_than_the_pool(
     store.add(folder, "odd", make_adapter(tmp_path / "odd", small_base, Spec(201)), pinned=False)
     store.add(folder, "fits", make_adapter(tmp_path / "fits", small_base, Spec(128)), pinned=True)
     front = make_front(max_rank=200)
-    assert len(service_of(front).catalogue) == 7
+    assert len(front.adapters.catalogue) == 7
     said = [line for line in pb_utils.Logger.lines if "adapter" in line]
     assert any("huge is refused" in line and "do not fit into adapter_mb (1)" in line for line in said)
     assert any("odd is refused" in line and "max_rank (200)" in line for line in said)
@@ -722,7 +702,7 @@ def test_many_adapters_are_known(make_front: MakeFront, folder: Path, small_base
         content["entries"][f"n{number}"] = {"folder": entry.folder, "sha256": entry.sha256, "pinned": False}
     (folder / "registry.json").write_text(json.dumps(content))
     front = make_front()
-    assert len(service_of(front).catalogue) == 1007
+    assert len(front.adapters.catalogue) == 1007
     requests = [asking(f"n{number}", max_tokens=1) for number in range(0, 1000, 50)]
     front.execute(requests)
     assert len({answer_of(request)["text_output"] for request in requests}) == 1

@@ -504,7 +504,7 @@ def test_large_requests_do_not_delay_small_ones() -> None:
 
 def test_only_the_chosen_scheduler_is_imported() -> None:
     lines = (
-        "import sys, shapeshift.adapter_cache.service",
+        "import sys, shapeshift.adapter_cache.front",
         "from shapeshift.adapter_cache.policy.scheduling import SCHEDULERS",
         "SCHEDULERS['arrival']",
         "print(*sorted(name for name in sys.modules if name.startswith('shapeshift.adapter_cache.policy.')))",

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from client.plan import Settings as ReplaySettings
+from shapeshift.adapter_cache.front import LoraFront
 from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
-from shapeshift.adapter_cache.service import AdapterService
 from shapeshift.adapter_cache.settings import AdapterCacheSettings
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.repository import front_models
@@ -20,8 +20,9 @@ from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSetting
 from shapeshift.cli import main as cli
 from shapeshift.cli.examples import how_to_call
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
-from shapeshift.fused_decode import declarations, service
+from shapeshift.fused_decode import declarations
 from shapeshift.fused_decode import settings as decode_settings
+from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.polymorph.front import TextFront
@@ -168,8 +169,8 @@ def test_request_parameters_are_those_of_the_code() -> None:
     owns = {
         POLYMORPH: TextFront.takes,
         TOKEN_ADAPT: ImageFront.takes,
-        FUSED_DECODE: service.OWN_PARAMETERS,
-        ADAPTER_CACHE: AdapterService.own_parameters,
+        FUSED_DECODE: GenerateFront.takes,
+        ADAPTER_CACHE: LoraFront.takes,
         CASCADE: CascadeFront.takes,
     }
     for page, own in owns.items():

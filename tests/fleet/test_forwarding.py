@@ -19,14 +19,12 @@ from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, ser
 
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError, ShapeshiftError
 from shapeshift.fleet.forwarding.entry import FleetEntry
-from shapeshift.fleet.forwarding.front import Affinity, Front, LocalEntry, open_entry
 from shapeshift.fleet.policy.placement import UNREAD_MARGIN
-from shapeshift.serving import parameters
-from shapeshift.serving.description import GENERATION, Description, describing
-from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE
+from shapeshift.serving.description import GENERATION, Description
+from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE, Affinity, Client, Front
 from shapeshift.serving.metrics import RequestMetrics
 from shapeshift.serving.model_args import ModelArgs
-from shapeshift.serving.responses import Responder, SingleResponse
+from shapeshift.serving.responses import SingleResponse
 from tests import fakes, waiting
 from tests.fleet import fleet_files
 
@@ -39,14 +37,21 @@ def _bytes(text: str) -> np.ndarray:
     return np.array([text.encode()], dtype=object)
 
 
-class FakeFront:
+class FakeFront(Front[Any]):
     """A front that says on which node it is: at once, or once `open` is set. `refusal`: raised instead."""
 
+    takes = ("lora_name",)
+    id_output = ID
+
     def __init__(self, name: str, stream: bool) -> None:
+        config = {"input": [{"name": "text_input"}], "output": [{"name": TEXT}], "max_batch_size": 0}
+        super().__init__(fakes.PbUtils(), ModelArgs("model", Path(), config, {}, "CPU", 0))
+        self.stream = stream  # type: ignore[misc]
+        self.stop_id = "stop_id" if stream else ""
         self.name = name
-        self.pb_utils = fakes.PbUtils()
         self.lines: list[str] = []
-        self.load = self.unread = 0.0
+        self.log = self.lines.append
+        self.waiting = self.unread = 0.0
         self.precision = "f32"
         self.checkpoint = "0123"
         self.served: list[Any] = []
@@ -54,40 +59,47 @@ class FakeFront:
         self.refusal: ShapeshiftError | None = None
         self.open = threading.Event()
         self.open.set()
-        self.responder = Responder(self.pb_utils, RequestMetrics("texts", 8, 0), self.lines.append, decoupled=stream)
-        config = {"input": [{"name": "text_input"}], "output": [{"name": TEXT}], "max_batch_size": 0}
-        self.args = ModelArgs("model", Path(), config, {}, "CPU", 0)
-        self.front = Front(
-            self.pb_utils,
-            self.args,
-            self.responder,
-            self.lines.append,
-            self._serve,
-            lambda: Description(GENERATION, precision=self.precision, checkpoint_version=self.checkpoint),
-            lambda: self.load,
-            stream=stream,
-            stop_id="stop_id" if stream else "",
-            id_output=ID,
-        )
-        self.entry: Any = LocalEntry(self.front)
+        self.begin(RequestMetrics("texts", 8, 0))
+        self.peers: Any
 
     def enter(self, request: Any) -> None:
-        submit = describing(self.pb_utils, self.responder, self.args, self.entry.describe, self.entry.submit)
-        fakes.send_returned([request], self.responder.start([request], submit))
+        fakes.send_returned([request], self.execute([request]))
 
     def ask(self, parameters: dict[str, Any] | None = None, **inputs: Any) -> fakes.Request:
-        request = fakes.Request((TEXT, ID), parameters, "mine", decoupled=self.front.stream, **inputs)
+        request = fakes.Request((TEXT, ID), parameters, "mine", decoupled=self.stream, **inputs)
         self.enter(request)
         return request
 
-    def _serve(self, request: Any, sender: Any) -> None:
-        given = parameters.parse(request.parameters(), ("forwarded", "lora_name"))
+    def parse(self, request: Any, given: Any, client: Client) -> Any:
         self.asked += 1
         if self.refusal is not None:
             raise self.refusal
         self.served.append((request, given))
-        pieces = [f"{self.name}-{number}" for number in range(3 if self.front.stream else 1)]
-        threading.Thread(target=self._answer, args=(request, sender, pieces), daemon=True).start()
+        pieces = [f"{self.name}-{number}" for number in range(3 if self.stream else 1)]
+        return partial(self._answer, request, client.sender, pieces)
+
+    def start(self, job: Any) -> None:
+        # It sends its responses by itself.
+        self.watch.remove(job)
+        threading.Thread(target=job, daemon=True).start()
+
+    def describe(self) -> Description:
+        return Description(GENERATION, precision=self.precision, checkpoint_version=self.checkpoint)
+
+    def load(self) -> float:
+        return self.waiting
+
+    def cancel(self, job: Any) -> None: ...
+
+    def respond(self, job: Any) -> Any: ...
+
+    def metrics(self) -> list[Any]:
+        return []
+
+    def steps(self) -> list[Any]:
+        return []
+
+    def stop(self) -> None: ...
 
     def _answer(self, request: Any, sender: Any, pieces: list[str]) -> None:
         for number, piece in enumerate(pieces):
@@ -180,26 +192,27 @@ class Fleet:
         patched.setenv(FLEET_FILE_VARIABLE, str(file))
         for name, front in self.fronts.items():
             patched.setenv(NODE_VARIABLE, name)
-            front.entry = FleetEntry(front.front, PERIOD_S)
+            front.peers = FleetEntry(front, PERIOD_S)
         self.a, self.b = self.fronts["a"], self.fronts["b"]
         wait_for(lambda: {*self.loads(), "a"} == {*names})
 
     def loads(self) -> dict[str, float]:
         """What a knows of the others."""
-        return self.a.entry._peers.loads()
+        return self.a.peers._peers.loads()
 
     def busy(self, load: float = 10.0) -> None:
         """Let a have so much work that its requests go to b."""
-        self.a.load = load
+        self.a.waiting = load
 
     def close(self) -> None:
         for front in self.fronts.values():
             front.open.set()
-            front.entry.close()
+            front.peers.close()
+            front.peers = None
         for node in self.nodes.values():
             node.close()
         for front in self.fronts.values():
-            front.responder.close()
+            front.close()
 
 
 @pytest.fixture(params=[False, True], ids=["unary", "stream"])
@@ -231,7 +244,7 @@ def code(request: fakes.Request) -> int:
 
 
 def on(node: str, fleet: Fleet) -> list[str]:
-    return [f"{node}-{number}" for number in range(3 if fleet.a.front.stream else 1)]
+    return [f"{node}-{number}" for number in range(3 if fleet.a.stream else 1)]
 
 
 def test_a_request_stays_where_there_is_little_work(fleet: Fleet) -> None:
@@ -242,16 +255,16 @@ def test_a_request_stays_where_there_is_little_work(fleet: Fleet) -> None:
 def test_a_request_goes_to_the_node_with_less_work_and_no_further(fleet: Fleet) -> None:
     fleet.busy()
     # Node b has more work yet: what another node has passed on is served.
-    fleet.b.load = 5.0
+    fleet.b.waiting = 5.0
     wait_for(lambda: fleet.loads() == {"b": 5.0})
-    fleet.b.entry._choose = lambda request: (
+    fleet.b.peers._choose = lambda request: (
         pytest.fail("passed on twice") if "from_node" not in request.parameters() else "b"
     )
     assert texts(fleet.a.ask({"latency_ms": 50, "binary_data": True}, text_input=_bytes("x"))) == on("b", fleet)
     ((request, given),) = fleet.b.served
     assert request.tensors["text_input"].as_numpy().tolist() == [b"x"]
     assert (given.latency_ms, given.from_node) == (50, "a")
-    assert fleet.a.entry._passed_on.each()[0].value == 1
+    assert fleet.a.peers._passed_on.each()[0].value == 1
 
 
 def test_what_was_passed_on_counts_until_the_node_says_so_itself(fleet: Fleet) -> None:
@@ -259,12 +272,12 @@ def test_what_was_passed_on_counts_until_the_node_says_so_itself(fleet: Fleet) -
     fleet.b.open.clear()
     asked = [fleet.a.ask(text_input=_bytes("x")) for _ in range(3)]
     wait_for(lambda: len(fleet.b.served) == 3)
-    assert fleet.a.entry._peers._passed_on["b"] == 3
+    assert fleet.a.peers._peers._passed_on["b"] == 3
     fleet.b.open.set()
     for request in asked:
         assert texts(request) == on("b", fleet)
-    wait_for(lambda: not fleet.a.entry._relays)
-    assert fleet.a.entry._peers._passed_on["b"] == 0
+    wait_for(lambda: not fleet.a.peers._relays)
+    assert fleet.a.peers._peers._passed_on["b"] == 0
     wait_for(lambda: fleet.loads() == {"b": 0.0})
 
 
@@ -321,7 +334,7 @@ def test_a_cancelled_request_is_cancelled_on_its_node(streams: Fleet) -> None:
     request.sender.cancelled = True
     assert code(request) == fakes.TritonError.CANCELLED
     wait_for(lambda: streams.nodes["b"].cancelled == 1)
-    assert not streams.a.entry._relays
+    assert not streams.a.peers._relays
 
 
 def test_a_request_to_stop_goes_where_the_request_is(streams: Fleet) -> None:
@@ -353,7 +366,7 @@ def test_a_request_to_stop_that_reaches_another_node_finds_its_request(
         assert request.tensors["stop_id"].as_numpy().tolist() == [b"yours"]
         assert given.from_node == "a"
         assert (a.asked, b.asked, c.asked) == (1, 1, 1)
-        wait_for(lambda: not a.entry._relays)
+        wait_for(lambda: not a.peers._relays)
     finally:
         fleet.close()
 
@@ -366,7 +379,7 @@ def test_a_request_to_stop_that_nobody_has_is_not_found_after_one_round(streams:
     assert code(streams.a.ask({"from_node": "b"}, stop_id=_bytes("yours"))) == fakes.TritonError.NOT_FOUND
     assert code(streams.a.ask(text_input=_bytes("x"))) == fakes.TritonError.NOT_FOUND
     assert streams.b.asked == 1
-    assert not streams.a.entry._relays
+    assert not streams.a.peers._relays
 
 
 @pytest.mark.parametrize(
@@ -390,10 +403,10 @@ def test_a_node_that_no_longer_answers_is_given_up(fleet: Fleet) -> None:
     fleet.b.open.clear()
     request = fleet.a.ask(text_input=_bytes("x"))
     wait_for(lambda: fleet.b.served)
-    held = fleet.b.entry.describe
+    held = fleet.b.peers.describe
     waiting_here = threading.Event()
-    fleet.b.entry.describe = lambda: waiting_here.wait(30) and held()
-    if fleet.a.front.stream:
+    fleet.b.peers.describe = lambda: waiting_here.wait(30) and held()
+    if fleet.a.stream:
         assert code(request) == fakes.TritonError.UNAVAILABLE
     else:
         # It had not begun.
@@ -406,14 +419,14 @@ def test_a_front_that_closes_answers_what_others_serve(fleet: Fleet) -> None:
     fleet.b.open.clear()
     request = fleet.a.ask(text_input=_bytes("x"))
     wait_for(lambda: fleet.b.served)
-    fleet.a.entry.close()
+    fleet.a.peers.close()
     assert code(request) == fakes.TritonError.UNAVAILABLE
 
 
 def test_a_key_chooses_the_node(fleet: Fleet) -> None:
     for front in fleet.fronts.values():
         _with_affinity(front)
-    wait_for(lambda: fleet.a.entry._peers.unread_tokens() == {"b": 0.0})
+    wait_for(lambda: fleet.a.peers._peers.unread_tokens() == {"b": 0.0})
     found = {name: texts(fleet.a.ask({"lora_name": name}, text_input=_bytes("x")))[0][0] for name in "klmnopqrst"}
     assert {*found.values()} == {"a", "b"}
     assert found == {name: texts(fleet.a.ask({"lora_name": name}, text_input=_bytes("x")))[0][0] for name in found}
@@ -423,13 +436,13 @@ def test_a_key_leaves_a_node_with_much_to_read(fleet: Fleet) -> None:
     for front in fleet.fronts.values():
         _with_affinity(front)
     ask = lambda name: texts(fleet.a.ask({"lora_name": name}, text_input=_bytes("x")))[0][0]  # noqa: E731
-    wait_for(lambda: fleet.a.entry._peers.unread_tokens() == {"b": 0.0})
+    wait_for(lambda: fleet.a.peers._peers.unread_tokens() == {"b": 0.0})
     of_a = next(name for name in "klmnopqrst" if ask(name) == "a")
     fleet.a.unread = UNREAD_MARGIN
     assert ask(of_a) == "b"
     # What b tells counts, and what was passed on to it since.
     fleet.b.unread = 1.0
-    wait_for(lambda: fleet.a.entry._peers.unread_tokens() == {"b": 1.0})
+    wait_for(lambda: fleet.a.peers._peers.unread_tokens() == {"b": 1.0})
     assert ask(of_a) == "a"
     fleet.a.unread = UNREAD_MARGIN + 1
     assert ask(of_a) == "b"
@@ -438,8 +451,8 @@ def test_a_key_leaves_a_node_with_much_to_read(fleet: Fleet) -> None:
 def test_a_prompt_that_was_passed_on_counts_until_the_node_tells(fleet: Fleet) -> None:
     for front in fleet.fronts.values():
         _with_affinity(front)
-    wait_for(lambda: fleet.a.entry._peers.unread_tokens() == {"b": 0.0})
-    peers = fleet.a.entry._peers
+    wait_for(lambda: fleet.a.peers._peers.unread_tokens() == {"b": 0.0})
+    peers = fleet.a.peers._peers
     peers._poll.close()
     known = peers.unread_tokens()["b"]
     fleet.busy()
@@ -450,21 +463,11 @@ def test_a_prompt_that_was_passed_on_counts_until_the_node_tells(fleet: Fleet) -
 def _with_affinity(front: FakeFront) -> None:
     key: Callable[[Any], str] = lambda request: json.loads(request.parameters() or "{}").get("lora_name", "")  # noqa: E731
     size: Callable[[Any], float] = lambda request: len(request.inputs()[0].as_numpy()[0])  # noqa: E731
-    object.__setattr__(front.front, "affinity", Affinity(key, size, lambda: front.unread))
-
-
-def test_outside_a_fleet_a_front_serves_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(FLEET_FILE_VARIABLE, raising=False)
-    front = FakeFront("a", False)
-    entry = open_entry(front.front)
-    assert entry.submit == front.front.serve and entry.describe == front.front.describe
-    front.responder.close()
+    front.affinity = Affinity(key, size, lambda: front.unread)
 
 
 def test_a_node_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FLEET_FILE_VARIABLE, str(tmp_path / "fleet.toml"))
     monkeypatch.delenv(NODE_VARIABLE, raising=False)
-    front = FakeFront("a", False)
     with pytest.raises(InvalidInputError, match=NODE_VARIABLE):
-        open_entry(front.front)
-    front.responder.close()
+        FakeFront("a", False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,8 +53,8 @@ def pb_utils() -> PbUtils:
 @pytest.fixture
 def make_front(tmp_path: Path, toy: ToyRuntime, pb_utils: PbUtils) -> Iterator[MakeFront]:
     """A function that starts a front over the toy; every front is closed and checked when the test ends."""
+    from shapeshift.fused_decode import loading
     from shapeshift.fused_decode.front import GenerateFront
-    from shapeshift.fused_decode.service import DecodeService
     from tests.fused_decode.fronts import arguments
     from tests.fused_decode.toy import save_tokenizer
 
@@ -62,11 +62,8 @@ def make_front(tmp_path: Path, toy: ToyRuntime, pb_utils: PbUtils) -> Iterator[M
 
     def make(**parameters: object) -> GenerateFront:
         stated = {"max_length": toy.max_length, "checkpoint": save_tokenizer(tmp_path / "toy"), **parameters}
-        started.append(
-            GenerateFront(
-                pb_utils, arguments("generate", **stated), partial(DecodeService, load_runtime=lambda *_: toy)
-            )
-        )
+        args = arguments("generate", **stated)
+        started.append(GenerateFront(pb_utils, args, loading.load(args, pb_utils.Logger.log_info, lambda *_: toy)))
         return started[-1]
 
     yield make
@@ -74,4 +71,4 @@ def make_front(tmp_path: Path, toy: ToyRuntime, pb_utils: PbUtils) -> Iterator[M
     for front in started:
         front.close()
         front.loop.check_integrity()
-        assert front.loop.slots.used == len(front.loop.admission) == len(front._live) == len(front._watch) == 0
+        assert front.loop.slots.used == len(front.loop.admission) == len(front.live) == len(front.watch) == 0

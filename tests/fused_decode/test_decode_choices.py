@@ -129,7 +129,7 @@ def test_a_failed_choice_ends_the_others(make_front: MakeFront, toy: ToyRuntime,
     code, text = wide.refusal()
     assert code == TritonError.UNAVAILABLE and text.startswith("queue_requests: 3 requests wait")
     answer_of(first)
-    wait_for(lambda: not front._live)
+    wait_for(lambda: not front.live)
     front.close()
     assert pb_utils.metric("shapeshift_requests_total", code="UNAVAILABLE") == 1
     assert pb_utils.metric("shapeshift_requests_total", code="OK") == 1
@@ -211,7 +211,7 @@ def test_a_beam_search_that_is_stopped_gives_its_beams(make_front: MakeFront, to
     front = make_front()
     request = ask("abc", request_id="me", num_beams=3, max_tokens=60, return_finish_reason=True)
     front.execute([request])
-    wait_for(lambda: any(one.generated == 3 for one in front._live.get("me", ())))
+    wait_for(lambda: any(one.generated == 3 for one in front.live))
     front.execute([ask(None, stop_id="me")])
     toy.pace.release(100)
     values = values_of(request.sender.answer())

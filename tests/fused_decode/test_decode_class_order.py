@@ -78,7 +78,7 @@ def test_requests_get_slots_by_their_classes(make_front: MakeFront, toy: ToyRunt
     toy.open.set()
     for request in requests:
         answer_of(request)
-    wait_for(lambda: not front._live)
+    wait_for(lambda: not front.live)
     names = [name for name in admitted if name in classes]
     assert names.index("urgent") < names.index("plain") < names.index("other") < names.index("batch")
 

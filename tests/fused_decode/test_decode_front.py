@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
-from shapeshift.fused_decode.request import Request as LiveRequest
 from shapeshift.serving import responses
 from tests.fakes import FINAL, PbUtils, Request, TritonError, values_of
 from tests.fused_decode.fronts import OUTPUTS, MakeFront, answer_of, ask, text_of
@@ -101,7 +100,7 @@ def test_text_for_a_slow_client_is_merged(make_front: MakeFront, toy: ToyRuntime
     toy.pace = threading.Semaphore(1)
     front = make_front()
     front.execute([request])
-    ((live,),) = front._live.values()
+    (live,) = front.live
     assert held.wait(120)
     toy.pace.release(39)
     wait_for(lambda: live.is_finished)
@@ -323,8 +322,8 @@ def test_no_request_is_watched_once_its_last_response_is_sent(make_front: MakeFr
 
     def send(request: Request, response: Any, flags: int = 0) -> None:
         if flags == FINAL:
-            kept = [one for one in list(front._watch._watched) if isinstance(one, LiveRequest)]
-            watched.extend(one.id for one in kept if one.id == request.request_id())
+            jobs: list[Any] = list(front.watch._watched)
+            watched.extend(one.id for job in jobs for one in job.requests if one.id == request.request_id())
         own_send[request](response, flags)
 
     own_send = {request: request.sender.send for request in requests}
@@ -342,10 +341,10 @@ def test_a_response_that_cannot_be_sent_ends_the_request(make_front: MakeFront, 
     lost.sender._fail = RuntimeError("gone")
     toy.pace = threading.Semaphore(2)
     front.execute([lost, stays])
-    wait_for(lambda: front.loop._terminations._demanded or "lost" not in front._live)
+    wait_for(lambda: front.loop._terminations._demanded or "lost" not in [one.id for one in front.live])
     toy.pace.release(100)
     stays.sender.stream()
-    wait_for(lambda: not front._live)
+    wait_for(lambda: not front.live)
     assert front.loop.metrics.generated_tokens.value < 120
 
 

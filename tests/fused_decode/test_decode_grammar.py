@@ -107,7 +107,7 @@ def test_an_invalid_grammar_costs_no_other(make_front: MakeFront, toy: ToyRuntim
     front.execute([both, good])
     assert both.refusal()[1] == "min_tokens: got 3; 0 with structured_outputs"
     assert answer_of(good)["text_output"] == toy.text(ids("first"), 8)
-    wait_for(lambda: not front._live)
+    wait_for(lambda: not front.live)
 
 
 def test_a_grammar_that_takes_too_long_costs_no_other(
@@ -285,7 +285,7 @@ def test_without_llguidance(make_front: MakeFront, monkeypatch: pytest.MonkeyPat
     front.execute([request])
     code, text = request.refusal()
     assert code == TritonError.UNSUPPORTED and text.startswith("structured_outputs: this server lacks llguidance")
-    wait_for(lambda: not front._live)
+    wait_for(lambda: not front.live)
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "byte fallback", "unigram"])

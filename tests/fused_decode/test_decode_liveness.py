@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +13,6 @@ import torch
 from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.interfaces import StepBatch
-from shapeshift.fused_decode.service import DecodeService
 from shapeshift.fused_decode.unary import UnaryFront
 from tests.fakes import PbUtils, as_served
 from tests.fused_decode.fake_client import FakeClient
@@ -54,7 +52,8 @@ def pb_utils() -> PbUtils:
 @pytest.fixture
 def front(tmp_path: Path, toy: SlowToy, pb_utils: PbUtils) -> Iterator[GenerateFront]:
     stated = {"max_length": toy.max_length, "checkpoint": save_tokenizer(tmp_path / "toy")}
-    made = GenerateFront(pb_utils, arguments("generate", **stated), partial(DecodeService, load_runtime=lambda *_: toy))
+    args = arguments("generate", **stated)
+    made = GenerateFront(pb_utils, args, loading.load(args, pb_utils.Logger.log_info, lambda *_: toy))
     yield made
     toy.open.set()
     made.close()

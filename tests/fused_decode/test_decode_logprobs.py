@@ -194,7 +194,7 @@ def test_a_preempted_request_has_each_logprob_once(make_front: MakeFront, toy: T
     front = make_front(prefill_tokens=4)
     request: Request = ask("hello world", max_tokens=6, logprobs=0, prompt_logprobs=0, return_token_ids=True)
     front.execute([request])
-    ((live,),) = front._live.values()
+    (live,) = front.live
     asked: list[Any] = []
     squash = front.loop.admission.squash
 
@@ -232,10 +232,10 @@ def test_the_first_response_of_a_stream_has_them_all(
     flags: dict[str, Any] = {"return_num_output_tokens": True, "stream": True}
     request = ask(None, text_input=prompts, n=2, prompt_logprobs=0, max_tokens=9, temperature=0.0, **flags)
     front.execute([request])
-    (live,) = front._live.values()
+    live = front.live
     toy.pace.release(4)
     wait_for(lambda: live[1].generated >= 2)
-    assert not live[0].generated and live[0].response.next_response() is None
+    assert not live[0].generated and live[0].job.next_response() is None
     toy.pace.release(100)
     first, *others = [values_of(response) for response in request.sender.stream()]
     assert [len(json.loads(own)) for own in first["prompt_logprobs"]] == [*map(len, prompts)]

@@ -180,7 +180,7 @@ def alone(folder: Path, kernel_cache: Path) -> Iterator[Answers]:
 
 
 def model_of(front: GenerateFront) -> TensorParallelModel:
-    found = front._service.loaded.runtime
+    found = front.loaded.runtime
     assert isinstance(found, TensorParallelModel)
     return found
 

@@ -7,7 +7,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +14,8 @@ from typing import Any
 import pytest
 
 from shapeshift.errors import InvalidInputError, OverloadedError
-from shapeshift.fused_decode import unary
+from shapeshift.fused_decode import loading, unary
 from shapeshift.fused_decode.front import GenerateFront
-from shapeshift.fused_decode.service import DecodeService
 from shapeshift.fused_decode.unary import UnaryFront
 from shapeshift.serving import responses
 from shapeshift.triton.async_client import ModelCall, Tensors
@@ -47,14 +45,13 @@ def client(pb_utils: PbUtils) -> FakeClient:
 def generate(tmp_path: Path, toy: ToyRuntime) -> Iterator[GenerateFront]:
     """The model that generates, with its own fake of Triton."""
     stated = {"max_length": toy.max_length, "checkpoint": save_tokenizer(tmp_path / "toy")}
-    front = GenerateFront(
-        PbUtils(), arguments("generate", **stated), partial(DecodeService, load_runtime=lambda *_: toy)
-    )
+    args = arguments("generate", **stated)
+    front = GenerateFront(PbUtils(), args, loading.load(args, PbUtils().Logger.log_info, lambda *_: toy))
     yield front
     toy.open.set()
     front.close()
     front.loop.check_integrity()
-    assert front.loop.slots.used == len(front._live) == 0
+    assert front.loop.slots.used == len(front.live) == 0
 
 
 @pytest.fixture
@@ -72,7 +69,7 @@ def make_front(
     toy.open.set()
     for front in started:
         front.close()
-        assert not front._calls and len(front._watch) == 0
+        assert not front._calls and len(front.watch) == 0
 
 
 def plain(*arguments: Any, **given: Any) -> Any:
@@ -191,7 +188,7 @@ def test_a_request_cancelled_before_its_task_has_begun(
     request = plain(max_tokens=60)
     front.execute([request])
     request.sender.cancelled = True
-    wait_for(lambda: all(call.failure for call in front._calls))
+    wait_for(lambda: all(call.error for call in front._calls))
     release.set()
     assert request.refusal()[0] == TritonError.CANCELLED
     assert client.calls == [], "the other model never saw it"
@@ -253,7 +250,8 @@ def test_close_answers_what_is_in_flight(pb_utils: PbUtils, client: FakeClient, 
     front = as_served(UnaryFront(pb_utils, arguments("generate_unary"), client))
     requests = [plain() for _ in range(3)]
     front.execute(requests)
-    front.close(timeout_s=0.1)
+    front.stop(timeout_s=0.1)
+    front.close()
     for request in requests:
         assert request.refusal()[0] == TritonError.UNAVAILABLE
 
@@ -267,7 +265,7 @@ def test_stop_id_ends_requests_of_both_models(
     there = ask(request_id="theirs", max_tokens=50, return_finish_reason=True)
     front.execute([here])
     generate.execute([there])
-    wait_for(lambda: len(generate._live) == 2)
+    wait_for(lambda: len(generate.live) == 2)
     stops = [plain(None, stop_id="mine"), plain(None, stop_id="theirs")]
     front.execute(stops)
     assert [answer_of(stop) for stop in stops] == [{"text_output": ""}] * 2
@@ -294,7 +292,7 @@ def test_a_stop_of_its_own_id_and_of_two_requests(
     front = make_front()
     twins = [plain(request_id="mine", max_tokens=50, return_finish_reason=True) for _ in range(2)]
     front.execute(twins)
-    wait_for(lambda: len(generate._live.get("mine", ())) == 2)
+    wait_for(lambda: [one.id for one in generate.live] == ["mine"] * 2)
     stop = plain(None, stop_id="mine", request_id="mine")
     front.execute([stop])
     assert answer_of(stop) == {"text_output": ""}
@@ -354,7 +352,7 @@ def test_no_request_is_watched_once_its_response_is_sent(make_front: Callable[..
         send = request.sender.send
 
         def check(response: Any, flags: int = 0, send: Callable[..., None] = send) -> None:
-            watched.append(len(front._watch))
+            watched.append(len(front.watch))
             send(response, flags)
 
         request.sender.send = check

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from shapeshift import __version__
-from shapeshift.errors import InvalidInputError
 from shapeshift.serving import description
-from shapeshift.serving.description import Description, describing, told
-from shapeshift.serving.metrics import RequestMetrics
+from shapeshift.serving.description import Description, told
 from shapeshift.serving.model_args import ModelArgs
-from shapeshift.serving.responses import Responder
-from tests.fakes import PbUtils, Request, send_returned, text_request
+from tests.fakes import Request, text_request
 
 OUTPUTS = ("EMBEDDING", "DESCRIPTION")
 NO_INPUT: dict[str, tuple[Request, bool]] = {
@@ -39,21 +35,10 @@ def args(max_batch_size: int) -> ModelArgs:
     return ModelArgs("m", Path(), {"max_batch_size": max_batch_size, "output": outputs}, {}, "CPU", 0, "3")
 
 
-@pytest.mark.parametrize(("max_batch_size", "shape"), [(0, (1,)), (64, (1, 1))])
-def test_facts_that_do_not_apply_are_left_out(max_batch_size: int, shape: tuple[int, ...]) -> None:
-    pb_utils = PbUtils()
-    responder = Responder(pb_utils, RequestMetrics("texts", 8, 0), lambda text: None)
-
-    def submit(request: Any, sender: Any) -> None:
-        raise InvalidInputError("inputs", "none", "TEXT")
-
+@pytest.mark.parametrize("max_batch_size", [0, 64])
+def test_facts_that_do_not_apply_are_left_out(max_batch_size: int) -> None:
     made = Description(description.EMBEDDING, embedding_size=8, pairs=False)
-    enter = describing(pb_utils, responder, args(max_batch_size), lambda: made, submit)
-    asked, other = Request(OUTPUTS), Request(OUTPUTS[:1])
-    send_returned([asked, other], responder.start([asked, other], enter))
-    found = asked.vectors("DESCRIPTION")
-    assert found.shape == shape
-    assert json.loads(found.item()) == {
+    assert json.loads(made.as_json(args(max_batch_size))) == {
         "kind": "embedding",
         "model": "m",
         "version": "3",
@@ -63,21 +48,6 @@ def test_facts_that_do_not_apply_are_left_out(max_batch_size: int, shape: tuple[
         "embedding_size": 8,
         "pairs": False,
     }
-    assert other.refusal()[1] == "inputs: got 'none'; TEXT"
-    responder.close()
-
-
-def test_a_description_that_cannot_be_made_is_an_error() -> None:
-    pb_utils = PbUtils()
-    responder = Responder(pb_utils, RequestMetrics("texts", 8, 0), lambda text: None)
-
-    def fail() -> Description:
-        raise InvalidInputError("tasks", 1, "none")
-
-    asked = Request(OUTPUTS)
-    responder.start([asked], describing(pb_utils, responder, args(0), fail, lambda *_: None))
-    assert asked.refusal()[1] == "tasks: got 1; none"
-    responder.close()
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1)])

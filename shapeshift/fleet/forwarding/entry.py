@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from shapeshift.errors import CancelledRequestError, InvalidInputError, ModelGoneError, NotFoundError
-from shapeshift.fleet.forwarding.front import Front
 from shapeshift.fleet.forwarding.held_request import HeldRequest
 from shapeshift.fleet.forwarding.peers import Peers
 from shapeshift.fleet.forwarding.relay import Relay
@@ -22,7 +21,7 @@ from shapeshift.serving import error_codes
 from shapeshift.serving.bounds import unloading
 from shapeshift.serving.cancellations import CancellationWatch
 from shapeshift.serving.description import Description
-from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE, fleet_file, own_node
+from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE, Front, fleet_file, own_node
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counters, Gauge, Metric
 from shapeshift.serving.parameters import FROM_NODE, is_tritons
@@ -40,7 +39,7 @@ class FleetEntry:
     served here too. Raises ShapeshiftError for a fleet file that cannot be read.
     """
 
-    def __init__(self, front: Front, period_s: float = LOOK_S) -> None:
+    def __init__(self, front: Front[Any], period_s: float = LOOK_S) -> None:
         file, self._own = fleet_file(), own_node()
         if file is None or not self._own:
             allowed = f"the name of this node, beside {FLEET_FILE_VARIABLE}"

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from shapeshift.errors import EngineError
-from shapeshift.fleet.forwarding.front import Front
 from shapeshift.fleet.membership.open import open_membership
 from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.fleet.policy.placement import LOOK_S
 from shapeshift.fleet.polling import NodePoll
 from shapeshift.serving.description import told
+from shapeshift.serving.front import Front
 from shapeshift.serving.model_args import DESCRIPTION, ModelArgs
 from shapeshift.triton.async_client import AsyncClient, ModelCall
 
@@ -50,7 +50,7 @@ class Peers:
     A node whose front is another one (checkpoint, precision, outputs) is not used, and logged by name.
     """
 
-    def __init__(self, front: Front, file: Path, own: str, clients: NodeClients, period_s: float = LOOK_S) -> None:
+    def __init__(self, front: Front[Any], file: Path, own: str, clients: NodeClients, period_s: float = LOOK_S) -> None:
         self._front = front
         self._period_s = period_s
         self._inputs = _placeholder(front.args)

@@ -10,14 +10,15 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from shapeshift.errors import EngineError, ShapeshiftError, TimedOutError
-from shapeshift.fleet.forwarding.front import Front
 from shapeshift.fleet.forwarding.held_request import HeldRequest
 from shapeshift.serving import error_codes
 from shapeshift.serving.bounds import unloading
+from shapeshift.serving.front import Front
 from shapeshift.serving.pb_utils import InferenceResponse, ResponseSender
 from shapeshift.serving.responses import Make
 from shapeshift.triton.async_client import AsyncClient, ModelCall, Tensors
@@ -35,7 +36,7 @@ class Relay:
 
     def __init__(
         self,
-        front: Front,
+        front: Front[Any],
         held: HeldRequest,
         node: str,
         parameters: dict[str, object],
