@@ -2,33 +2,22 @@
 
 import sys
 
-import triton_python_backend_utils as pb_utils
+import triton_python_backend_utils
 
-from shapeshift.errors import ShapeshiftError
-from shapeshift.serving import model_args
-from shapeshift.serving.pb_utils import InferenceRequest, ModelConfig, Returned
+from shapeshift.serving.front import EntryPoint
+from shapeshift.serving.model_args import ModelArgs
 from shapeshift.token_adapt import settings
 from shapeshift.token_adapt.front import ImageFront
 
 
-class TritonPythonModel:
-    """Classifies images; responses go through response senders."""
+class TritonPythonModel(EntryPoint):
+    """Classifies images."""
 
-    @staticmethod
-    def auto_complete_config(config: ModelConfig) -> ModelConfig:
-        return model_args.auto_complete(pb_utils, config, settings.signature)
+    pb_utils = triton_python_backend_utils
+    front = ImageFront
+    signature = staticmethod(settings.signature)
 
-    def initialize(self, args: dict[str, str]) -> None:
+    def open(self, args: ModelArgs) -> ImageFront:
         # How long the executor waits for decoding and response threads to release the interpreter, in seconds.
         sys.setswitchinterval(0.0005)
-        try:
-            self._front = ImageFront(pb_utils, model_args.read(args))
-        except ShapeshiftError as error:
-            raise pb_utils.TritonModelException(str(error)) from error
-
-    def execute(self, requests: list[InferenceRequest]) -> Returned:
-        return self._front.execute(requests)
-
-    def finalize(self) -> None:
-        self._front.close()
-        model_args.skip_last_collections()
+        return ImageFront(self.pb_utils, args)

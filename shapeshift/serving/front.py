@@ -13,14 +13,22 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from shapeshift.serving import description, parameters
+from shapeshift.errors import ShapeshiftError
+from shapeshift.serving import description, model_args, parameters
 from shapeshift.serving.cancellations import CancellationWatch
 from shapeshift.serving.description import Description
 from shapeshift.serving.liveness import Liveness, StepCounter
 from shapeshift.serving.metrics import Metric, MetricsFlusher, RequestMetrics
-from shapeshift.serving.model_args import DESCRIPTION, ModelArgs, model_log
+from shapeshift.serving.model_args import DESCRIPTION, ModelArgs, Signature, model_log
 from shapeshift.serving.parameters import RequestParameters
-from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender, Returned
+from shapeshift.serving.pb_utils import (
+    InferenceRequest,
+    InferenceResponse,
+    ModelConfig,
+    PbUtils,
+    ResponseSender,
+    Returned,
+)
 from shapeshift.serving.responses import Responder, SingleResponse
 
 FLEET_FILE_VARIABLE = "SHAPESHIFT_FLEET"
@@ -198,13 +206,13 @@ class Front(ABC, Generic[J]):
     def load(self) -> float:
         """Requests, or rows of them, that wait or run here."""
 
-    @abstractmethod
     def metrics(self) -> Sequence[Metric]:
         """What is exported beside the metrics of requests."""
+        return ()
 
-    @abstractmethod
     def steps(self) -> Sequence[StepCounter]:
-        """The steps of the technique's threads."""
+        """The steps of the technique's threads, whose stalls are to be noticed."""
+        return ()
 
     @abstractmethod
     def stop(self) -> None:
@@ -235,6 +243,43 @@ class Front(ABC, Generic[J]):
     def _all_steps(self) -> Sequence[StepCounter]:
         peers = [] if self.peers is None else self.peers.steps
         return [*self.responder.steps, *self.steps(), *peers]
+
+
+class EntryPoint:
+    """What Triton calls, in backends/*/model.py: a model's process has one.
+
+    pb_utils: Triton's module, which only a model's process can import. front: the class of the technique's front.
+    """
+
+    pb_utils: ClassVar[PbUtils]
+    front: ClassVar[type[Front[Any]]]
+
+    @staticmethod
+    def signature(parameters: Mapping[str, str]) -> Signature | None:
+        """The inputs and outputs of a model with these parameters; None where config.pbtxt has them all."""
+        return None
+
+    @classmethod
+    def auto_complete_config(cls, config: ModelConfig) -> ModelConfig:
+        return model_args.auto_complete(cls.pb_utils, config, cls.signature)
+
+    def open(self, args: ModelArgs) -> Any:
+        """The front of a model. Raises ShapeshiftError."""
+        return self.front(self.pb_utils, args)
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        try:
+            self._front = self.open(model_args.read(args))
+        except ShapeshiftError as error:
+            raise self.pb_utils.TritonModelException(str(error)) from error
+
+    def execute(self, requests: Sequence[InferenceRequest]) -> Returned:
+        returned: Returned = self._front.execute(requests)
+        return returned
+
+    def finalize(self) -> None:
+        self._front.close()
+        model_args.skip_last_collections()
 
 
 def _peers(front: Front[Any]) -> Peers:
