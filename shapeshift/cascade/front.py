@@ -29,7 +29,7 @@ from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils
 from shapeshift.serving.text_inputs import NUM_TOKENS, TEXT_PAIR, texts_of_request, wanted_outputs
 from shapeshift.triton.async_client import AsyncClient
-from shapeshift.triton.settings import own_endpoint
+from shapeshift.triton.endpoint import own_endpoint
 
 _PARAMETERS = settings.names(CascadeSettings, GeneratedCascadeSettings, RegistrySettings, GeneratedRegistrySettings)
 # The longest text that the length histogram tells apart.

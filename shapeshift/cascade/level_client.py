@@ -35,8 +35,7 @@ from shapeshift.serving.bounds import Bound, unloading
 from shapeshift.serving.description import PLACEHOLDERS
 from shapeshift.serving.metrics import Counter, Gauge
 from shapeshift.serving.model_args import DESCRIPTION
-from shapeshift.triton.async_client import AsyncClient, ModelCall
-from shapeshift.triton.client_thread import ClientThread
+from shapeshift.triton.async_client import AsyncClient, ClientThread, ModelCall
 
 ENGINE_MS = "ENGINE_MS"
 _REFUSED = ("INVALID_ARG", "UNSUPPORTED")
@@ -83,7 +82,7 @@ class LevelClient:
 
     def __init__(self, client: AsyncClient, own: CascadeSettings) -> None:
         self._client = client
-        self._thread = ClientThread(client)
+        self._thread = ClientThread(client.close)
         self._timeout_s = own.call_timeout_ms / 1e3
         self._retry_s = own.retry_ms / 1e3
         self._bound = Bound("queue_calls", own.queue_calls, "calls")

@@ -21,8 +21,8 @@ from shapeshift.cli.sidecar import addresses, host_and_ports, server_key
 from shapeshift.cli.stop_signals import stop_on_sigterm
 from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.serving.error_codes import code_name
+from shapeshift.triton.endpoint import tls_from_environment
 from shapeshift.triton.settings import ServerSettings
-from shapeshift.triton.tls import from_environment
 
 if TYPE_CHECKING:
     from shapeshift.triton.control import ModelControl
@@ -72,7 +72,7 @@ def _server(options: argparse.Namespace) -> Iterator[ModelControl | None]:
     # The gRPC client is slow to import.
     from shapeshift.triton.control import ModelControl
 
-    with ModelControl(address, server_key(run_directory), from_environment()) as control:
+    with ModelControl(address, server_key(run_directory), tls_from_environment()) as control:
         yield control
 
 

@@ -22,9 +22,9 @@ from shapeshift.fleet.own_node import OwnNode
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.embedded.free_ports import on_free_ports
 from shapeshift.triton.embedded.server import ServerEndedError
+from shapeshift.triton.endpoint import tls_from_environment
 from shapeshift.triton.keys import KEY_VARIABLE
 from shapeshift.triton.settings import ServerSettings
-from shapeshift.triton.tls import from_environment
 
 DEFAULT_BUILD = Path("build")
 
@@ -185,7 +185,7 @@ def _external(options: argparse.Namespace) -> int:
         raise InvalidInputError("--external", options.external, "must be HOST:GRPCPORT")
     repositories = _repositories(options)
     models = models_to_load(options, repositories)
-    with ModelControl(options.external, os.environ.get(KEY_VARIABLE, ""), from_environment()) as control:
+    with ModelControl(options.external, os.environ.get(KEY_VARIABLE, ""), tls_from_environment()) as control:
         _write(f"Triton {control.version()} at {options.external}\n")
         for model in models:
             _write(f"loading {model}\n")

@@ -13,7 +13,6 @@ from typing import Self
 from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.triton import metrics
 from shapeshift.triton.endpoint import Tls
-from shapeshift.triton.tls import server_context
 
 _PATH = "/metrics"
 _TIMEOUT_S = 5.0
@@ -28,7 +27,7 @@ class MetricsProxy:
     """
 
     def __init__(self, host: str, port: int, source: str, tls: Tls) -> None:
-        context = server_context(tls)
+        context = tls.server_context()
         try:
             self._server = _Server((host, port), _handler(source), context)
         except OSError as error:

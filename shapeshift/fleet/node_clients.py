@@ -11,8 +11,7 @@ from typing import Any
 
 from shapeshift.errors import ModelGoneError
 from shapeshift.fleet.node import Node
-from shapeshift.triton.async_client import AsyncClient
-from shapeshift.triton.client_thread import ClientThread
+from shapeshift.triton.async_client import AsyncClient, ClientThread
 
 
 @dataclass(eq=False)
@@ -37,7 +36,7 @@ class NodeClients:
 
     def __init__(self) -> None:
         self._links = _Links()
-        self._thread = ClientThread(self._links)
+        self._thread = ClientThread(self._links.close)
 
     @property
     def nodes(self) -> list[str]:

@@ -18,7 +18,6 @@ from shapeshift.fleet.node import Node
 from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.settings import require
 from shapeshift.triton import metrics
-from shapeshift.triton import tls as tls_files
 from shapeshift.triton.metrics import Samples
 from shapeshift.triton.settings import ServerSettings
 
@@ -49,7 +48,7 @@ class OwnNode:
         Raises InvalidInputError for an address that is none of this machine, NotFoundError for a missing certificate.
         """
         if self._tls is not None:
-            tls_files.require_files(self._tls)
+            self._tls.require_files()
         host, port = _address(self._node.grpc.address, "grpc")
         return replace(
             base,

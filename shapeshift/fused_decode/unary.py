@@ -36,9 +36,8 @@ from shapeshift.serving.metrics import Gauge, Metric, RequestMetrics
 from shapeshift.serving.model_args import DESCRIPTION, ModelArgs
 from shapeshift.serving.parameters import FROM_NODE, RequestParameters, is_tritons
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
-from shapeshift.triton.async_client import AsyncClient, ModelCall, Tensors
-from shapeshift.triton.client_thread import ClientThread
-from shapeshift.triton.settings import own_endpoint
+from shapeshift.triton.async_client import AsyncClient, ClientThread, ModelCall, Tensors
+from shapeshift.triton.endpoint import own_endpoint
 
 _STOP_ID, _STREAM = "stop_id", "stream"
 # Period and time limit of the probe of the other model while requests are in flight. Half a minute without an answer is
@@ -86,7 +85,7 @@ class UnaryFront(Front[Call]):
         self._lock = threading.Lock()
         own = own_endpoint(self._settings.grpc_url)
         self._client = client or AsyncClient(own.address, own.tls)
-        self._thread = ClientThread(self._client)
+        self._thread = ClientThread(self._client.close)
         self._forwarding = StepCounter("grpc-client", lambda: bool(self._calls))
         self.begin(RequestMetrics("prompts", 1, 0))
         self._probing = self._thread.start(self._probe())

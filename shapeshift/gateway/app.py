@@ -47,7 +47,7 @@ from shapeshift.gateway.settings import GatewaySettings
 from shapeshift.gateway.state import Gateway
 from shapeshift.gateway.upstream import Upstream
 from shapeshift.triton.async_client import AsyncClient
-from shapeshift.triton.tls import from_environment
+from shapeshift.triton.endpoint import tls_from_environment
 
 _ROUTES = (models, chat, completions, embeddings, rerank, classify, tei, adapters, probes, page)
 _BODIES: tuple[type[BaseModel], ...] = (
@@ -58,7 +58,7 @@ _BODIES: tuple[type[BaseModel], ...] = (
 
 def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = ()) -> FastAPI:
     """The application of a gateway. clients: those of `settings.triton`, made where there are none."""
-    tls = from_environment()
+    tls = tls_from_environment()
     upstream = Upstream(clients or [AsyncClient(one, tls) for one in settings.triton])
     catalogue = Catalogue(upstream, settings.refresh_s)
     keys = None if settings.api_keys is None else ApiKeys(settings.api_keys)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -18,7 +20,6 @@ from shapeshift.serving.error_codes import FORWARDED, error_of
 from shapeshift.triton import inference_messages
 from shapeshift.triton.endpoint import Tls
 from shapeshift.triton.inference_messages import is_last, tensors_of
-from shapeshift.triton.tls import require_files
 
 T = TypeVar("T")
 Tensors = inference_messages.Tensors
@@ -97,10 +98,10 @@ class AsyncClient:
         """As `stream`; with each response, whether the model has said that it is the last one."""
         responses = self._service().ModelStreamInfer(_once(_message(call)), timeout=call.timeout_s)
         try:
-            async for found in responses:
-                if found.error_message:
-                    raise error_of(found.error_message)
-                yield tensors_of(found.infer_response), is_last(found.infer_response)
+            async for response in responses:
+                if response.error_message:
+                    raise error_of(response.error_message)
+                yield tensors_of(response.infer_response), is_last(response.infer_response)
         except grpc.RpcError as error:
             raise _error(call, error) from None
         except asyncio.CancelledError:
@@ -114,10 +115,10 @@ class AsyncClient:
 
     async def first(self, call: ModelCall) -> Tensors:
         """The first response of a decoupled model that sends one for this request. Raises as `infer` does."""
-        found = await first_of(self.stream(call))
-        if found is None:
+        first = await first_of(self.stream(call))
+        if first is None:
             raise error_of(f"{call.model} ended its responses without one")
-        return found
+        return first
 
     async def models(self, timeout_s: float) -> list[str]:
         """The names of the models that are loaded. Raises as `infer` does."""
@@ -125,10 +126,10 @@ class AsyncClient:
 
     async def versions(self, model: str, timeout_s: float) -> list[int]:
         """The versions of a model that are loaded, ascending. Raises as `infer` does, ModelGoneError for none."""
-        found = sorted(int(one.version) for one in await self._statistics(model, timeout_s))
-        if not found:
+        versions = sorted(int(one.version) for one in await self._statistics(model, timeout_s))
+        if not versions:
             raise ModelGoneError(f"model {model} is not loaded")
-        return found
+        return versions
 
     async def is_live(self, timeout_s: float) -> bool:
         """Whether the server answers."""
@@ -158,6 +159,38 @@ class AsyncClient:
         return self._stub
 
 
+class ClientThread:
+    """An event loop with a thread of its own, for callers that have none. `start` may be called from any thread.
+
+    close: closes the clients that its tasks call.
+    """
+
+    def __init__(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._close = close
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="grpc-client", daemon=True)
+        self._thread.start()
+
+    def start(self, task: Coroutine[Any, Any, None]) -> Future[None]:
+        """Run `task` on the event loop. Cancel the returned future to cancel it."""
+        return asyncio.run_coroutine_threadsafe(task, self._loop)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Cancel all tasks, close the clients and end the thread; nothing happens where it has ended."""
+        if not self._thread.is_alive():
+            return
+        self.start(self._shut_down())
+        self._thread.join(timeout_s)
+
+    async def _shut_down(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._close()
+        self._loop.stop()
+
+
 async def first_of(responses: AsyncGenerator[T, None]) -> T | None:
     """The first one, once all have come; None without any.
 
@@ -173,7 +206,7 @@ async def first_of(responses: AsyncGenerator[T, None]) -> T | None:
 def _channel(url: str, tls: Tls | None) -> grpc.aio.Channel:
     if tls is None:
         return grpc.aio.insecure_channel(url, options=_OPTIONS)
-    require_files(tls)
+    tls.require_files()
     credentials = grpc.ssl_channel_credentials(*(file.read_bytes() for file in (tls.ca, tls.key, tls.certificate)))
     return grpc.aio.secure_channel(url, credentials, options=_OPTIONS)
 
@@ -193,8 +226,8 @@ def _error(call: ModelCall, error: grpc.aio.AioRpcError) -> ShapeshiftError:
     return _failure(f"model {call.model}", call.timeout_s, error)
 
 
-def _failure(asked: str, timeout_s: float, error: grpc.aio.AioRpcError) -> ShapeshiftError:
+def _failure(callee: str, timeout_s: float, error: grpc.aio.AioRpcError) -> ShapeshiftError:
     name = error.code().name
     if name == _DEADLINE:
-        return TimedOutError(f"{asked} gave no answer within {timeout_s:g} s; retry later")
+        return TimedOutError(f"{callee} gave no answer within {timeout_s:g} s; retry later")
     return error_of(str(error.details()), _CODES.get(name, ""))

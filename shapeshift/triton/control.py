@@ -21,7 +21,6 @@ from shapeshift.errors import (
     ShapeshiftError,
     UnsupportedError,
 )
-from shapeshift.triton import tls as tls_files
 from shapeshift.triton.endpoint import Tls
 from shapeshift.triton.keys import GRPC_HEADER
 from shapeshift.triton.model_state import ModelState
@@ -53,7 +52,8 @@ class ModelControl:
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
         # Reconnect to a restarted server within a second.
         options += [(f"grpc.{kind}_reconnect_backoff_ms", _RECONNECT_MS) for kind in ("initial", "min", "max")]
-        self._client = triton.InferenceServerClient(url, channel_args=options, **tls_files.client_options(tls))
+        secured = {} if tls is None else tls.client_options()
+        self._client = triton.InferenceServerClient(url, channel_args=options, **secured)
 
     def load(self, name: str, config: dict[str, Any] | None = None, timeout_s: float = 900.0) -> None:
         """Load the model; reload it if its files or `config` differ from what is loaded.

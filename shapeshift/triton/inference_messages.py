@@ -82,10 +82,10 @@ def _parameter(name: str, value: Any) -> tuple[str, bool | int | float | str]:
 
 @cache
 def _datatype(dtype: np.dtype[Any], name: str) -> str:
-    found: str | None = np_to_triton_dtype(dtype)
-    if found is None:
+    datatype: str | None = np_to_triton_dtype(dtype)
+    if datatype is None:
         raise InvalidInputError(name, str(dtype), "numbers, true or false, or bytes")
-    return found
+    return datatype
 
 
 @cache

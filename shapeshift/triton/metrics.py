@@ -8,8 +8,7 @@ from functools import lru_cache
 from urllib.parse import SplitResult, urlsplit
 
 from shapeshift.errors import InvalidInputError, ShapeshiftError
-from shapeshift.triton import tls as tls_files
-from shapeshift.triton.endpoint import Tls
+from shapeshift.triton.endpoint import CA_VARIABLE, Tls
 
 Labels = frozenset[tuple[str, str]]
 Samples = dict[tuple[str, Labels], float]
@@ -72,8 +71,8 @@ def _connection(url: str, parts: SplitResult, timeout_s: float, tls: Tls | None)
     if parts.scheme == "http":
         return http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
     if tls is None:
-        raise InvalidInputError("url", url, f"https:// needs certificates; set {tls_files.CA_VARIABLE} and the others")
-    context = tls_files.client_context(tls)
+        raise InvalidInputError("url", url, f"https:// needs certificates; set {CA_VARIABLE} and the others")
+    context = tls.client_context()
     return http.client.HTTPSConnection(parts.hostname, parts.port or 443, timeout=timeout_s, context=context)
 
 

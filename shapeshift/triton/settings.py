@@ -10,12 +10,10 @@ from pathlib import Path
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
-from shapeshift.triton import tls as tls_files
-from shapeshift.triton.endpoint import Endpoint, Tls
+from shapeshift.triton.endpoint import Tls
 from shapeshift.triton.names import check_model_name
 
 ALLOW_PUBLIC = "SHAPESHIFT_ALLOW_PUBLIC"
-GRPC_URL = "SHAPESHIFT_GRPC_URL"
 KNOWN_VULNERABILITIES = "CVE-2025-23310, -23316, -23317, -23319, -23320 and -23334"
 
 
@@ -117,7 +115,7 @@ class ServerSettings:
     @property
     def shared_variables(self) -> dict[str, str]:
         """`variables`, and those that name the files of `tls`: for the server's processes and those beside it."""
-        secured = {} if self.tls is None else tls_files.variables(self.tls)
+        secured = {} if self.tls is None else self.tls.variables
         return {**secured, **self.variables}
 
     @property
@@ -144,12 +142,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.IPv4Address(host).is_loopback
     except ValueError:
         raise InvalidInputError("host", host, "must be an IPv4 address or localhost") from None
-
-
-def own_endpoint(stated: str = "") -> Endpoint:
-    """The gRPC interface of the server that this process, a backend's, belongs to.
-
-    Its address is `stated`, else the variable that `command_line.environment` sets for the server, else Triton's
-    default. Raises InvalidInputError for what is no address.
-    """
-    return Endpoint(stated or os.environ.get(GRPC_URL) or "localhost:8001", tls_files.from_environment())

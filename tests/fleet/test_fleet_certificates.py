@@ -19,9 +19,9 @@ from cryptography import x509
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.fleet import certificates
 from shapeshift.fleet.metrics_proxy import MetricsProxy
-from shapeshift.triton import metrics, tls
+from shapeshift.triton import metrics
 from shapeshift.triton.embedded.free_ports import free_ports
-from shapeshift.triton.endpoint import Tls
+from shapeshift.triton.endpoint import KEY_VARIABLE, Tls, tls_from_environment
 
 
 @pytest.fixture(scope="module")
@@ -83,19 +83,19 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     found = certificates.ensure(tmp_path, "a")
     found.key.chmod(0o640)
     with pytest.raises(ShapeshiftError, match="chmod 600"):
-        tls.client_options(found)
+        found.client_options()
     found.key.unlink()
     with pytest.raises(NotFoundError, match="tls key: no file"):
-        tls.client_context(found)
+        found.client_context()
 
 
 def test_the_environment_names_all_files_or_none(ours: Tls) -> None:
-    values = tls.variables(ours)
-    assert tls.from_environment(values) == ours
-    assert tls.from_environment({}) is None
-    del values[tls.KEY_VARIABLE]
-    with pytest.raises(InvalidInputError, match=tls.KEY_VARIABLE):
-        tls.from_environment(values)
+    values = ours.variables
+    assert tls_from_environment(values) == ours
+    assert tls_from_environment({}) is None
+    del values[KEY_VARIABLE]
+    with pytest.raises(InvalidInputError, match=KEY_VARIABLE):
+        tls_from_environment(values)
 
 
 def test_holders_of_a_certificate_read_the_page(secured: str, ours: Tls) -> None:

@@ -17,7 +17,6 @@ from shapeshift.fleet.supervision.node_actor import ensure_fleet_file, write_pri
 from shapeshift.fleet.supervision.plan import FleetPlan, authority_files, free_host, make_plan, rooms, write_authority
 from shapeshift.fleet.supervision.ray_fleet import RayFleet
 from shapeshift.triton.endpoint import Endpoint, Tls
-from shapeshift.triton.tls import require_files
 
 RAY = 'name = "demo"\nmembership = "ray"\n[ray]\nnodes = 3\ngrpc_port = 19000\nserve = "--models encode --strict"\n'
 GIVEN = '[tls]\nca = "ca.pem"\ncertificate = "{node}.pem"\nkey = "/keys/{node}.key"\n'
@@ -94,7 +93,7 @@ def test_a_node_reads_its_file_with_the_certificate_that_was_made_for_it(tmp_pat
     assert [node.name for node in found.nodes] == ["node-1", "node-2"]
     assert all(node.key_file is None for node in found.nodes), "a node does not control another"
     assert found.tls is not None
-    require_files(found.tls)
+    found.tls.require_files()
     assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
 
 
@@ -117,7 +116,7 @@ def test_the_nodes_file_may_lie_elsewhere_with_its_certificates(tmp_path: Path) 
     RayFleet(tmp_path / "fleet.toml").write_nodes_file(plan)
     found = settings.read(tmp_path / "run" / "nodes.toml", "operator")
     assert len(found.nodes) == 3 and found.tls is not None
-    require_files(found.tls)
+    found.tls.require_files()
 
 
 def test_the_sidecar_has_a_key_of_every_node(tmp_path: Path) -> None:

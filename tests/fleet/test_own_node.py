@@ -10,8 +10,8 @@ from shapeshift.cli.main import main
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.fleet import certificates, own_node
 from shapeshift.fleet.own_node import OwnNode
+from shapeshift.triton.endpoint import CA_VARIABLE
 from shapeshift.triton.settings import ServerSettings
-from shapeshift.triton.tls import CA_VARIABLE
 
 BASE = ServerSettings(repositories=(Path("repository"),))
 PLAIN = 'name = "demo"\n[[nodes]]\nname = "a"\ngrpc = "{host}:18001"\nmetrics = "{page}"\nkey_file = "a.key"\n'

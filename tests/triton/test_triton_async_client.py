@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from shapeshift.errors import ModelError, ModelGoneError, OverloadedError, ShapeshiftError
-from shapeshift.triton.async_client import AsyncClient, ModelCall
-from shapeshift.triton.client_thread import ClientThread
+from shapeshift.triton.async_client import AsyncClient, ClientThread, ModelCall
 from shapeshift.triton.embedded.server import TritonServer
 from shapeshift.triton.settings import ServerSettings
 
@@ -42,7 +41,7 @@ def client(server: TritonServer) -> AsyncClient:
 
 @pytest.fixture
 def thread(client: AsyncClient) -> Iterator[ClientThread]:
-    made = ClientThread(client)
+    made = ClientThread(client.close)
     yield made
     made.close()
 
@@ -105,7 +104,7 @@ def test_every_call_ends_within_its_limit(client: AsyncClient, thread: ClientThr
 
 def test_close_ends_what_is_in_flight(server: TritonServer) -> None:
     client = AsyncClient(server.grpc_url)
-    thread = ClientThread(client)
+    thread = ClientThread(client.close)
     ended = threading.Event()
 
     async def work() -> None:

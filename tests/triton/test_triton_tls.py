@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError, ShapeshiftError
-from shapeshift.triton import tls
 from shapeshift.triton.embedded import wheels
-from shapeshift.triton.endpoint import Endpoint, Tls
+from shapeshift.triton.endpoint import Endpoint, Tls, tls_from_environment
 
 NAMES = ("SHAPESHIFT_TLS_CA", "SHAPESHIFT_TLS_CERTIFICATE", "SHAPESHIFT_TLS_KEY")
 
@@ -36,23 +35,23 @@ def test_other_addresses_are_refused(address: str) -> None:
 
 
 def test_the_environment_names_all_files_or_none(files: Tls) -> None:
-    stated = tls.variables(files)
+    stated = files.variables
     assert stated == dict(zip(NAMES, map(str, (files.ca, files.certificate, files.key)), strict=True))
-    assert tls.from_environment(stated) == files
-    assert tls.from_environment({}) is None and tls.from_environment(dict.fromkeys(NAMES, "")) is None
+    assert tls_from_environment(stated) == files
+    assert tls_from_environment({}) is None and tls_from_environment(dict.fromkeys(NAMES, "")) is None
     for name in NAMES:
         others = [other for other in NAMES if other != name]
         with pytest.raises(InvalidInputError, match=f"^{name}: got .*; must be set together with {', '.join(others)}"):
-            tls.from_environment({other: stated[other] for other in others})
+            tls_from_environment({other: stated[other] for other in others})
 
 
 @pytest.mark.parametrize("name", ["ca", "certificate", "key"])
 def test_a_file_that_is_missing_is_named(files: Tls, name: str) -> None:
-    tls.require_files(files)
+    files.require_files()
     file: Path = getattr(files, name)
     file.unlink()
     with pytest.raises(NotFoundError, match=f"^tls {name}: no file {file}$"):
-        tls.require_files(files)
+        files.require_files()
 
 
 @pytest.mark.parametrize(
@@ -61,15 +60,14 @@ def test_a_file_that_is_missing_is_named(files: Tls, name: str) -> None:
 def test_a_key_is_its_owners_alone(files: Tls, mode: int, taken: bool) -> None:
     files.key.chmod(mode)
     if taken:
-        tls.require_files(files)
+        files.require_files()
         return
     with pytest.raises(ShapeshiftError, match="other users can read .*; run `chmod 600` on it"):
-        tls.require_files(files)
+        files.require_files()
 
 
-def test_clients_get_the_files_or_nothing(files: Tls) -> None:
-    assert tls.client_options(None) == {}
-    assert tls.client_options(files) == {
+def test_clients_get_the_files(files: Tls) -> None:
+    assert files.client_options() == {
         "ssl": True,
         "root_certificates": str(files.ca),
         "private_key": str(files.key),
@@ -77,13 +75,13 @@ def test_clients_get_the_files_or_nothing(files: Tls) -> None:
     }
     files.ca.unlink()
     with pytest.raises(NotFoundError):
-        tls.client_options(files)
+        files.client_options()
 
 
 def test_files_that_are_no_certificates_are_named(files: Tls) -> None:
-    for make in (tls.client_context, tls.server_context):
+    for make in (files.client_context, files.server_context):
         with pytest.raises(ShapeshiftError, match=f"^tls: {files.certificate} and {files.key} cannot be used"):
-            make(files)
+            make()
 
 
 # Wheels.

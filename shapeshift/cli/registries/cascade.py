@@ -21,7 +21,7 @@ from shapeshift.registry_mirror.remote import require_folder
 from shapeshift.settings import require
 from shapeshift.triton import metrics
 from shapeshift.triton.control import ModelControl
-from shapeshift.triton.tls import from_environment
+from shapeshift.triton.endpoint import tls_from_environment
 
 _SWAP_S = 90.0
 _BAR = 40
@@ -109,7 +109,7 @@ def _select(options: argparse.Namespace) -> int:
 
 def _switch(options: argparse.Namespace, table: CandidateTable, before: Candidate, after: Candidate) -> None:
     """Load new levels before the registry changes, and unload unneeded ones after the front has swapped."""
-    with ModelControl(options.url, os.environ.get("SHAPESHIFT_KEY", ""), from_environment()) as control:
+    with ModelControl(options.url, os.environ.get("SHAPESHIFT_KEY", ""), tls_from_environment()) as control:
         _require_front(control, options)
         for model in after.levels[1:]:
             if not control.is_ready(model):
@@ -154,7 +154,7 @@ def _served(folder: Path) -> list[Candidate]:
 def _swaps(options: argparse.Namespace) -> float:
     if not options.metrics:
         return 0.0
-    samples = metrics.scrape(options.metrics, tls=from_environment())
+    samples = metrics.scrape(options.metrics, tls=tls_from_environment())
     return sum(
         value for (name, labels), value in samples.items() if name == _SWAPS and ("model", options.front) in labels
     )

@@ -11,7 +11,7 @@ from shapeshift.cli.sidecar import addresses, server_key
 from shapeshift.errors import NotFoundError, did_you_mean
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton import model_config
-from shapeshift.triton.tls import from_environment
+from shapeshift.triton.endpoint import tls_from_environment
 
 if TYPE_CHECKING:
     from shapeshift.triton.control import ModelControl
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     run_directory = options.build / "run"
     found = addresses(run_directory)
     server = options.server or (found[0] if found else SidecarSettings.server)
-    with ModelControl(server, server_key(run_directory), from_environment()) as control:
+    with ModelControl(server, server_key(run_directory), tls_from_environment()) as control:
         names = sorted({model.name for model in control.index()})
         for name in options.models:
             if name not in names:

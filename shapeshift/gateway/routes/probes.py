@@ -11,7 +11,7 @@ from shapeshift.errors import ShapeshiftError
 from shapeshift.gateway.exposition import merged
 from shapeshift.gateway.state import answer, gateway_of
 from shapeshift.triton import metrics
-from shapeshift.triton.tls import from_environment
+from shapeshift.triton.endpoint import tls_from_environment
 
 router = APIRouter(tags=["probes"])
 
@@ -46,6 +46,6 @@ async def pass_metrics(request: Request) -> Response:
 
 def _page(url: str) -> str:
     try:
-        return metrics.page(url, _TIMEOUT_S, from_environment())
+        return metrics.page(url, _TIMEOUT_S, tls_from_environment())
     except ShapeshiftError as error:
         return f"# {error}\n"

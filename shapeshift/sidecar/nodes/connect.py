@@ -11,7 +11,7 @@ from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.nodes.connections import Connections, FleetConnections, NodeServer, SingleServer
 from shapeshift.triton import metrics
 from shapeshift.triton.control import ModelControl
-from shapeshift.triton.tls import from_environment
+from shapeshift.triton.endpoint import tls_from_environment
 
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
@@ -21,7 +21,7 @@ def to_server(server: str, page: str, key: str) -> Connections:
 
     The environment names the certificates, if it asks for them.
     """
-    tls = from_environment()
+    tls = tls_from_environment()
     control = ModelControl(server, key, tls)
     return SingleServer(NodeServer(control, partial(metrics.scrape, page, tls=tls), control.version))
 

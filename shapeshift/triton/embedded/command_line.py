@@ -19,10 +19,10 @@ from pathlib import Path
 from shapeshift import installation
 from shapeshift.errors import InvalidInputError, NotFoundError, UnsupportedError
 from shapeshift.triton import keys
-from shapeshift.triton import tls as tls_files
 from shapeshift.triton.embedded import probe
 from shapeshift.triton.embedded.unpack import STAMP
-from shapeshift.triton.settings import GRPC_URL, ServerSettings
+from shapeshift.triton.endpoint import GRPC_URL
+from shapeshift.triton.settings import ServerSettings
 
 # Without one of these options the server would be open to others or could not be controlled.
 REQUIRED_OPTIONS = frozenset(
@@ -198,10 +198,10 @@ def command(settings: ServerSettings, environment: Mapping[str, str], key: str, 
 
 
 def _tls_options(settings: ServerSettings) -> list[tuple[str, str]]:
-    """The options for mutual TLS, none without. Raises as `tls.require_files` does."""
+    """The options for mutual TLS, none without. Raises as `Tls.require_files` does."""
     if settings.tls is None:
         return []
-    tls_files.require_files(settings.tls)
+    settings.tls.require_files()
     files = (settings.tls.certificate, settings.tls.key, settings.tls.ca)
     return list(zip(TLS_OPTIONS, ("true", *(str(file.resolve()) for file in files)), strict=True))
 
