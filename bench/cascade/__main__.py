@@ -23,7 +23,7 @@ from bench.cascade.report import Row
 from bench.cascade.task_bench import TaskBench, best_chain, profile
 from bench.common import public_data
 from bench.common.output import BUILD, FOLDER, Output
-from shapeshift.cascade.candidates import registry
+from shapeshift.cascade import candidates
 from shapeshift.errors import ShapeshiftError
 
 HEAVY = "12,24"
@@ -59,7 +59,7 @@ def main() -> int:
 
 def quick(options: argparse.Namespace, output: Output) -> dict[str, list[Row]]:
     """Measure CLINC150 with the demo's two levels and its candidate; the rows of its table by task."""
-    chosen = registry.serving(DEMO, "clinc150")
+    chosen = candidates.serving(DEMO, "clinc150")
     bench = TaskBench(datasets.read("clinc150"), BUILD / "engines", chosen.table, chosen.candidate, options)
     output.say(bench.compare(options.texts or 1000))
     heavier(bench, options.heavy or "", output)
@@ -83,7 +83,7 @@ def full(options: argparse.Namespace, output: Output) -> dict[str, list[Row]]:
         bench = TaskBench(splits, engines, table, best_chain(table), options)
         output.say(bench.compare(options.texts))
         if not options.without_server:
-            registry.put(build.CANDIDATES, bench.table, bench.ours.name, pinned=False)
+            candidates.put(build.CANDIDATES, bench.table, bench.ours.name, pinned=False)
             front = build.publish_front(task)
             output.say(bench.through_server((build.build_paths().generated,), front, options.requests))
         rows[task] = bench.rows

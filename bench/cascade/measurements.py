@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shapeshift.cascade.candidates.table import Candidate, CandidateTable
-from shapeshift.cascade.policy.control import Control, LevelOutput
+from shapeshift.cascade.candidates import Candidate, CandidateTable
 from shapeshift.cascade.policy.pruning import prune_texts
 from shapeshift.cascade.policy.routing import Array, combine, softmax
 from shapeshift.cascade.profiling.observation import ModelRunner
+from shapeshift.cascade.request import Control, LevelOutput
 
 _WARM_UP = 30
 

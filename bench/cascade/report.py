@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bench.cascade.measurements import Answers, InputKey, Measurements, input_key
-from shapeshift.cascade.candidates.table import Candidate
+from shapeshift.cascade.candidates import Candidate
 from shapeshift.cascade.policy import calibration
 from shapeshift.cascade.policy.routing import Array
 

@@ -13,7 +13,7 @@ import numpy as np
 from bench.cascade import build, datasets, measurements, packing, report, server
 from bench.cascade.measurements import Answers, Measurements
 from bench.cascade.report import Row
-from shapeshift.cascade.candidates.table import Candidate, CandidateTable, Gap
+from shapeshift.cascade.candidates import Candidate, CandidateTable, Gap
 from shapeshift.cascade.policy import routing
 from shapeshift.cascade.policy.selection import choose
 from shapeshift.cascade.profiling import register

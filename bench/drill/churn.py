@@ -9,7 +9,7 @@ from bench.drill import models, questions
 from bench.drill.questions import Question
 from bench.drill.traffic import Traffic
 from shapeshift.adapter_cache.registry import store
-from shapeshift.cascade.candidates import registry as candidates
+from shapeshift.cascade import candidates
 from shapeshift.errors import ShapeshiftError
 from shapeshift.registry import Registry
 from shapeshift.token_adapt.tasks import registry as tasks

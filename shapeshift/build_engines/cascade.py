@@ -12,8 +12,7 @@ from shapeshift import settings
 from shapeshift.build_engines.model_folder import gpus_of, write_front
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.store import registry_copy
-from shapeshift.cascade.candidates import local, registry
-from shapeshift.cascade.first_level import check_engines
+from shapeshift.cascade import candidates, local_candidates
 from shapeshift.cascade.settings import CascadeSettings, signature
 from shapeshift.engines import device_plan, manifest
 from shapeshift.engines.manifest import FILE_NAME as MANIFEST_FILE
@@ -43,13 +42,13 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> CascadeFrontCo
     return CascadeFrontConfig(folder.name, folder, completed, settings.read(CascadeSettings, values))
 
 
-def check(front: CascadeFrontConfig, paths: BuildPaths) -> tuple[registry.ServingCandidate, Any]:
+def check(front: CascadeFrontConfig, paths: BuildPaths) -> tuple[candidates.ServingCandidate, Any]:
     """The candidate that serves, and the completed configuration.
 
     Raises NotFoundError for a task without candidates, InvalidInputError for inputs that do not fit them.
     """
-    registry_copy.update("candidates_dir", front.settings.candidates_dir, registry.LAYOUT, front.name, paths)
-    chosen = registry.serving(candidates_folder(front, paths), front.settings.task)
+    registry_copy.update("candidates_dir", front.settings.candidates_dir, candidates.LAYOUT, front.name, paths)
+    chosen = candidates.serving(candidates_folder(front, paths), front.settings.task)
     return chosen, model_config.complete(front.config, signature({}, pairs=chosen.table.pairs))
 
 
@@ -60,12 +59,12 @@ def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
     """
     found, config = check(front, paths)
     folder = _local_folder(front, paths, found)
-    chosen = registry.serving(folder, front.settings.task)
+    chosen = candidates.serving(folder, front.settings.task)
     levels = chosen.candidate.levels
     for number, model in enumerate(levels):
         # A later level may belong to another backend, without engines of ours.
         if number == 0 or _has_engines(paths, model):
-            check_engines(paths.engines / model, chosen.table, chosen.candidate, number)
+            chosen.table.check_engines(paths.engines / model, model, model == levels[-1])
     target = paths.generated / front.name
     parameters = {
         "candidates_dir": paths.portable(folder, target),
@@ -83,7 +82,7 @@ def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
     return summary
 
 
-def _local_folder(front: CascadeFrontConfig, paths: BuildPaths, found: registry.ServingCandidate) -> Path:
+def _local_folder(front: CascadeFrontConfig, paths: BuildPaths, found: candidates.ServingCandidate) -> Path:
     """The folder of `found`, or for a table from another CPU one in `build/` with latencies and a choice for this.
 
     A table from a URL is used as it is.
@@ -93,19 +92,19 @@ def _local_folder(front: CascadeFrontConfig, paths: BuildPaths, found: registry.
         return candidates_folder(front, paths)
     models = [one.name for one in found.table.models]
     engines = {name: manifest.load(paths.engines / name) for name in models if _has_engines(paths, name)}
-    if not set(found.candidate.levels) <= set(engines) or not local.is_foreign(found.table, engines):
+    if not set(found.candidate.levels) <= set(engines) or not local_candidates.is_foreign(found.table, engines):
         return candidates_folder(front, paths)
     target = paths.checkpoints[0] / f"{front.name}_candidates"
     parts = [found.table.as_json(), found.candidate.name, *(engines[name].build_key for name in engines)]
     source = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    if registry.entries(target).get(found.table.task) is None or _source(target, found.table.task) != source:
-        made = local.on_this_machine(found, engines, source)
-        registry.put(target, made.table, made.candidate.name, made.pinned)
+    if candidates.entries(target).get(found.table.task) is None or _source(target, found.table.task) != source:
+        made = local_candidates.on_this_machine(found, engines, source)
+        candidates.put(target, made.table, made.candidate.name, made.pinned)
     return target
 
 
 def _source(folder: Path, task: str) -> object:
-    return registry.serving(folder, task).table.made.get("source")
+    return candidates.serving(folder, task).table.made.get("source")
 
 
 def _has_engines(paths: BuildPaths, model: str) -> bool:
@@ -116,8 +115,8 @@ def levels(front: CascadeFrontConfig, paths: BuildPaths) -> tuple[str, ...]:
     """The models of the chosen candidate. Raises NotFoundError for a task without candidates."""
     name = front.settings.candidates_dir
     # `check` warns of a URL that cannot be read.
-    registry_copy.update("candidates_dir", name, registry.LAYOUT, front.name, paths, warn=lambda text: None)
-    return registry.serving(candidates_folder(front, paths), front.settings.task).candidate.levels
+    registry_copy.update("candidates_dir", name, candidates.LAYOUT, front.name, paths, warn=lambda text: None)
+    return candidates.serving(candidates_folder(front, paths), front.settings.task).candidate.levels
 
 
 def candidates_folder(front: CascadeFrontConfig, paths: BuildPaths) -> Path:

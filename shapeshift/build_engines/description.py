@@ -14,7 +14,7 @@ from shapeshift.build_engines.image.plan import ImagePlan
 from shapeshift.build_engines.repository import FrontConfig
 from shapeshift.build_engines.text import front as text_front
 from shapeshift.build_engines.text.plan import Plan, engine_outputs
-from shapeshift.cascade.candidates import registry
+from shapeshift.cascade import candidates
 from shapeshift.cascade.settings import CascadeSettings
 from shapeshift.engines import capacity, device_plan, manifest
 from shapeshift.engines.capacity import Ask
@@ -128,7 +128,7 @@ def published_ask(name: str, folder: Path, config: Any) -> Ask:
     limits = {text_front.BACKEND: PolymorphSettings.memory_mb, cascade.BACKEND: CascadeSettings.memory_mb}
     limit_mb = float(parameters.get("memory_mb", limits[config.backend])) if config.backend in limits else 0.0
     if config.backend == cascade.BACKEND and device_plan.PARAMETER not in parameters:
-        chosen = registry.serving(folder / parameters["candidates_dir"], parameters["task"])
+        chosen = candidates.serving(folder / parameters["candidates_dir"], parameters["task"])
         engines = f"{parameters['engines_dir']}/{chosen.candidate.levels[0]}"
         parameters |= {"engines": engines, "precision": manifest.load(folder / engines).precision}
     return capacity.ask_of(name, folder, parameters, limit_mb)

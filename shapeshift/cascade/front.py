@@ -1,23 +1,29 @@
-"""The front of a cascade: Triton requests in, labels out."""
+"""The front of a cascade: Triton requests in, labels out, by the candidate that the registry names.
+
+The registry is looked at once a second; a new candidate serves as soon as all its later levels answer.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from shapeshift import settings
-from shapeshift.cascade.candidates.registry import LAYOUT, ServingCandidate
-from shapeshift.cascade.candidates.table import CandidateTable
-from shapeshift.cascade.first_level import FirstLevel
-from shapeshift.cascade.hot_swap import HotSwap
-from shapeshift.cascade.level_client import LevelClient
+from shapeshift.cascade import candidates
+from shapeshift.cascade.candidates import LAYOUT, ServingCandidate
+from shapeshift.cascade.level_client import LevelClient, LevelGoneError
 from shapeshift.cascade.metrics import CascadeMetrics
+from shapeshift.cascade.policy.selection import choose
 from shapeshift.cascade.request import ClassifyRequest
 from shapeshift.cascade.service import CascadeService
 from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
 from shapeshift.errors import CancelledRequestError, InvalidInputError
+from shapeshift.registry import FILE, FolderWatch
 from shapeshift.registry_mirror.follower import GeneratedRegistrySettings, RegistrySettings, follow
 from shapeshift.serving import description
 from shapeshift.serving.description import Description
@@ -34,6 +40,9 @@ from shapeshift.triton.endpoint import own_endpoint
 _PARAMETERS = settings.names(CascadeSettings, GeneratedCascadeSettings, RegistrySettings, GeneratedRegistrySettings)
 # The longest text that the length histogram tells apart.
 _MAX_LENGTH = 512
+_CHECK_S = 1.0
+_PROBE_S = 0.2
+_READY_TIMEOUT_S = 60.0
 
 
 class CascadeFront(Front[ClassifyRequest]):
@@ -41,10 +50,12 @@ class CascadeFront(Front[ClassifyRequest]):
 
     takes = ("truncate", "level", "min_accuracy")
 
-    def __init__(self, pb_utils: PbUtils, args: ModelArgs, client: AsyncClient | None = None) -> None:
+    def __init__(
+        self, pb_utils: PbUtils, args: ModelArgs, client: AsyncClient | None = None, check_s: float = _CHECK_S
+    ) -> None:
         super().__init__(pb_utils, args)
         settings.refuse_unknown(args.parameters, _PARAMETERS)
-        own = settings.read(CascadeSettings, args.parameters)
+        self._settings = settings.read(CascadeSettings, args.parameters)
         generated = settings.read(GeneratedCascadeSettings, args.parameters)
         if not generated.engines_dir:
             raise InvalidInputError("engines_dir", "", "the folder of all models' engines; run `shapeshift engines`")
@@ -52,28 +63,40 @@ class CascadeFront(Front[ClassifyRequest]):
             if name not in _OUTPUTS:
                 raise InvalidInputError("output", name, f"one of {', '.join(_OUTPUTS)}")
         self._pairs = TEXT_PAIR in args.inputs
-        self._cascade_metrics = CascadeMetrics()
-        server = own_endpoint(own.grpc_url)
-        self._client = LevelClient(client or AsyncClient(server.address, server.tls), own)
-        engines = (args.folder / generated.engines_dir).resolve()
+        self._engines = (args.folder / generated.engines_dir).resolve()
+        self._candidates = (args.folder / self._settings.candidates_dir).resolve()
+        server = own_endpoint(self._settings.grpc_url)
+        self._client = LevelClient(client or AsyncClient(server.address, server.tls), self._settings)
+        self._follower = follow(args.parameters, self._candidates, LAYOUT, self.log)
+        self._check_s = check_s
+        self._registry_file = FolderWatch(self._candidates / FILE)
+        # The state that is read next is not a change.
+        self._registry_file.has_changed()
+        self._serving = self._find()
+        # The first service does not wait for its later levels: the first level can answer without them.
+        self._service = self._open(self._serving)
+        self._cascade_metrics = CascadeMetrics(self._serving.candidate)
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._watching = threading.Thread(target=self._watch_candidates, name="candidates", daemon=True)
+        self._watching.start()
+        self.begin(RequestMetrics("texts", _MAX_LENGTH, self._settings.slo_ms))
+        self.log(f"ready: task {self._settings.task}, candidate {self._serving.candidate.name}")
 
-        def open_service(serving: ServingCandidate) -> CascadeService:
-            self._check_pairs(serving.table)
-            return CascadeService(serving, engines, own, self._client, self._cascade_metrics, self.log, args.device)
-
-        folder = (args.folder / own.candidates_dir).resolve()
-        self._follower = follow(args.parameters, folder, LAYOUT, self.log)
-        self._hot_swap = HotSwap(folder, own, open_service, self._client, self._cascade_metrics, self.log)
-        self.begin(RequestMetrics("texts", _MAX_LENGTH, own.slo_ms))
-        self.log(f"ready: task {own.task}, candidate {self._hot_swap.current.candidate.name}")
+    # The way of a request.
 
     def parse(self, request: InferenceRequest, given: RequestParameters, client: Client) -> ClassifyRequest:
         texts = texts_of_request(self.pb_utils, request, self._pairs)
         return ClassifyRequest(client, texts, wanted_outputs(request, self.args.outputs), given, self.done)
 
     def start(self, job: ClassifyRequest) -> None:
-        for tokens in self._hot_swap.submit(job):
-            self.request_metrics.lengths.observe(tokens)
+        with self._lock:
+            service = self._service
+            service.acquire()
+        service.submit(job)
+        for row in job.rows:
+            if row.num_tokens:
+                self.request_metrics.lengths.observe(row.num_tokens)
 
     def cancel(self, job: ClassifyRequest) -> None:
         job.fail(CancelledRequestError("the caller cancelled the request"))
@@ -83,54 +106,106 @@ class CascadeFront(Front[ClassifyRequest]):
 
     def answered(self, job: ClassifyRequest) -> None:
         for row in job.rows:
-            self._cascade_metrics.count_row(row, job.level is not None)
+            self._cascade_metrics.count_row(row, job.params.level is not None)
+
+    # What the front is.
 
     def describe(self) -> Description:
-        serving = self._hot_swap.current
+        service = self._service
         return Description(
             description.TEXT_CLASSIFICATION,
-            precision=serving.first_level.precision,
-            max_tokens=serving.first_level.max_tokens,
-            labels=serving.table.labels,
+            precision=service.engines.precision,
+            max_tokens=service.engines.max_tokens,
+            labels=service.table.labels,
             pairs=self._pairs,
-            tasks=[serving.table.task],
-            levels=serving.candidate.levels,
-            engines=description.engines_version(serving.first_level.manifest_sha256),
-            registry=description.registry_version({serving.candidate.name: serving.table.as_json()}),
+            tasks=[service.table.task],
+            levels=service.candidate.levels,
+            engines=description.engines_version(service.manifest_sha256),
+            registry=description.registry_version({service.candidate.name: service.table.as_json()}),
         )
 
     def load(self) -> float:
-        executor = self._first_level.executor
+        executor = self._service.executor
         return executor.waiting + executor.running
 
     def metrics(self) -> Sequence[Metric]:
         return [
-            Gauge(
-                "requests_waiting", "Texts that wait for the first level", lambda: self._first_level.executor.waiting
-            ),
-            Gauge("requests_running", "Texts that it computes", lambda: self._first_level.executor.running),
+            Gauge("requests_waiting", "Texts that wait for the first level", lambda: self._service.executor.waiting),
+            Gauge("requests_running", "Texts that it computes", lambda: self._service.executor.running),
             *self._cascade_metrics.exported(),
             *self._client.metrics(),
             *self._follower.metrics,
         ]
 
     def steps(self) -> Sequence[StepCounter]:
-        return self._first_level.executor.steps
+        return self._service.executor.steps
 
     def stop(self) -> None:
         self._follower.close()
-        self._hot_swap.close()
+        self._stop.set()
+        self._watching.join(5.0)
+        self._service.close()
         self._client.close()
 
-    @property
-    def _first_level(self) -> FirstLevel:
-        return self._hot_swap.current.first_level
+    # The candidate that serves.
 
-    def _check_pairs(self, table: CandidateTable) -> None:
-        if table.pairs != self._pairs:
-            inputs = "pairs" if table.pairs else "single texts"
-            allowed = f"{'listed' if table.pairs else 'not listed'}: candidates of task {table.task} classify {inputs}"
+    def _find(self) -> ServingCandidate:
+        """The candidate that the registry names; if it pins none and the settings state targets, the one that fits."""
+        least, most_ms = self._settings.min_accuracy, self._settings.max_latency_ms
+        serving = candidates.serving(self._candidates, self._settings.task)
+        if serving.pinned or not (least or most_ms):
+            return serving
+        choice = choose(serving.table.candidates, least, most_ms)
+        if choice.selected is None:
+            missed = f"no candidate of task {self._settings.task} meets min_accuracy and max_latency_ms"
+            self.log(f"{missed}; the best is {choice.nearest.name}")
+        return replace(serving, candidate=choice.serving)
+
+    def _open(self, serving: ServingCandidate) -> CascadeService:
+        if serving.table.pairs != self._pairs:
+            inputs = "pairs" if serving.table.pairs else "single texts"
+            listed = "listed" if serving.table.pairs else "not listed"
+            allowed = f"{listed}: candidates of task {serving.table.task} classify {inputs}"
             raise InvalidInputError(f"input {TEXT_PAIR}", "listed" if self._pairs else "not listed", allowed)
+        return CascadeService(serving, self._engines, self._settings, self._client, self.log, self.args.device)
+
+    def _watch_candidates(self) -> None:
+        while not self._stop.wait(self._check_s):
+            if self._registry_file.has_changed():
+                try:
+                    self._swap()
+                except Exception as error:  # noqa: BLE001  the current candidate keeps serving
+                    self._cascade_metrics.failed_swaps.add()
+                    name = self._serving.candidate.name
+                    self.log(f"{self._candidates}: the change is not applied, candidate {name} keeps serving: {error}")
+
+    def _swap(self) -> None:
+        """Serve with the candidate that the registry names now, once its later levels answer."""
+        serving = self._find()
+        if (serving.candidate, serving.table) == (self._serving.candidate, self._serving.table):
+            return
+        for model in serving.candidate.levels[1:]:
+            self._wait_ready(model)
+        if self._stop.is_set():
+            return
+        service = self._open(serving)
+        with self._lock:
+            stopped = self._stop.is_set()
+            before, self._service = (service, self._service) if stopped else (self._service, service)
+        if stopped:
+            before.close()
+            return
+        self._serving = serving
+        self._cascade_metrics.swap(serving.candidate)
+        self.log(f"candidate {serving.candidate.name} serves task {self._settings.task}")
+        before.close()
+
+    def _wait_ready(self, model: str) -> None:
+        end = time.monotonic() + _READY_TIMEOUT_S
+        while not self._stop.is_set() and not self._client.is_ready(model):
+            if time.monotonic() > end:
+                raise LevelGoneError(f"model {model} was not ready within {_READY_TIMEOUT_S:g} s")
+            self._stop.wait(min(_PROBE_S, self._check_s))
 
 
 def _label(request: ClassifyRequest) -> Any:

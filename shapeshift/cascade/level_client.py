@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shapeshift.cascade.policy.control import LevelOutput
 from shapeshift.cascade.policy.routing import Array
-from shapeshift.cascade.request import LevelResult
+from shapeshift.cascade.request import LevelOutput, LevelResult
 from shapeshift.cascade.settings import CascadeSettings
 from shapeshift.errors import (
     EngineError,
@@ -45,7 +44,6 @@ _MIN_TIMEOUT_S, _POLL_S = 1e-3, 0.01
 # While a level has calls to answer it is asked every period for a sign, which needs no engine and no queue. Half a
 # minute without one is what the sidecar, too, takes for a hung process.
 _SIGN_PERIOD_S, _SIGN_TIMEOUT_S, _MISSED_SIGNS = 1.0, 5.0, 6
-_PROBE_TEXT = b"a"
 
 
 class LevelGoneError(ShapeshiftError):
@@ -61,33 +59,35 @@ class _Backoff:
     retry_at: float = 0.0
 
 
-@dataclass(frozen=True, eq=False)
-class _LevelCall:
-    """One call; end: of its request, or of the level's own time if that is sooner, as `timeout`; monotonic seconds;
-    checkpoint: the hash of the one that the model must have, empty for any.
+@dataclass(frozen=True)
+class LevelCall:
+    """A call to a level for rows of one text or one pair.
+
+    outputs: of LOGITS, IMPORTANCE, OFFSETS, EMBEDDING, ENGINE_MS; truncate: whether the model may cut the texts;
+    deadline: of the request, monotonic seconds; checkpoint: the hash of the one that the model must have, which may be
+    loaded again with another one at any time; empty for any.
     """
 
     model: str
     rows: Sequence[Sequence[bytes]]
     outputs: Sequence[str]
-    truncate: bool
-    end: float
-    timeout: float
-    done: Callable[[LevelResult | Exception], None]
+    truncate: bool = False
+    deadline: float | None = None
     checkpoint: str = ""
 
 
 class LevelClient:
     """Calls models over gRPC; any thread may call `submit`. A call that is given up holds nothing of the server."""
 
-    def __init__(self, client: AsyncClient, own: CascadeSettings) -> None:
+    def __init__(self, client: AsyncClient, settings: CascadeSettings, sign_period_s: float = _SIGN_PERIOD_S) -> None:
         self._client = client
         self._thread = ClientThread(client.close)
-        self._timeout_s = own.call_timeout_ms / 1e3
-        self._retry_s = own.retry_ms / 1e3
-        self._bound = Bound("queue_calls", own.queue_calls, "calls")
-        self._max_running = own.call_threads
-        self._slots = asyncio.Semaphore(own.call_threads)
+        self._sign_period_s = sign_period_s
+        self._timeout_s = settings.call_timeout_ms / 1e3
+        self._retry_s = settings.retry_ms / 1e3
+        self._bound = Bound("queue_calls", settings.queue_calls, "calls")
+        self._max_running = settings.call_threads
+        self._slots = asyncio.Semaphore(settings.call_threads)
         self._lock = threading.Lock()
         self._backoffs: defaultdict[str, _Backoff] = defaultdict(_Backoff)
         self._in_flight, self._answered, self._failed, self._timeouts = 0, 0, 0, 0
@@ -110,54 +110,39 @@ class LevelClient:
             Gauge("level_calls_running", "Calls to later levels that wait or run", lambda: self.in_flight),
         ]
 
-    def submit(
-        self,
-        model: str,
-        rows: Sequence[Sequence[bytes]],
-        outputs: Sequence[str],
-        truncate: bool,
-        deadline: float | None,
-        done: Callable[[LevelResult | Exception], None],
-        checkpoint: str = "",
-    ) -> None:
-        """Ask `model` for `outputs` of rows of one text or one pair; `done` is called once, on another thread.
+    def submit(self, call: LevelCall, done: Callable[[LevelResult | Exception], None]) -> None:
+        """Start a call; `done` is called once, on another thread.
 
-        outputs: of LOGITS, IMPORTANCE, OFFSETS, EMBEDDING, ENGINE_MS; truncate: whether the model may cut the texts;
-        deadline: of the request, monotonic seconds; checkpoint: the hash of the one that the model must have, which may
-        be loaded again with another one at any time; empty for any. The error is LevelGoneError, InvalidInputError (the
-        model refuses a text), OverloadedError (the model is full or has another checkpoint, or the deadline has
-        passed), or EngineError (any other failure). Raises LevelGoneError where the model failed recently,
-        OverloadedError where too many calls wait; `done` is not called then.
+        The error is LevelGoneError, InvalidInputError (the model refuses a text), OverloadedError (the model is full or
+        has another checkpoint, or the deadline has passed), or EngineError (any other failure). Raises LevelGoneError
+        where the model failed recently, OverloadedError where too many calls wait; `done` is not called then.
         """
         now = time.monotonic()
-        timeout = now + self._timeout_s
-        end = timeout if deadline is None else min(timeout, deadline)
+        limit = now + self._timeout_s
         with self._lock:
             if self._closing:
                 raise unloading()
-            backoff = self._backoffs[model]
+            backoff = self._backoffs[call.model]
             if now < backoff.retry_at:
                 seconds = f"in the last {now - backoff.first_failure:.1f} s"
-                raise LevelGoneError(f"model {model} failed {backoff.failures} times {seconds}; retry later")
+                raise LevelGoneError(f"model {call.model} failed {backoff.failures} times {seconds}; retry later")
             self._bound.require(max(0, self._in_flight - self._max_running))
             self._in_flight += 1
             if backoff.failures:
                 # This call alone finds out whether the model is back.
-                backoff.retry_at = timeout
-        self._thread.start(self._serve(_LevelCall(model, rows, outputs, truncate, end, timeout, done, checkpoint)))
+                backoff.retry_at = limit
+        self._thread.start(self._serve(call, limit, done))
 
-    def is_ready(self, model: str, pairs: bool) -> bool:
-        """Whether the model answers a call, even with an error; blocks until it does, or its time is over."""
-        answers: list[bool] = []
+    def is_ready(self, model: str) -> bool:
+        """Whether the model gives a sign; blocks until it does, or its time is over."""
+        missed: list[int] = []
 
         async def probe() -> None:
-            timeout = time.monotonic() + self._timeout_s
-            call = _LevelCall(model, [[_PROBE_TEXT] * (1 + pairs)], ["LOGITS"], False, timeout, timeout, _ignore)
-            answers.append(not isinstance(await self._outcome(call), LevelGoneError))
+            missed.append(await self._missed_signs(model))
 
         with contextlib.suppress(CancelledError):
             self._thread.start(probe()).result()
-        return answers == [True]
+        return missed == [0]
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Refuse further calls, and end what still runs after `timeout_s` with LevelGoneError."""
@@ -168,74 +153,76 @@ class LevelClient:
             time.sleep(_POLL_S)
         self._thread.close()
 
-    async def _serve(self, call: _LevelCall) -> None:
+    async def _serve(self, call: LevelCall, limit: float, done: Callable[[LevelResult | Exception], None]) -> None:
         outcome: LevelResult | Exception
         try:
-            outcome = await self._started(call)
+            outcome = await self._start(call, limit)
         except asyncio.CancelledError:
             outcome = LevelGoneError(f"model {call.model}: no answer before this model was unloaded")
         with self._lock:
             self._in_flight -= 1
-        call.done(outcome)
+        done(outcome)
 
-    async def _started(self, call: _LevelCall) -> LevelResult | Exception:
-        """The outcome by the end of the call. A call goes on after its request's end, to find out about the level."""
+    async def _start(self, call: LevelCall, limit: float) -> LevelResult | Exception:
+        """The outcome by the deadline. A call goes on after its request's, to find out about the level."""
+        deadline = limit if call.deadline is None else min(limit, call.deadline)
         try:
-            await asyncio.wait_for(self._slots.acquire(), call.end - time.monotonic())
+            await asyncio.wait_for(self._slots.acquire(), deadline - time.monotonic())
         except TimeoutError:
             self._forgo_test(call.model)
             return OverloadedError(f"the call to model {call.model} was not started in time; retry later")
-        asking = asyncio.create_task(self._judged(call))
-        asking.add_done_callback(lambda _: self._slots.release())
-        await asyncio.wait([asking], timeout=call.end - time.monotonic() if call.end < call.timeout else None)
-        if asking.done():
-            return asking.result()
+        running = asyncio.create_task(self._run(call, limit))
+        running.add_done_callback(lambda _: self._slots.release())
+        await asyncio.wait([running], timeout=deadline - time.monotonic() if deadline < limit else None)
+        if running.done():
+            return running.result()
         return OverloadedError(f"latency_ms ran out before model {call.model} answered; retry later")
 
-    async def _judged(self, call: _LevelCall) -> LevelResult | Exception:
-        outcome = await self._outcome(call)
+    async def _run(self, call: LevelCall, limit: float) -> LevelResult | Exception:
+        """The outcome by `limit`, of which the level is judged."""
+        outcome: LevelResult | Exception
+        try:
+            outcome = await self._ask(call, limit)
+        except OverloadedError as error:
+            outcome = error
+        except TimeoutError:
+            self._timeouts += 1
+            outcome = LevelGoneError(f"model {call.model}: no answer in time")
+        except (ModelGoneError, ModelDiedError) as error:
+            outcome = LevelGoneError(str(error))
+        except ModelError as error:
+            outcome = _own_error(error)
+        except Exception as error:  # noqa: BLE001  whatever happens, the rows get an answer
+            outcome = error.with_traceback(None)
         self._record(call.model, outcome)
         return outcome
 
-    async def _outcome(self, call: _LevelCall) -> LevelResult | Exception:
-        try:
-            return await self._ask(call)
-        except OverloadedError as error:
-            return error
-        except TimeoutError:
-            self._timeouts += 1
-            return LevelGoneError(f"model {call.model}: no answer in time")
-        except (ModelGoneError, ModelDiedError) as error:
-            return LevelGoneError(str(error))
-        except ModelError as error:
-            return _own_error(error)
-        except Exception as error:  # noqa: BLE001  whatever happens, the rows get an answer
-            return error.with_traceback(None)
-
-    async def _ask(self, call: _LevelCall) -> LevelResult:
+    async def _ask(self, call: LevelCall, limit: float) -> LevelResult:
         inputs = {"TEXT": _column([texts[0] for texts in call.rows])}
         if len(call.rows[0]) > 1:
             inputs["TEXT_PAIR"] = _column([texts[1] for texts in call.rows])
         parameters: dict[str, bool | str] = {"truncate": True} if call.truncate else {}
         if call.checkpoint:
             parameters["checkpoint"] = call.checkpoint
-        timeout_s = max(_MIN_TIMEOUT_S, call.timeout - time.monotonic())
+        timeout_s = max(_MIN_TIMEOUT_S, limit - time.monotonic())
         started = time.perf_counter()
         # gRPC has its own limit too, by which the server learns that nobody waits any more.
-        async with asyncio.timeout(timeout_s) as limit:
-            self._limits[call.model].add(limit)
+        async with asyncio.timeout(timeout_s) as timeout:
+            self._limits[call.model].add(timeout)
             try:
-                found = await self._client.infer(ModelCall(call.model, inputs, 2 * timeout_s, call.outputs, parameters))
+                tensors = await self._client.infer(
+                    ModelCall(call.model, inputs, 2 * timeout_s, call.outputs, parameters)
+                )
             finally:
-                self._limits[call.model].discard(limit)
-        if any(name not in found or len(found[name]) != len(call.rows) for name in call.outputs):
+                self._limits[call.model].discard(timeout)
+        if any(name not in tensors or len(tensors[name]) != len(call.rows) for name in call.outputs):
             raise EngineError(
                 f"model {call.model} answered without {', '.join(call.outputs)} for {len(call.rows)} texts"
             )
         engine_ms = np.full(len(call.rows), (time.perf_counter() - started) * 1e3)
-        if ENGINE_MS in found:
-            engine_ms = found.pop(ENGINE_MS).reshape(-1)
-        return LevelResult([_output(found, index) for index in range(len(call.rows))], engine_ms)
+        if ENGINE_MS in tensors:
+            engine_ms = tensors.pop(ENGINE_MS).reshape(-1)
+        return LevelResult([_output(tensors, index) for index in range(len(call.rows))], engine_ms)
 
     async def _watch(self) -> None:
         """End the calls to a model that is gone or gives no sign; a slow one gives signs, however long its calls take.
@@ -244,7 +231,7 @@ class LevelClient:
         """
         missed: defaultdict[str, int] = defaultdict(int)
         while True:
-            await asyncio.sleep(_SIGN_PERIOD_S)
+            await asyncio.sleep(self._sign_period_s)
             waiting = {model: set(limits) for model, limits in self._limits.items() if limits}
             for model, more in zip(waiting, await asyncio.gather(*map(self._missed_signs, waiting)), strict=True):
                 missed[model] = missed[model] + more if more else 0
@@ -285,16 +272,12 @@ class LevelClient:
             backoff.failures += 1
 
 
-def _ignore(outcome: LevelResult | Exception) -> None:
-    """Nobody waits for a probe's outcome."""
-
-
 def _column(texts: Sequence[bytes]) -> Array:
     return np.array([[text] for text in texts], dtype=object)
 
 
-def _output(found: dict[str, Array], index: int) -> LevelOutput:
-    return LevelOutput(**{name.lower(): values[index] for name, values in found.items()})
+def _output(tensors: dict[str, Array], index: int) -> LevelOutput:
+    return LevelOutput(**{name.lower(): values[index] for name, values in tensors.items()})
 
 
 def _own_error(error: ModelError) -> ShapeshiftError:

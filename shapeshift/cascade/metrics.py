@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Sequence
 
-from shapeshift.cascade.candidates.table import Candidate
+from shapeshift.cascade.candidates import Candidate
 from shapeshift.cascade.request import Row
-from shapeshift.serving.metrics import Counter, Gauge, Histogram
+from shapeshift.serving.metrics import Counter, Gauge, Histogram, Metric
 
 # The recent means cover about so many texts.
 _WINDOW = 512
@@ -22,81 +22,71 @@ class RecentMean:
         self.count = 0
 
     def add(self, value: float) -> None:
-        """Add a value."""
         self.count += 1
         self.value += (value - self.value) / min(self.count, _WINDOW)
 
+    def drift(self, profiled: float) -> float:
+        """The mean less what was profiled; 0 before the first value."""
+        return self.value - profiled if self.count else 0.0
 
-class CascadeMetrics:
-    """Any thread may call the methods."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._candidate: Candidate | None = None
-        self._levels = [0] * (_MAX_LEVELS + 1)
-        self._words_pruned, self._fallbacks, self._swaps, self._failed_swaps = 0, 0, 0, 0
-        self._early_share, self._confidence = RecentMean(), RecentMean()
-        self.control_ms = Histogram("control_ms", "Control time of a text: dispatch, pruning, ensemble", _CONTROL_MS)
+class Traffic:
+    """Recent texts of one candidate that the client did not send to a level of its choice."""
 
-    def set_candidate(self, candidate: Candidate) -> None:
-        """Compare with this candidate's profile from now on; counts a swap unless it is the first."""
-        with self._lock:
-            self._swaps += self._candidate is not None
-            self._candidate = candidate
-            self._early_share, self._confidence = RecentMean(), RecentMean()
-
-    def count_failed_swap(self) -> None:
-        """Count a change of the registry that could not be applied."""
-        with self._lock:
-            self._failed_swaps += 1
-
-    def observe_confidence(self, confidence: float) -> None:
-        """Record the first level's confidence in one text."""
-        with self._lock:
-            self._confidence.add(confidence)
-
-    def count_fallbacks(self, rows: int) -> None:
-        """Count rows that keep an earlier level's answer because a later level failed."""
-        with self._lock:
-            self._fallbacks += rows
-
-    def count_row(self, row: Row, level_requested: bool) -> None:
-        """Count an answered row; level_requested: whether the client asked for this level."""
-        with self._lock:
-            self._levels[min(row.final.level, _MAX_LEVELS)] += 1
-            self._words_pruned += row.words_pruned
-            self.control_ms.observe(row.control_ms)
-            if not level_requested:
-                self._early_share.add(row.final.level == 1)
+    def __init__(self, candidate: Candidate) -> None:
+        self.early_share, self.confidence = RecentMean(), RecentMean()
+        self._candidate = candidate
 
     @property
     def early_drift(self) -> float:
-        """Recent share of texts that the first level answers, minus the profile's; 0 before the first text."""
-        profile = self._candidate
-        return self._early_share.value - profile.shares[0] if profile and self._early_share.count else 0.0
+        return self.early_share.drift(self._candidate.shares[0])
 
     @property
     def confidence_drift(self) -> float:
-        """Recent mean confidence of the first level, minus the profile's; 0 before the first text."""
-        profile = self._candidate
-        return self._confidence.value - profile.mean_confidence if profile and self._confidence.count else 0.0
+        return self.confidence.drift(self._candidate.mean_confidence)
 
-    def exported(self) -> list[Counter | Gauge | Histogram]:
+
+class CascadeMetrics:
+    """Rows are counted on one thread, and swaps of the candidate on one."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self._traffic = Traffic(candidate)
+        self._levels = [
+            Counter("level_texts_total", "Texts answered by each level", {"level": str(number)})
+            for number in range(1, _MAX_LEVELS + 1)
+        ]
+        self._control_ms = Histogram("control_ms", "Control time of a text: dispatch, pruning, ensemble", _CONTROL_MS)
+        self._words_pruned = Counter("words_pruned_total", "Words that later levels did not read")
+        self._fallbacks = Counter("fallbacks_total", "Texts that kept an earlier level's answer")
+        self._swaps = Counter("candidate_swaps_total", "Changes of the candidate")
+        self.failed_swaps = Counter("candidate_errors_total", "Changes that could not be applied")
+
+    def swap(self, candidate: Candidate) -> None:
+        """Compare with this candidate's profile from now on."""
+        self._swaps.add()
+        self._traffic = Traffic(candidate)
+
+    def count_row(self, row: Row, level_requested: bool) -> None:
+        """Count an answered row; level_requested: whether the client asked for this level."""
+        self._levels[min(row.final.level, _MAX_LEVELS) - 1].add()
+        self._words_pruned.add(row.words_pruned)
+        self._fallbacks.add(row.fell_back)
+        self._control_ms.observe(row.control_ms)
+        if not level_requested and row.confidence is not None:
+            self._traffic.early_share.add(row.final.level == 1)
+            self._traffic.confidence.add(row.confidence)
+
+    def exported(self) -> Sequence[Metric]:
         """All metrics, for the flusher."""
-
-        def of_level(number: int) -> Counter:
-            labels = {"level": str(number)}
-            return Counter("level_texts_total", "Texts answered by each level", labels, lambda: self._levels[number])
-
         return [
-            *(of_level(number) for number in range(1, _MAX_LEVELS + 1)),
-            self.control_ms,
-            Counter("words_pruned_total", "Words that later levels did not read", read=lambda: self._words_pruned),
-            Counter("fallbacks_total", "Texts that kept an earlier level's answer", read=lambda: self._fallbacks),
-            Counter("candidate_swaps_total", "Changes of the candidate", read=lambda: self._swaps),
-            Counter("candidate_errors_total", "Changes that could not be applied", read=lambda: self._failed_swaps),
-            Gauge("early_share_recent", "Recent share of texts answered by level 1", lambda: self._early_share.value),
-            Gauge("early_share_drift", "The same minus the profile's", lambda: self.early_drift),
-            Gauge("confidence_recent", "Recent mean confidence of level 1", lambda: self._confidence.value),
-            Gauge("confidence_drift", "The same minus the profile's", lambda: self.confidence_drift),
+            *self._levels,
+            *(self._control_ms, self._words_pruned, self._fallbacks, self._swaps, self.failed_swaps),
+            Gauge(
+                "early_share_recent",
+                "Recent share of texts answered by level 1",
+                lambda: self._traffic.early_share.value,
+            ),
+            Gauge("early_share_drift", "The same minus the profile's", lambda: self._traffic.early_drift),
+            Gauge("confidence_recent", "Recent mean confidence of level 1", lambda: self._traffic.confidence.value),
+            Gauge("confidence_drift", "The same minus the profile's", lambda: self._traffic.confidence_drift),
         ]

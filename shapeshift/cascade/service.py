@@ -1,4 +1,7 @@
-"""One candidate in service: rows go from level to level until an answer is confident or no level is left."""
+"""One candidate in service: rows go from level to level until an answer is confident or no level is left.
+
+The engines of the first level run in this process, so that an early answer needs no call.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
-from shapeshift.cascade.candidates.registry import ServingCandidate
-from shapeshift.cascade.first_level import FirstLevel, check_engines
-from shapeshift.cascade.level_client import ENGINE_MS, LevelClient
-from shapeshift.cascade.metrics import CascadeMetrics
-from shapeshift.cascade.policy.control import Control, LevelOutput
-from shapeshift.cascade.request import ClassifyRequest, LevelResult, Row
+from shapeshift.cascade.candidates import ServingCandidate
+from shapeshift.cascade.level_client import ENGINE_MS, LevelCall, LevelClient
+from shapeshift.cascade.policy.routing import Array
+from shapeshift.cascade.request import ClassifyRequest, Control, LevelOutput, LevelResult, Row
 from shapeshift.cascade.settings import CascadeSettings
-from shapeshift.engines.manifest import FILE_NAME as MANIFEST_FILE
+from shapeshift.engines import manifest
+from shapeshift.engines.execution.executor import EngineExecutor
+from shapeshift.engines.execution.loading import open_tokenizer
+from shapeshift.engines.execution.request import TextRequest
 from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.serving.model_args import Log
 from shapeshift.serving.parameters import RequestParameters
@@ -39,40 +43,44 @@ class CascadeService:
         self,
         serving: ServingCandidate,
         engines: Path,
-        own: CascadeSettings,
+        settings: CascadeSettings,
         client: LevelClient,
-        metrics: CascadeMetrics,
         log: Log,
         device: int | None = None,
     ) -> None:
         self.table, self.candidate = serving.table, serving.candidate
-        self._control = Control(serving.table, serving.candidate)
-        for level, model in enumerate(serving.candidate.levels):
-            # A later level may belong to another backend; its files are not here then.
-            if level and (engines / model / MANIFEST_FILE).is_file():
-                check_engines(engines / model, serving.table, serving.candidate, level)
+        self._control = Control(self.table, self.candidate)
         self._client = client
-        self._metrics = metrics
-        self._random = random.Random(own.seed)
-        self._random_lock = threading.Lock()
+        self._random = random.Random(settings.seed)
         self._in_flight = 0
         self._in_flight_lock = threading.Lock()
-        self.first_level = FirstLevel(engines, serving.table, serving.candidate, own, log, device)
+        first, *later = self.candidate.levels
+        for model in later:
+            # A later level may belong to another backend; its files are not here then.
+            if (engines / model / manifest.FILE_NAME).is_file():
+                self.table.check_engines(engines / model, model, model == later[-1])
+        self.engines = self.table.check_engines(engines / first, first, not later)
+        self.manifest_sha256 = manifest.sha256(engines / first)
+        self._tokenizer = open_tokenizer(engines / first, self.engines)
+        self.executor = EngineExecutor(self.engines, engines / first, settings, log, device)
 
     def acquire(self) -> None:
         """Announce one `submit`: `close` waits for its request from now on."""
         with self._in_flight_lock:
             self._in_flight += 1
 
-    def submit(self, request: ClassifyRequest) -> list[int]:
+    def submit(self, request: ClassifyRequest) -> None:
         """Start a request for rows of one text or one pair, after `acquire`.
 
-        Returns the number of tokens of each row, none where the first level does not run. Raises InvalidInputError for
-        an invalid text or parameter, OverloadedError where the queue is full; the request does not end then.
+        Raises InvalidInputError for an invalid text or parameter, OverloadedError where the queue is full; the request
+        does not end then.
         """
         try:
-            request.begin(self._control_for(request.given), self._release)
-            return self._run(request, request.rows, request.level or 1)
+            request.begin(self._control_for(request.params), self._release)
+            if (request.params.level or 1) == 1:
+                self._run_here(request)
+            else:
+                self._call(request, request.rows, request.params.level or 1)
         except Exception:
             self._release()
             raise
@@ -82,17 +90,17 @@ class CascadeService:
         end = time.monotonic() + _DRAIN_S
         while self._in_flight and time.monotonic() < end:
             time.sleep(_POLL_S)
-        self.first_level.executor.close()
+        self.executor.close()
 
     def _release(self) -> None:
         with self._in_flight_lock:
             self._in_flight -= 1
 
-    def _control_for(self, given: RequestParameters) -> Control:
+    def _control_for(self, params: RequestParameters) -> Control:
         """The decisions for a request: of the same levels, the fastest candidate that assures `min_accuracy`."""
-        num_levels, least = self._control.num_levels, given.min_accuracy
-        if given.level is not None and not 1 <= given.level <= num_levels:
-            raise InvalidInputError("parameter level", given.level, f"1 to {num_levels}")
+        num_levels, least = self._control.num_levels, params.min_accuracy
+        if params.level is not None and not 1 <= params.level <= num_levels:
+            raise InvalidInputError("parameter level", params.level, f"1 to {num_levels}")
         if least is None:
             return self._control
         same_levels = [one for one in self.table.candidates if one.levels == self.candidate.levels]
@@ -105,19 +113,43 @@ class CascadeService:
             raise InvalidInputError("parameter min_accuracy", least, allowed)
         return Control(self.table, min(accurate, key=lambda one: (one.latency_ms, -one.accuracy, one.name)))
 
-    def _run(self, request: ClassifyRequest, rows: Sequence[Row], level: int) -> list[int]:
-        """Run a level on some rows of a request; the tokens of each where it is the first level."""
-        texts = [row.next_texts for row in rows]
+    def _run_here(self, request: ClassifyRequest) -> None:
+        """Have the first level compute all rows. Raises as `submit` does."""
+        prompt = self.engines.prompt(None)
+        ids, offsets = [], []
+        for index, row in enumerate(request.rows):
+            pair = row.texts[1] if len(row.texts) > 1 else None
+            text = self._tokenizer.encode_with_offsets(row.texts[0], pair, index, request.params.truncate, prompt)
+            row.num_tokens = len(text.ids)
+            ids.append(text.ids)
+            offsets.append(text.offsets)
+
+        def finished(computed: TextRequest) -> None:
+            try:
+                result: LevelResult | Exception = computed.error or _result(computed, offsets)
+            except Exception as error:  # noqa: BLE001  the engine thread must continue
+                result = error
+            self._on_result(request, request.rows, 1, result)
+
+        left_ms = None if request.deadline is None else max(1e-3, (request.deadline - time.monotonic()) * 1e3)
+        self.executor.submit(TextRequest(ids, finished, left_ms))
+
+    def _call(self, request: ClassifyRequest, rows: Sequence[Row], level: int) -> None:
+        """Have a later level compute some rows of a request."""
+        model = self.table.model(self.candidate.levels[level - 1])
+        call = LevelCall(
+            model.name,
+            [row.next_texts for row in rows],
+            self._outputs(model.outputs, level),
+            request.params.truncate,
+            request.deadline,
+            model.checkpoint_sha256,
+        )
         on_result = partial(self._on_result, request, rows, level)
-        if level == 1:
-            return self.first_level.submit(texts, request.truncate, request.deadline, on_result)
-        model = self.candidate.levels[level - 1]
-        outputs, checkpoint = self._outputs(model, level), self.table.model(model).checkpoint_sha256
         try:
-            self._client.submit(model, texts, outputs, request.truncate, request.deadline, on_result, checkpoint)
+            self._client.submit(call, on_result)
         except Exception as error:  # noqa: BLE001  the rows keep the answer of an earlier level
             on_result(error)
-        return []
 
     def _on_result(
         self, request: ClassifyRequest, rows: Sequence[Row], level: int, result: LevelResult | Exception
@@ -135,43 +167,26 @@ class CascadeService:
 
     def _step(self, request: ClassifyRequest, rows: Sequence[Row], level: int, result: LevelResult) -> None:
         """Record what a level computed of some rows, decide which go on, and run the next level on those."""
-        unsure = []
+        control, unsure = request.control, []
         for row, output, engine_ms in zip(rows, result.outputs, result.engine_ms, strict=True):
             started = time.perf_counter()
-            self._record(request, row, level, output)
-            if self._goes_on(request, row, level, output):
-                row.go_on(request.control.prune(row.texts, level, output))
+            row.record(*control.answer(level, output, row.ensemble))
+            if request.params.level is None and self._random.random() < control.p_continue(level, output):
+                row.next_texts, row.next_pruned = control.prune(row.texts, level, output)
                 unsure.append(row)
             row.engine_ms += float(engine_ms)
             row.control_ms += (time.perf_counter() - started) * 1e3
         if unsure:
-            self._run(request, unsure, level + 1)
+            self._call(request, unsure, level + 1)
         request.finish_rows(len(rows) - len(unsure))
 
-    def _record(self, request: ClassifyRequest, row: Row, level: int, output: LevelOutput) -> None:
-        row.record(*request.control.answer(level, output, row.ensemble))
-        if level == 1 and output.offsets is not None:
-            row.num_tokens = len(output.offsets)
-        if level == 1 and request.level is None:
-            self._metrics.observe_confidence(row.final.confidence)
-
-    def _goes_on(self, request: ClassifyRequest, row: Row, level: int, output: LevelOutput) -> bool:
-        if request.level is not None:
-            return False
-        probability = request.control.p_continue(level, output)
-        if probability <= 0 or probability >= 1:
-            return probability >= 1
-        with self._random_lock:
-            return self._random.random() < probability
-
-    def _outputs(self, model: str, level: int) -> list[str]:
+    def _outputs(self, offered: Sequence[str], level: int) -> list[str]:
         """The outputs to ask a later level for."""
-        offered = self.table.model(model).outputs
-        wanted = ["LOGITS", ENGINE_MS]
+        names = ["LOGITS", ENGINE_MS]
         if level < self._control.num_levels:
-            wanted += ["EMBEDDING"] if self.table.is_regression else []
-            wanted += ["IMPORTANCE", "OFFSETS"] if {"IMPORTANCE", "OFFSETS"} <= set(offered) else []
-        return [name for name in wanted if name in offered]
+            names += ["EMBEDDING"] if self.table.is_regression else []
+            names += ["IMPORTANCE", "OFFSETS"] if {"IMPORTANCE", "OFFSETS"} <= set(offered) else []
+        return [name for name in names if name in offered]
 
     def _is_valid(self, result: LevelResult) -> bool:
         shape = (len(self.table.labels),)
@@ -182,5 +197,20 @@ class CascadeService:
         if any(row.answer is None for row in rows):
             request.fail(error)
             return
-        self._metrics.count_fallbacks(len(rows))
+        for row in rows:
+            row.fell_back = True
         request.finish_rows(len(rows))
+
+
+def _result(computed: TextRequest, offsets: Sequence[Array]) -> LevelResult:
+    def of_row(name: str, index: int, length: int | None = None) -> Array | None:
+        values = computed.outputs.get(name)
+        return None if values is None else values[index][:length]
+
+    outputs = [
+        LevelOutput(
+            computed.outputs["LOGITS"][index], of_row("IMPORTANCE", index, len(one)), one, of_row("EMBEDDING", index)
+        )
+        for index, one in enumerate(offsets)
+    ]
+    return LevelResult(outputs, computed.engine_ms)

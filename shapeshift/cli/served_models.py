@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shapeshift.cascade.candidates import registry
+from shapeshift.cascade import candidates
 from shapeshift.engines import failures
 from shapeshift.errors import EngineError, NotFoundError, ShapeshiftError, UnsupportedError
 from shapeshift.sidecar import run_files
@@ -90,7 +90,7 @@ def _called(name: str, repositories: Sequence[Path]) -> Sequence[str]:
         config = model_config.read(folder / "config.pbtxt")
         own = model_config.parameters(config)
         if config.backend == "cascade":
-            return registry.serving(folder / own["candidates_dir"], own["task"]).candidate.levels[1:]
+            return candidates.serving(folder / own["candidates_dir"], own["task"]).candidate.levels[1:]
         return [own["forward_to"]] if "forward_to" in own else []
     except (ShapeshiftError, KeyError):
         # The server says what is wrong with this model.

@@ -14,9 +14,9 @@ from bench.cascade import datasets, measurements, packing, plots, report, task_b
 from bench.cascade.measurements import Measurements
 from bench.cascade.report import Row
 from bench.common import public_data
-from shapeshift.cascade.candidates.table import Candidate, CandidateTable, Gap, LevelModel
-from shapeshift.cascade.policy.control import LevelOutput
+from shapeshift.cascade.candidates import Candidate, CandidateTable, Gap, LevelModel
 from shapeshift.cascade.profiling.observation import ModelRunner
+from shapeshift.cascade.request import LevelOutput
 from shapeshift.errors import NotFoundError
 from shapeshift.workloads import trace
 
@@ -118,7 +118,8 @@ def test_packing_ends_when_copies_slow_each_other(
 
 
 def test_the_best_chain_is_the_fastest_that_loses_little() -> None:
-    alone = dataclasses.replace(candidate(), name="large", levels=("large",), gaps=(), accuracy_bound=0.88)
+    one_level: dict[str, Any] = {"levels": ("large",), "gaps": (), "shares": (1.0,), "model_latencies": (3.0,)}
+    alone = dataclasses.replace(candidate(), name="large", accuracy_bound=0.88, **one_level)
     made = [
         dataclasses.replace(candidate(algorithm=algorithm), name=name, accuracy_bound=bound, latency_ms=ms, p75_ms=4.0)
         for name, algorithm, bound, ms in (

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from shapeshift.build_engines.description import published_ask
-from shapeshift.cascade.candidates import local, registry
-from shapeshift.cascade.candidates.table import Candidate, CandidateTable, LevelModel
+from shapeshift.cascade import candidates, local_candidates
+from shapeshift.cascade.candidates import Candidate, CandidateTable, Gap, LevelModel
 from shapeshift.cli.main import main
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
@@ -66,7 +66,7 @@ def test_a_cascade_is_published_after_its_levels(tmp_path: Path, make: Callable[
     # The level was built all the same.
     engines = tmp_path / "build" / "engines"
     folder = tmp_path / "checkpoints" / "coin"
-    registry.put(folder, table(manifest.load(engines / "small").checkpoint_sha256), "small", pinned=False)
+    candidates.put(folder, table(manifest.load(engines / "small").checkpoint_sha256), "small", pinned=False)
     status, said, _ = make()
     assert status == 0 and "a_cascade: task coin, candidate small" in said
     parameters = model_config.parameters(model_config.read(tmp_path / "build/repository/a_cascade/config.pbtxt"))
@@ -85,7 +85,7 @@ def test_a_table_of_other_checkpoints_is_not_published(
     tmp_path: Path, make: Callable[..., tuple[int, str, str]]
 ) -> None:
     folder = tmp_path / "checkpoints" / "coin"
-    registry.put(folder, table("0" * 64), "small", pinned=False)
+    candidates.put(folder, table("0" * 64), "small", pinned=False)
     status, _, said = make()
     assert status == 1 and "comes from another checkpoint" in said and "not published: a_cascade" in said
     data = json.loads((folder / "registry.json").read_text())
@@ -98,26 +98,26 @@ def test_a_table_from_another_cpu_is_chosen_anew(tmp_path: Path, make: Callable[
     make()
     engines, folder = tmp_path / "build" / "engines", tmp_path / "checkpoints" / "coin"
     profiled = table(manifest.load(engines / "small").checkpoint_sha256)
-    registry.put(folder, replace(profiled, made={"hardware": "another CPU"}), "small", pinned=False)
+    candidates.put(folder, replace(profiled, made={"hardware": "another CPU"}), "small", pinned=False)
     status, said, _ = make()
     target = tmp_path / "build" / "repository" / "a_cascade"
     stated = model_config.parameters(model_config.read(target / "config.pbtxt"))
     here = (target / stated["candidates_dir"]).resolve()
     assert status == 0 and f"chosen anew in {here}" in said and here != folder
-    found = registry.serving(here, "coin")
+    found = candidates.serving(here, "coin")
     assert found.table.made["hardware"] == manifest.load(engines / "small").hardware
     assert found.table.models[0].latency_ms != profiled.models[0].latency_ms
     # What a command chose there stays until the table or the engines change.
-    registry.put(here, found.table, "small", pinned=True)
+    candidates.put(here, found.table, "small", pinned=True)
     make()
-    assert registry.serving(here, "coin").pinned
+    assert candidates.serving(here, "coin").pinned
 
 
 def chain(name: str, accuracy: float, latency_ms: float, shares: tuple[float, float]) -> Candidate:
     return Candidate(
         name,
         ("small", "large"),
-        (),
+        (Gap(0.8, 10.0, "sigmoid", 0.0, 0.5),),
         accuracy,
         latency_ms,
         latency_ms,
@@ -138,23 +138,27 @@ def test_the_choice_follows_this_machines_latencies() -> None:
     mixed = chain("mixed", 0.6, 1.0 + 0.3 * 10, (0.7, 0.3))
     models = (table("").models[0], replace(table("").models[0], name="large"))
     profiled = replace(table(""), models=models, candidates=(single, large, mixed))
-    found = registry.ServingCandidate(profiled, mixed, pinned=False)
+    found = candidates.ServingCandidate(profiled, mixed, pinned=False)
     slow_small = {"small": timed("here", 8.0), "large": timed("here", 8.0)}
-    made = local.on_this_machine(found, slow_small, "source")
+    made = local_candidates.on_this_machine(found, slow_small, "source")
     assert made.candidate.name == "large" and made.candidate.latency_ms == pytest.approx(8.0)
     assert made.table.candidate("mixed").latency_ms == pytest.approx(8.0 + 0.3 * 8.0)
     assert [one.accuracy for one in made.table.candidates] == [0.5, 0.6, 0.6]
-    alike = local.on_this_machine(found, {"small": timed("here", 0.5), "large": timed("here", 5.0)}, "source")
+    alike = local_candidates.on_this_machine(
+        found, {"small": timed("here", 0.5), "large": timed("here", 5.0)}, "source"
+    )
     assert alike.candidate.name == "mixed" and alike.candidate.latency_ms == pytest.approx(2.0)
-    pinned = local.on_this_machine(replace(found, pinned=True), slow_small, "source")
+    pinned = local_candidates.on_this_machine(replace(found, pinned=True), slow_small, "source")
     assert pinned.candidate.name == "mixed"
     # The bound is compared: the large model, as accurate as before, is no longer as certain.
     unsure = replace(profiled, candidates=(single, replace(large, accuracy_bound=0.54), mixed))
-    assert local.on_this_machine(replace(found, table=unsure), slow_small, "source").candidate.name == "mixed"
+    assert (
+        local_candidates.on_this_machine(replace(found, table=unsure), slow_small, "source").candidate.name == "mixed"
+    )
     # Without bounds, as in tables of 0.1, the candidate stays.
     old = replace(profiled, candidates=tuple(replace(one, accuracy_bound=None) for one in profiled.candidates))
-    kept = local.on_this_machine(
-        registry.ServingCandidate(old, old.candidate("mixed"), pinned=False), slow_small, "source"
+    kept = local_candidates.on_this_machine(
+        candidates.ServingCandidate(old, old.candidate("mixed"), pinned=False), slow_small, "source"
     )
     assert kept.candidate.name == "mixed" and kept.candidate.latency_ms == pytest.approx(8.0 + 0.3 * 8.0)
 

@@ -17,10 +17,11 @@ from safetensors.numpy import save_file
 
 from shapeshift.build_engines import cascade as build_cascade
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.cascade.candidates import registry
-from shapeshift.cascade.candidates.table import Candidate, CandidateTable, Gap, LevelModel
+from shapeshift.cascade import candidates
+from shapeshift.cascade.candidates import Candidate, CandidateTable, Gap, LevelModel
 from shapeshift.cascade.front import CascadeFront
 from shapeshift.engines import manifest
+from shapeshift.errors import ModelGoneError
 from shapeshift.serving import model_args
 from shapeshift.serving.error_codes import FORWARDED, code_of, error_of
 from shapeshift.serving.model_args import DESCRIPTION, ModelArgs
@@ -122,10 +123,15 @@ class FakeClient(AsyncClient):
             self.signs += 1
             if self.no_sign is not None:
                 raise self.no_sign
-            return {}
+            if self.has(call.model):
+                return {}
+            raise ModelGoneError(f"model {call.model} is not loaded")
         outcome: Future[dict[str, np.ndarray]] = Future()
         threading.Thread(target=self._execute, args=(call, outcome), daemon=True).start()
         return await asyncio.wrap_future(outcome)
+
+    def has(self, model: str) -> bool:
+        return model in self._pb_utils.models
 
     def _execute(self, call: ModelCall, outcome: Future[dict[str, np.ndarray]]) -> None:
         try:
@@ -138,7 +144,7 @@ class FakeClient(AsyncClient):
                 outcome.set_result(found)
 
     def _answer(self, call: ModelCall) -> dict[str, np.ndarray]:
-        if call.model not in self._pb_utils.models:
+        if not self.has(call.model):
             raise error_of(f"Request for unknown model: '{call.model}' is not found", "UNAVAILABLE")
         inputs: dict[str, Any] = dict(call.inputs)
         request = Request(call.outputs, {**call.parameters, FORWARDED: True}, **inputs)
@@ -160,6 +166,7 @@ class Workspace:
         self.folder = root / "candidates"
         self.pb_utils = PbUtils()
         self.fronts: list[CascadeFront] = []
+        self.check_s = 1.0
 
     def table(self, *candidates: Candidate, kind: str = "classification", **others: Any) -> CandidateTable:
         """A table of these candidates; only `small` has engines and a known checkpoint."""
@@ -174,7 +181,7 @@ class Workspace:
 
     def put(self, table: CandidateTable, chosen: str | None = None) -> None:
         """Register the table; `chosen` serves, by default the first candidate."""
-        registry.put(self.folder, table, chosen or table.candidates[0].name, pinned=False)
+        candidates.put(self.folder, table, chosen or table.candidates[0].name, pinned=False)
 
     def publish(self, pairs: bool = False, **parameters: object) -> Path:
         """Write the model's folder as `make engines` does."""
@@ -194,7 +201,7 @@ class Workspace:
         if table is not None:
             self.put(table)
         self.publish(**parameters)
-        self.fronts.append(as_served(CascadeFront(self.pb_utils, self.args(), FakeClient(self.pb_utils))))
+        self.fronts.append(as_served(CascadeFront(self.pb_utils, self.args(), FakeClient(self.pb_utils), self.check_s)))
         return self.fronts[-1]
 
     def args(self) -> ModelArgs:

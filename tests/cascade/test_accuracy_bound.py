@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from shapeshift.cascade.candidates.table import Candidate
+from shapeshift.cascade.candidates import Candidate
 from shapeshift.cascade.policy import routing, selection
 from shapeshift.cascade.policy.routing import softmax
 from shapeshift.cascade.profiling.accuracy_bound import CONFIDENCE, accuracy_bound, clopper_pearson

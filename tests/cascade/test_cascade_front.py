@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from shapeshift.build_engines import cascade as build_cascade
-from shapeshift.cascade import service
-from shapeshift.cascade.candidates import registry
+from shapeshift.cascade import candidates, service
 from shapeshift.cascade.front import CascadeFront
 from shapeshift.cascade.policy.routing import softmax
 from shapeshift.cli import served_models
@@ -276,10 +275,7 @@ def test_too_many_calls_leave_the_first_answer(workspace: Workspace) -> None:
     assert [values_of(one.sender.answer())["LEVEL"].item() for one in (first, others[0])] == [2, 2]
 
 
-def test_closing_answers_everything(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shapeshift.cascade import service
-
-    monkeypatch.setattr(service, "_DRAIN_S", 0.2)
+def test_closing_answers_everything(workspace: Workspace) -> None:
     level = large(workspace)
     front = workspace.open(workspace.table(candidate("both", TWO, [gap()])), call_timeout_ms=600)
     level.open.clear()
@@ -380,12 +376,10 @@ def test_what_does_not_match_is_not_loaded(workspace: Workspace, wrong: str) -> 
     workspace.put(table)
     if wrong == "file":
         error = InvalidInputError
-        (workspace.folder / registry.entries(workspace.folder)["task"].table).write_text("{}")
+        (workspace.folder / candidates.entries(workspace.folder)["task"].table).write_text("{}")
     if wrong == "output":
         error = EngineError
-        models = tuple(type(one)(**{**vars(one), "name": "nowhere"}) for one in table.models)
-        table = type(table)(**{**vars(table), "models": models, "candidates": (candidate("x", ["nowhere"], []),)})
-        workspace.put(type(table)(**{**vars(table), "models": models[:1]}))
+        workspace.put(workspace.table(candidate("x", ["nowhere"], [])))
     with pytest.raises(error):
         workspace.open(**choices)
 
@@ -430,11 +424,8 @@ def test_what_is_counted(workspace: Workspace) -> None:
     assert metric("shapeshift_confidence_drift") == pytest.approx(metric("shapeshift_confidence_recent") - 0.8)
 
 
-def test_candidates_are_swapped_while_serving(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shapeshift.cascade import hot_swap
-
-    monkeypatch.setattr(hot_swap, "_CHECK_S", 0.02)
-    monkeypatch.setattr(hot_swap, "_PROBE_S", 0.02)
+def test_candidates_are_swapped_while_serving(workspace: Workspace) -> None:
+    workspace.check_s = 0.02
     large(workspace)
     table = workspace.table(
         candidate("alone", ["small"], []),
@@ -464,12 +455,8 @@ def test_candidates_are_swapped_while_serving(workspace: Workspace, monkeypatch:
     assert workspace.pb_utils.metric("shapeshift_candidate_errors_total") >= 1
 
 
-def test_candidates_at_a_url_are_followed(
-    workspace: Workspace, remote: RemoteRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from shapeshift.cascade import hot_swap
-
-    monkeypatch.setattr(hot_swap, "_CHECK_S", 0.02)
+def test_candidates_at_a_url_are_followed(workspace: Workspace, remote: RemoteRegistry) -> None:
+    workspace.check_s = 0.02
     large(workspace)
     # A table of another CPU is served as it is: one chosen anew would not follow the URL.
     made = {"hardware": "another CPU"}
@@ -486,7 +473,7 @@ def test_candidates_at_a_url_are_followed(
     wait_for(lambda: ask(front, "one")["LEVEL"].item() == 2)
     changed = workspace.table(candidate("alone", ["small"], []), made={"hardware": "a third CPU"})
     workspace.put(changed)
-    remote.write(registry.entries(workspace.folder)["task"].table, b"{}")
+    remote.write(candidates.entries(workspace.folder)["task"].table, b"{}")
     remote.write("registry.json", (workspace.folder / "registry.json").read_bytes())
     wait_for(lambda: any("task is not taken over: sha256" in line for line in workspace.pb_utils.Logger.lines))
     assert ask(front, "one")["LEVEL"].item() == 2
@@ -516,7 +503,7 @@ def test_targets_choose_unless_a_candidate_is_pinned(workspace: Workspace) -> No
     assert ask(workspace.open(table, min_accuracy=0.9), "one")["LEVEL"].item() == 2
     assert ask(workspace.open(table, min_accuracy=0.9, max_latency_ms=5), "one")["LEVEL"].item() == 1
     assert any("no candidate of task task meets" in line for line in workspace.pb_utils.Logger.lines)
-    registry.put(workspace.folder, table, "alone", pinned=True)
+    candidates.put(workspace.folder, table, "alone", pinned=True)
     assert ask(workspace.open(min_accuracy=0.9), "one")["LEVEL"].item() == 1
 
 

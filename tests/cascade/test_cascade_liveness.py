@@ -33,7 +33,8 @@ def test_an_engine_thread_before_and_after_a_swap(workspace: Workspace, monkeypa
     front = workspace.open(workspace.table(first, second))
     for name in ("first", "second"):
         workspace.put(workspace.table(first, second), name)
-        wait_for(lambda name=name: front._hot_swap.current.candidate.name == name)  # type: ignore[misc]
+        said = f"candidate {name}"
+        wait_for(lambda said=said: any(said in line for line in workspace.pb_utils.Logger.lines))  # type: ignore[misc]
         request = text_request("a text", outputs=ALL)
         with only_stalled(workspace.pb_utils, "engine-0", opened.set):
             opened.clear()

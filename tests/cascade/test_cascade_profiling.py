@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from shapeshift import files
-from shapeshift.cascade.candidates import registry, table
+from shapeshift.cascade import candidates
 from shapeshift.cascade.policy import calibration, routing
 from shapeshift.cascade.policy.routing import softmax
 from shapeshift.cascade.policy.selection import is_practical
@@ -254,13 +254,13 @@ def test_a_table_survives_its_file(workspace: Workspace, tmp_path: Path) -> None
     )
     file = tmp_path / "table.json"
     file.write_text(made.as_json())
-    assert table.read(file) == made
+    assert candidates.read(file) == made
 
 
 def test_a_table_without_bounds_is_read(workspace: Workspace, tmp_path: Path) -> None:
     data = json.loads(workspace.table(candidate("one", ["small"], [])).as_json())
     del data["candidates"][0]["accuracy_bound"]
-    found = table.parse(data).candidates[0]
+    found = candidates.parse(data).candidates[0]
     assert found.accuracy_bound is None and found.assured_accuracy == 0 and found.accuracy == 0.9
 
 
@@ -279,7 +279,7 @@ def test_a_table_without_bounds_is_read(workspace: Workspace, tmp_path: Path) ->
 def test_broken_tables_are_refused(workspace: Workspace, change: dict[str, Any], message: str) -> None:
     data = json.loads(workspace.table(candidate("both", ("small", "large"), [gap()])).as_json())
     with pytest.raises(InvalidInputError, match=message):
-        table.parse({**data, **change})
+        candidates.parse({**data, **change})
 
 
 def test_tables_that_are_registered_at_once_all_serve(workspace: Workspace) -> None:
@@ -288,10 +288,10 @@ def test_tables_that_are_registered_at_once_all_serve(workspace: Workspace) -> N
     with ThreadPoolExecutor(8) as pool:
         list(
             pool.map(
-                lambda task: registry.put(workspace.folder, dataclasses.replace(made, task=task), "one", False), tasks
+                lambda task: candidates.put(workspace.folder, dataclasses.replace(made, task=task), "one", False), tasks
             )
         )
-    assert sorted(registry.entries(workspace.folder)) == sorted(tasks)
+    assert sorted(candidates.entries(workspace.folder)) == sorted(tasks)
 
 
 @pytest.mark.parametrize("field", ["gaps", "shares", "model_latencies", "name"])
@@ -302,30 +302,30 @@ def test_candidates_that_do_not_fit_themselves(workspace: Workspace, field: str)
     else:
         data["candidates"][0][field] = []
     with pytest.raises(InvalidInputError):
-        table.parse(data)
+        candidates.parse(data)
 
 
 def test_the_registry_names_what_serves(workspace: Workspace) -> None:
     made = workspace.table(candidate("both", ("small", "large"), [gap()]), candidate("one", ["small"], []))
     with pytest.raises(NotFoundError, match="known: none"):
-        registry.serving(workspace.folder, "task")
-    registry.put(workspace.folder, made, "one", pinned=True)
+        candidates.serving(workspace.folder, "task")
+    candidates.put(workspace.folder, made, "one", pinned=True)
     other = dataclasses.replace(made, task="other")
-    registry.put(workspace.folder, other, "both", pinned=False)
-    assert registry.serving(workspace.folder, "task").candidate.name == "one"
-    assert registry.serving(workspace.folder, "other").candidate.name == "both"
-    assert registry.entries(workspace.folder)["task"].pinned
-    tables = [one.table for one in registry.entries(workspace.folder).values()]
+    candidates.put(workspace.folder, other, "both", pinned=False)
+    assert candidates.serving(workspace.folder, "task").candidate.name == "one"
+    assert candidates.serving(workspace.folder, "other").candidate.name == "both"
+    assert candidates.entries(workspace.folder)["task"].pinned
+    tables = [one.table for one in candidates.entries(workspace.folder).values()]
     assert sorted(path.name for path in workspace.folder.glob("*.json")) == sorted(["registry.json", *tables])
     with pytest.raises(NotFoundError, match="known: both, one"):
-        registry.put(workspace.folder, made, "none", pinned=False)
+        candidates.put(workspace.folder, made, "none", pinned=False)
     with pytest.raises(InvalidInputError, match="plain name"):
-        registry.put(workspace.folder, dataclasses.replace(made, task="../x"), "one", pinned=False)
+        candidates.put(workspace.folder, dataclasses.replace(made, task="../x"), "one", pinned=False)
     data = json.loads((workspace.folder / "registry.json").read_text())
     data["entries"]["task"]["table"] = "../task.json"
     (workspace.folder / "registry.json").write_text(json.dumps(data))
     with pytest.raises(InvalidInputError, match="plain file name"):
-        registry.serving(workspace.folder, "task")
+        candidates.serving(workspace.folder, "task")
 
 
 def test_a_reader_finds_the_table_that_the_registry_names(
@@ -334,19 +334,19 @@ def test_a_reader_finds_the_table_that_the_registry_names(
     folder, real = workspace.folder, files.replace_text
     made = workspace.table(candidate("both", ("small", "large"), [gap()]), candidate("one", ["small"], []))
     workspace.put(made)
-    before, seen = registry.serving(folder, "task"), []
+    before, seen = candidates.serving(folder, "task"), []
 
     def replace_text(path: Path, text: str, durable: bool = True) -> None:
         real(path, text, durable)
         if path.name != "registry.json":
-            seen.append(registry.serving(folder, "task"))
+            seen.append(candidates.serving(folder, "task"))
 
     monkeypatch.setattr(files, "replace_text", replace_text)
-    first = registry.entries(folder)["task"].table
-    second = registry.put(folder, dataclasses.replace(made, made={"again": 1}), "one", pinned=False)
+    first = candidates.entries(folder)["task"].table
+    second = candidates.put(folder, dataclasses.replace(made, made={"again": 1}), "one", pinned=False)
     assert seen == [before] and (folder / first).is_file(), "servers may not have read the registry since"
     monkeypatch.setattr("shapeshift.registry._KEEP_S", 0.0)
-    third = registry.put(folder, dataclasses.replace(made, made={"again": 2}), "one", pinned=False)
+    third = candidates.put(folder, dataclasses.replace(made, made={"again": 2}), "one", pinned=False)
     assert sorted(folder.glob("*.json")) == sorted([folder / "registry.json", third]) and not second.exists()
 
 
@@ -363,7 +363,7 @@ def test_a_full_or_read_only_registry_serves_what_it_had(
     folder = workspace.folder
     made = workspace.table(candidate("both", ("small", "large"), [gap()]), candidate("one", ["small"], []))
     workspace.put(made)
-    before, left, real = registry.serving(folder, "task"), written, files.replace_text
+    before, left, real = candidates.serving(folder, "task"), written, files.replace_text
     shown = sorted(folder.iterdir())
 
     def replace_text(path: Path, text: str, durable: bool = True) -> None:
@@ -377,12 +377,12 @@ def test_a_full_or_read_only_registry_serves_what_it_had(
     for changed in (dataclasses.replace(made, made={"again": 1}), dataclasses.replace(made, task="other")):
         left = written
         with pytest.raises(OSError, match=os.strerror(number)):
-            registry.put(folder, changed, "one", pinned=True)
-        assert registry.serving(folder, "task") == before and sorted(folder.iterdir()) == shown
+            candidates.put(folder, changed, "one", pinned=True)
+        assert candidates.serving(folder, "task") == before and sorted(folder.iterdir()) == shown
     left = written
     assert main(["cascade", "select", "--dir", str(folder), "--task", "task", "--candidate", "one"]) == 2
     assert os.strerror(number) in capsys.readouterr().err
-    assert registry.serving(folder, "task") == before and sorted(folder.iterdir()) == shown
+    assert candidates.serving(folder, "task") == before and sorted(folder.iterdir()) == shown
 
 
 # Samples and the command.
@@ -451,7 +451,7 @@ def test_register_select_and_list(
         str(two_models),
     ]
     assert main([*register, "--models", "quick,slow"]) == 0
-    made = registry.serving(tmp_path / "candidates", "coin")
+    made = candidates.serving(tmp_path / "candidates", "coin")
     assert made.candidate.latency_ms == min(one.latency_ms for one in made.table.candidates)
     assert {model.name for model in made.table.models} == {"quick", "slow"}
     assert made.table.made["texts"] == 8 and "IMPORTANCE" in made.table.model("quick").outputs
@@ -460,15 +460,15 @@ def test_register_select_and_list(
     # Nothing is always right within no time: the best is named.
     assert main([*register, "--models", "quick,slow", "--min-accuracy", "1", "--max-latency-ms", "0.01"]) == 1
     assert "no accuracy bound reaches 100% within 0.01 ms; the best is " in capsys.readouterr().out
-    known = registry.serving(tmp_path / "candidates", "coin").table
+    known = candidates.serving(tmp_path / "candidates", "coin").table
     assert {one.name: one.latency_ms for one in known.models} == ENGINE_MS
     longest = max(known.candidates, key=lambda one: one.latency_ms)
     assert main(["cascade", "select", *common, "--candidate", longest.name]) == 0
-    assert registry.serving(tmp_path / "candidates", "coin").candidate.name == longest.name
-    assert registry.entries(tmp_path / "candidates")["coin"].pinned
+    assert candidates.serving(tmp_path / "candidates", "coin").candidate.name == longest.name
+    assert candidates.entries(tmp_path / "candidates")["coin"].pinned
     below = longest.latency_ms * 0.999
     assert main(["cascade", "select", *common, "--max-latency-ms", str(below)]) == 0
-    served = registry.serving(tmp_path / "candidates", "coin").candidate
+    served = candidates.serving(tmp_path / "candidates", "coin").candidate
     assert served.latency_ms <= below
     capsys.readouterr()
     assert main(["cascade", "list", "--dir", folder, "--reliability"]) == 0

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shapeshift.cascade import request as request_module
-from shapeshift.cascade.policy.pruning import PrunedTexts
-from shapeshift.cascade.request import ClassifyRequest, Row
+from shapeshift.cascade.request import Answer, ClassifyRequest, Row
 from shapeshift.serving.parameters import RequestParameters
 
 CLIENT: Any = None
@@ -22,13 +19,10 @@ def made(rows: int = 3, **options: Any) -> tuple[ClassifyRequest, list[ClassifyR
     return ClassifyRequest(CLIENT, [[b"a"]] * rows, [], RequestParameters(**options), ended.append), ended
 
 
-@pytest.mark.parametrize(("latency_ms", "deadline"), [(None, None), (250.0, 100.25), (0.0, 100.0)])
-def test_the_deadline_is_the_arrival_and_the_limit(
-    monkeypatch: pytest.MonkeyPatch, latency_ms: float | None, deadline: float | None
-) -> None:
-    monkeypatch.setattr(request_module, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    found, _ = made(latency_ms=latency_ms)
-    assert (found.arrived, found.deadline) == (100.0, deadline)
+@pytest.mark.parametrize(("latency_ms", "limit_s"), [(None, None), (250.0, 0.25), (0.0, 0.0)])
+def test_the_deadline_is_the_arrival_and_the_limit(latency_ms: float | None, limit_s: float | None) -> None:
+    request, _ = made(latency_ms=latency_ms)
+    assert request.deadline == (None if limit_s is None else request.arrived + limit_s)
 
 
 def test_a_request_ends_once_with_its_last_row() -> None:
@@ -49,22 +43,17 @@ def test_a_request_that_failed_ends_no_second_time() -> None:
     assert (ended, found.error) == ([found], first)
 
 
-def test_a_request_asks_for_no_level_and_no_cut_unless_it_says_so() -> None:
-    found, _ = made()
-    assert (found.level, found.truncate, found.error) == (None, False, None)
-
-
 def test_words_count_as_pruned_once_a_level_has_answered_without_them() -> None:
-    row = Row([b"one two three"])
+    row = Row([b"one two three"], [b"one two three"])
     assert (row.words_pruned, row.num_tokens, row.engine_ms, row.control_ms) == (0, 0, 0.0, 0.0)
-    answers: list[Any] = ["first", "second", "third"]
-    row.go_on(PrunedTexts([b"one two"], 1))
+    answers = [Answer(np.zeros(2), 0.5, level) for level in (1, 2, 3)]
+    row.next_texts, row.next_pruned = [b"one two"], 1
     assert (row.texts, row.next_texts, row.words_pruned) == ([b"one two three"], [b"one two"], 0)
     row.record(answers[0], np.zeros(2))
-    assert (row.texts, row.words_pruned, row.final) == ([b"one two"], 1, "first")
+    assert (row.texts, row.words_pruned, row.final) == ([b"one two"], 1, answers[0])
     row.record(answers[1], np.zeros(2))
     assert row.words_pruned == 1
-    row.go_on(PrunedTexts([b"one"], 5))
+    row.next_texts, row.next_pruned = [b"one"], 5
     row.record(answers[2], np.ones(2))
-    assert (row.words_pruned, row.final) == (6, "third")
+    assert (row.words_pruned, row.final) == (6, answers[2])
     assert row.ensemble is not None and row.ensemble.tolist() == [1.0, 1.0]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shapeshift.cascade import level_client
-from shapeshift.cascade.level_client import LevelClient, LevelGoneError
+from shapeshift.cascade.level_client import LevelCall, LevelClient, LevelGoneError
 from shapeshift.cascade.request import LevelResult
 from shapeshift.cascade.settings import CascadeSettings
 from shapeshift.errors import ModelDiedError, ModelGoneError, OverloadedError, TimedOutError
@@ -33,14 +33,32 @@ class ScriptedClient(FakeClient):
         self._script = answer
         self.calls = 0
 
+    def has(self, model: str) -> bool:
+        return True
+
     def _answer(self, call: ModelCall) -> dict[str, np.ndarray]:
         self.calls += 1
         return self._script()
 
 
-def level_client_of(answer: Callable[[], dict[str, np.ndarray]], **settings: Any) -> tuple[LevelClient, ScriptedClient]:
+def level_client_of(
+    answer: Callable[[], dict[str, np.ndarray]], sign_period_s: float = 1.0, **settings: Any
+) -> tuple[LevelClient, ScriptedClient]:
     client = ScriptedClient(answer)
-    return LevelClient(client, CascadeSettings("candidates", "task", **settings)), client
+    return LevelClient(client, CascadeSettings("candidates", "task", **settings), sign_period_s), client
+
+
+def to(model: str, rows: int = 1, deadline: float | None = None) -> LevelCall:
+    return LevelCall(model, [[b"a"]] * rows, ["LOGITS"], deadline=deadline)
+
+
+def exported(client: LevelClient) -> dict[str, float]:
+    """By name, without what the names have in common."""
+    metrics = {metric.name: metric for metric in client.metrics()}
+    return {
+        name: metrics[f"shapeshift_level_{name}_total"].value  # type: ignore[union-attr]
+        for name in ("calls", "failures", "timeouts")
+    }
 
 
 def test_every_call_to_a_level_ends_once() -> None:
@@ -56,7 +74,7 @@ def test_every_call_to_a_level_ends_once() -> None:
     refused = 0
     for _ in range(60):
         try:
-            client.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+            client.submit(to("m"), outcomes.append)
         except LevelGoneError:
             refused += 1
             time.sleep(0.002)
@@ -73,18 +91,28 @@ def test_a_failing_level_is_refused_with_its_failures_and_queue_bounds_hold() ->
 
     client, _ = level_client_of(fail, retry_ms=60_000)
     outcomes: list[Any] = []
-    client.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+    client.submit(to("m"), outcomes.append)
     wait_for(lambda: bool(outcomes))
     with pytest.raises(LevelGoneError, match=r"model m failed 1 times in the last \d+\.\d s; retry later"):
-        client.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
-    assert not client.is_ready("m", pairs=True)
+        client.submit(to("m"), outcomes.append)
     client.close()
     with pytest.raises(OverloadedError, match="being unloaded"):
-        client.submit("n", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+        client.submit(to("n"), outcomes.append)
     none_may_wait, _ = level_client_of(fail, queue_calls=0)
     with pytest.raises(OverloadedError, match="queue_calls: 0 calls wait, 1 more .* retry later"):
-        none_may_wait.submit("m", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+        none_may_wait.submit(to("m"), outcomes.append)
     none_may_wait.close()
+
+
+@pytest.mark.parametrize(
+    ("no_sign", "is_ready"),
+    [(None, True), (OverloadedError("full"), True), (ModelGoneError("gone"), False), (TimedOutError("late"), False)],
+)
+def test_a_level_is_ready_where_it_gives_a_sign(no_sign: Exception | None, is_ready: bool) -> None:
+    client, script = level_client_of(dict)
+    script.no_sign = no_sign
+    assert client.is_ready("m") is is_ready
+    client.close()
 
 
 def test_requests_with_short_deadlines_find_out_that_a_level_hangs() -> None:
@@ -98,12 +126,12 @@ def test_requests_with_short_deadlines_find_out_that_a_level_hangs() -> None:
     client, asked = level_client_of(hang, call_timeout_ms=300, retry_ms=60_000)
     outcomes: list[object] = []
     for number in range(3):
-        client.submit("large", [[b"a"]], ["LOGITS"], False, time.monotonic() + 0.02, outcomes.append)
+        client.submit(to("large", deadline=time.monotonic() + 0.02), outcomes.append)
         wait_for(lambda: len(outcomes) == number + 1)  # noqa: B023
         assert isinstance(outcomes[-1], OverloadedError) and "latency_ms ran out" in str(outcomes[-1])
-    wait_for(lambda: client._backoffs["large"].failures >= 1)
+    wait_for(lambda: exported(client)["failures"] >= 1)
     with pytest.raises(LevelGoneError, match="model large failed"):
-        client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+        client.submit(to("large"), outcomes.append)
     assert asked.calls == len(outcomes) == 3
     release.set()
     client.close()
@@ -118,12 +146,12 @@ def test_a_requests_own_deadline_says_nothing_of_a_level() -> None:
 
     client, _ = level_client_of(answer, call_timeout_ms=60_000)
     outcomes: list[object] = []
-    client.submit("large", [[b"a"]], ["LOGITS"], False, time.monotonic() + 0.02, outcomes.append)
+    client.submit(to("large", deadline=time.monotonic() + 0.02), outcomes.append)
     wait_for(lambda: len(outcomes) == 1)
     assert isinstance(outcomes[0], OverloadedError)
     gate.set()
-    wait_for(lambda: client._answered == 1)
-    assert client._backoffs["large"].failures == 0 and len(outcomes) == 1
+    wait_for(lambda: exported(client)["calls"] == 1)
+    assert exported(client)["failures"] == 0 and len(outcomes) == 1
     client.close()
 
 
@@ -135,39 +163,39 @@ def test_calls_lost_to_a_hung_level_hold_nothing_back() -> None:
         assert release.wait(120)
         return {"LOGITS": np.zeros((1, 2))}
 
-    client, asked = level_client_of(hang_or_answer, call_timeout_ms=2, retry_ms=0.01, call_threads=2)
+    client, asked = level_client_of(hang_or_answer, call_timeout_ms=20, retry_ms=0.01, call_threads=2)
     outcomes: list[object] = []
-    while asked.calls < 100:
+
+    def call() -> None:
         with contextlib.suppress(LevelGoneError):
-            client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+            client.submit(to("large"), outcomes.append)
         time.sleep(0.001)
+
+    while asked.calls < 100:
+        call()
     wait_for(lambda: client.in_flight == 0)
     assert not any(isinstance(one, LevelResult) for one in outcomes)
     release.set()
-    client._timeout_s = 30.0
-    client._backoffs["large"].retry_at = 0.0
-    client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
-    wait_for(lambda: isinstance(outcomes[-1], LevelResult))
-    assert client._backoffs["large"].failures == 0
+    while not any(isinstance(one, LevelResult) for one in outcomes):
+        call()
     client.close()
 
 
 @pytest.mark.parametrize("no_sign", [ModelDiedError("died"), ModelGoneError("gone"), TimedOutError("no answer")])
-def test_calls_end_where_their_level_gives_no_sign(monkeypatch: pytest.MonkeyPatch, no_sign: Exception) -> None:
+def test_calls_end_where_their_level_gives_no_sign(no_sign: Exception) -> None:
     """However slow a level that gives signs is: with the default it has as long as its own queue may take, and more."""
-    monkeypatch.setattr(level_client, "_SIGN_PERIOD_S", 0.01)
     release = threading.Event()
-    client, script = level_client_of(lambda: {"LOGITS": np.zeros((release.wait(60), 2))}, call_threads=1)
+    client, script = level_client_of(lambda: {"LOGITS": np.zeros((release.wait(60), 2))}, 0.01, call_threads=1)
     outcomes: list[object] = []
     for _ in range(2):
-        client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+        client.submit(to("large"), outcomes.append)
     wait_for(lambda: script.signs > 3)
     assert not outcomes
     script.no_sign = no_sign
     wait_for(lambda: len(outcomes) == 2)
     assert [type(one) for one in outcomes] == [LevelGoneError] * 2
     with pytest.raises(LevelGoneError, match="model large failed"):
-        client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+        client.submit(to("large"), outcomes.append)
     release.set()
     client.close()
 
@@ -179,10 +207,9 @@ def test_a_level_may_let_texts_wait_as_long_as_its_own_bound() -> None:
 def test_closing_ends_calls_that_hang() -> None:
     release = threading.Event()
     client, _ = level_client_of(lambda: {"LOGITS": np.zeros((release.wait(60), 2))}, call_threads=1)
-    client._timeout_s = 60.0
     outcomes: list[object] = []
     for _ in range(2):
-        client.submit("large", [[b"a"]], ["LOGITS"], False, None, outcomes.append)
+        client.submit(to("large"), outcomes.append)
     client.close(timeout_s=0.05)
     assert [type(one) for one in outcomes] == [LevelGoneError] * 2
     release.set()
@@ -206,7 +233,7 @@ class Level:
         self.client, self.script = level_client_of(self._answer, **settings)
 
     def submit(self, model: str = "large", deadline: float | None = None) -> None:
-        self.client.submit(model, [[b"a"]] * self.rows, ["LOGITS"], False, deadline, self.outcomes.append)
+        self.client.submit(to(model, self.rows, deadline), self.outcomes.append)
 
     def ask(self, model: str = "large", deadline: float | None = None) -> Any:
         """The outcome of one call."""
@@ -223,14 +250,6 @@ class Level:
             return True
         return False
 
-    def exported(self) -> dict[str, float]:
-        """By name, without what the names have in common."""
-        found = {metric.name: metric for metric in self.client.metrics()}
-        return {
-            name: found[f"shapeshift_level_{name}_total"].value  # type: ignore[union-attr]
-            for name in ("calls", "failures", "timeouts")
-        }
-
     def _answer(self) -> dict[str, np.ndarray]:
         assert self.gate.wait(120)
         if self.is_gone:
@@ -243,7 +262,7 @@ def test_the_time_of_a_level_that_states_none_is_in_milliseconds(monkeypatch: py
     level = Level(monkeypatch)
     level.took_s, level.rows = 0.040, 2
     assert level.ask().engine_ms == pytest.approx([40.0, 40.0])
-    assert level.exported() == {"calls": 1, "failures": 0, "timeouts": 0}
+    assert exported(level.client) == {"calls": 1, "failures": 0, "timeouts": 0}
     level.client.close()
 
 
@@ -255,7 +274,7 @@ def test_the_wait_for_a_level_doubles_four_times(monkeypatch: pytest.MonkeyPatch
         level.now += wait_s - 0.01
         assert level.is_refused()
         level.now += 0.02
-    assert level.exported() == {"calls": 0, "failures": 6, "timeouts": 0}
+    assert exported(level.client) == {"calls": 0, "failures": 6, "timeouts": 0}
     level.is_gone = False
     assert isinstance(level.ask(), LevelResult)
     level.is_gone = True
@@ -301,6 +320,6 @@ def test_a_call_without_an_answer_in_time_is_counted(monkeypatch: pytest.MonkeyP
     level = Level(monkeypatch, call_timeout_ms=20)
     level.gate.clear()
     assert "no answer in time" in str(level.ask())
-    assert level.exported() == {"calls": 0, "failures": 1, "timeouts": 1}
+    assert exported(level.client) == {"calls": 0, "failures": 1, "timeouts": 1}
     level.gate.set()
     level.client.close()

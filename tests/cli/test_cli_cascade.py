@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import pytest
 
-from shapeshift.cascade.candidates import registry
+from shapeshift.cascade import candidates
 from shapeshift.cli.main import main
 from shapeshift.cli.registries import cascade
 
@@ -64,13 +64,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A registry of its own with the demo's candidates."""
-    found = registry.serving(DEMO, "clinc150")
-    registry.put(tmp_path, found.table, found.candidate.name, pinned=False)
+    found = candidates.serving(DEMO, "clinc150")
+    candidates.put(tmp_path, found.table, found.candidate.name, pinned=False)
     return tmp_path
 
 
 def other(folder: Path) -> str:
-    found = registry.serving(folder, "clinc150")
+    found = candidates.serving(folder, "clinc150")
     return next(one.name for one in found.table.candidates if one.name != found.candidate.name)
 
 
@@ -85,11 +85,11 @@ def other(folder: Path) -> str:
 def test_the_wrong_front_is_refused_before_anything_changes(
     front: str, said: str, server: Server, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = registry.serving(folder, "clinc150").candidate
+    before = candidates.serving(folder, "clinc150").candidate
     given = ["--dir", str(folder), "--task", "clinc150", "--candidate", other(folder), "--url", "localhost:8001"]
     assert main(["cascade", "select", *given, "--metrics", METRICS, "--front", front]) == 2
     assert said in capsys.readouterr().err
-    assert registry.serving(folder, "clinc150").candidate == before
+    assert candidates.serving(folder, "clinc150").candidate == before
     assert server.loaded == [] and server.scrapes == 0
 
 
@@ -97,7 +97,7 @@ def test_the_wait_is_announced(server: Server, folder: Path, capsys: pytest.Capt
     wanted = other(folder)
     given = ["--dir", str(folder), "--task", "clinc150", "--candidate", wanted, "--url", "localhost:8001"]
     assert main(["cascade", "select", *given, "--metrics", METRICS]) == 0
-    assert registry.serving(folder, "clinc150").candidate.name == wanted
+    assert candidates.serving(folder, "clinc150").candidate.name == wanted
     assert "waiting until classify_text has swapped its candidate, at most 90 s\n" in capsys.readouterr().out
 
 

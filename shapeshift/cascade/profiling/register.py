@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shapeshift.cascade.candidates.table import CandidateTable, LevelModel
+from shapeshift.cascade.candidates import CandidateTable, LevelModel
 from shapeshift.cascade.profiling.model_profile import ModelProfile, Task, Texts, profile_model, random_half
 from shapeshift.cascade.profiling.observation import ModelRunner, Observation
 from shapeshift.cascade.profiling.samples import Sample

@@ -13,7 +13,7 @@ from itertools import combinations
 
 import numpy as np
 
-from shapeshift.cascade.candidates.table import Candidate, Gap
+from shapeshift.cascade.candidates import Candidate, Gap
 from shapeshift.cascade.policy import calibration, routing
 from shapeshift.cascade.policy.routing import Array, RoutingRule, softmax
 from shapeshift.cascade.policy.selection import is_practical

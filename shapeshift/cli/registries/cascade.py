@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from shapeshift.cascade.candidates import registry
-from shapeshift.cascade.candidates.table import Candidate, CandidateTable
+from shapeshift.cascade import candidates
+from shapeshift.cascade.candidates import Candidate, CandidateTable
 from shapeshift.cascade.policy import routing
 from shapeshift.cascade.policy.selection import Choice, choose
 from shapeshift.cascade.profiling import register as profiler
@@ -87,13 +87,13 @@ def _register(options: argparse.Namespace) -> int:
     choice = choose(table.candidates, options.min_accuracy, options.max_latency_ms)
     _show(table, None)
     serving = _report(choice, options)
-    file = registry.put(options.dir, table, serving.name, pinned=False)
+    file = candidates.put(options.dir, table, serving.name, pinned=False)
     sys.stdout.write(f"{file}: candidate {serving.name} serves task {options.task}\n")
     return 0 if choice.selected else 1
 
 
 def _select(options: argparse.Namespace) -> int:
-    before = registry.serving(options.dir, options.task)
+    before = candidates.serving(options.dir, options.task)
     if options.candidate:
         serving, met = before.table.candidate(options.candidate), True
     else:
@@ -102,7 +102,7 @@ def _select(options: argparse.Namespace) -> int:
     if options.url:
         _switch(options, before.table, before.candidate, serving)
     else:
-        registry.put(options.dir, before.table, serving.name, pinned=bool(options.candidate))
+        candidates.put(options.dir, before.table, serving.name, pinned=bool(options.candidate))
     sys.stdout.write(f"candidate {serving.name} serves task {options.task}\n")
     return 0 if met else 1
 
@@ -115,7 +115,7 @@ def _switch(options: argparse.Namespace, table: CandidateTable, before: Candidat
             if not control.is_ready(model):
                 control.load(model)
         swaps = _swaps(options)
-        registry.put(options.dir, table, after.name, pinned=bool(options.candidate))
+        candidates.put(options.dir, table, after.name, pinned=bool(options.candidate))
         if before == after:
             return
         if options.metrics:
@@ -148,7 +148,7 @@ def _require_front(control: ModelControl, options: argparse.Namespace) -> None:
 
 
 def _served(folder: Path) -> list[Candidate]:
-    return [registry.serving(folder, task).candidate for task in registry.entries(folder)]
+    return [candidates.serving(folder, task).candidate for task in candidates.entries(folder)]
 
 
 def _swaps(options: argparse.Namespace) -> float:
@@ -161,11 +161,11 @@ def _swaps(options: argparse.Namespace) -> float:
 
 
 def _list(options: argparse.Namespace) -> int:
-    tasks = registry.entries(options.dir)
+    tasks = candidates.entries(options.dir)
     if not tasks:
         raise NotFoundError(f"no candidates in {options.dir}; run `shapeshift cascade register`")
     for task in tasks:
-        found = registry.serving(options.dir, task)
+        found = candidates.serving(options.dir, task)
         sys.stdout.write(f"task {task}\n")
         _show(found.table, found.candidate)
         if options.reliability:

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate
 
-from shapeshift.cascade.candidates.registry import ServingCandidate
-from shapeshift.cascade.candidates.table import Candidate, CandidateTable, LevelModel
+from shapeshift.cascade.candidates import Candidate, CandidateTable, LevelModel, ServingCandidate
 from shapeshift.cascade.policy.selection import select
 from shapeshift.engines.execution.engine_set import cost_curve
 from shapeshift.engines.manifest import Manifest
