@@ -7,14 +7,9 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 GPU ?=
 # Front models to serve, separated by commas; empty: all of model_repository/.
 MODELS ?=
-# Model and requests in flight for `make loadtest`.
-MODEL ?= encode
-CONCURRENCY ?= 8
-# openai: `make loadtest` sends embeddings and chats to the gateway.
-API ?=
-# What `make bench` measures: encode, polymorph, token_adapt, fused_decode, adapter_cache, cascade, gateway or shared_cores.
+# What `make bench` measures: a module of bench/, such as encode, gateway, drill or fleet.demonstration.
 BENCH ?= encode
-# Further options of `make serve`, `make bench`, `make drill` and `make test`.
+# Further options of `make serve`, `make bench`, `make gpu` and `make test`.
 ARGS ?=
 
 # Four processes, one file of tests each at a time, in the order in which they were collected (tests/conftest.py):
@@ -22,13 +17,6 @@ ARGS ?=
 # with more threads than cores torch takes several times the processor time if they spin.
 # A test that hangs, or that ends its process, ends the run: with a new process pytest-xdist may wait for ever.
 IN_PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --timeout 600
-# The tests that are measured: those that run what they test in their own process, without models or files of engines.
-COVERING := tests/serving tests/sidecar tests/workloads $(addprefix tests/polymorph/test_,$(addsuffix .py,allocate \
-  assignment autoscale binpacking curves dispatch placement policies profile replace)) \
-  $(addprefix tests/token_adapt/test_,$(addsuffix .py,image_scheduler token_batching token_costs token_plan token_policies \
-  token_rate_based token_shadow_price)) $(addprefix tests/cascade/test_,$(addsuffix .py,accuracy_bound cascade_policies \
-  cascade_words)) $(addprefix tests/adapter_cache/test_,$(addsuffix .py,adapter_policies cluster eviction prediction \
-  quota_admission schedulers)) $(addprefix tests/fused_decode/test_decode_,$(addsuffix .py,admission compact preemption))
 # What Python compiles is kept, also where a container's image says not to: `setup` leaves it to the first import, and
 # each process of a server or a test would compile torch and all else anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -42,7 +30,7 @@ TORCH := requirements/torch-$(if $(GPU),gpu,cpu).txt
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup engines serve test test-long coverage format lint bench gpu drill clients simulate fleet loadtest clean
+.PHONY: help setup engines serve test test-long lint bench gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -56,25 +44,18 @@ serve: setup ## start Triton with the front models (MODELS=a,b chooses; ARGS=--s
 	@$(BIN)/shapeshift engines --keep-going --brief $(subst $(comma), ,$(MODELS))
 	@exec $(BIN)/shapeshift serve $(if $(MODELS),--models $(MODELS)) $(ARGS)
 
-test: .venv/.test engines ## run the tests
+test: .venv/.test engines ## run the tests (ARGS goes to pytest; ARGS=--cov: fails below the floor in pyproject.toml)
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 test-long: .venv/.test engines ## run the tests that take minutes: sanitizers, fuzz, changed sources that tests must notice, every model family, own models of the pages
 	@$(BIN)/python -m pytest -m long $(ARGS)
-
-coverage: .venv/.test ## lines that the tests of decisions, serving and the sidecar run; fails below the floor in pyproject.toml
-	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not server" --cov --cov-report=term $(COVERING)
-
-format: .venv/.test ## sort imports and format the code
-	@$(BIN)/ruff check --select I --fix .
-	@$(BIN)/ruff format .
 
 lint: .venv/.test ## check style, formatting and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: .venv/.test engines ## measure ours against others (BENCH=encode, polymorph, token_adapt, fused_decode, adapter_cache, cascade, gateway or shared_cores; ARGS=--quick: under 3 minutes)
+bench: .venv/.test engines ## measure ours against others, python -m bench.$$BENCH (BENCH=encode, a technique, gateway, drill, ...; ARGS=--quick: under 3 minutes)
 	@$(BIN)/python -m bench.$(BENCH) $(ARGS)
 
 gpu: ## the tests that need an NVIDIA GPU, then every figure of the GPU path (25 minutes; ARGS="--parts engines,decode"); without a GPU a rehearsal. Needs torch, transformers, peft and timm
@@ -82,21 +63,6 @@ gpu: ## the tests that need an NVIDIA GPU, then every figure of the GPU path (25
 	  then $(GPU_PYTHON) -m pytest -m gpu $$(grep -rl --include='test_*.py' 'mark\.gpu' tests); \
 	  else echo "gpu: pytest is not installed, so the tests are left out"; fi
 	@$(GPU_PYTHON) -m bench.gpu $(ARGS)
-
-drill: .venv/.test build/.server ## faults under load, answers checked, on a server of its own (30 minutes; ARGS=--quick: 3; ARGS="--soak 25")
-	@$(BIN)/python -m bench.drill $(ARGS)
-
-clients: .venv/.test ## an environment of other makers' clients and schemathesis, for the long tests of the gateway
-	@$(BIN)/python -m bench.peers.venv clients
-
-simulate: .venv/.test build/.server ## the allocation and dispatch policies as discrete events, for many workers
-	@$(BIN)/python -m bench.polymorph --parts simulated $(ARGS)
-
-fleet: .venv/.test build/.server ## demonstration: three nodes on this machine, emulated workers, lengths that drift, the sidecar's moves (ARGS="--seconds 60")
-	@$(BIN)/python -m bench.fleet.demonstration $(ARGS)
-
-loadtest: .venv/.serve build/.server ## perf_analyzer against a server that runs (MODEL=encode, CONCURRENCY=8); API=openai: AIPerf against its gateway
-	@$(BIN)/python -m $(if $(filter openai,$(API)),bench.gateway.aiperf,client.loadtest --model $(MODEL)) --concurrency $(CONCURRENCY) $(ARGS)
 
 clean: ## remove .venv and build/
 	rm -rf .venv build

@@ -1,4 +1,4 @@
-"""`make loadtest`: perf_analyzer against a running server, with real inputs for every front model."""
+"""perf_analyzer against a running server, with real inputs for every front model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def main() -> int:
     try:
         return _run(options)
     except ShapeshiftError as error:
-        print(f"make loadtest: {error}", file=sys.stderr)
+        print(f"client.loadtest: {error}", file=sys.stderr)
         return 2
 
 

@@ -1,4 +1,4 @@
-"""`make drill`: a real server under load of all fronts, faults one after another, and what each of them cost.
+"""The drill: a real server under load of all fronts, faults one after another, and what each of them cost.
 
 The answers are known beforehand and each one is checked. The exit status is 1 where a gate is missed: a wrong answer,
 a request lost that no killed process held, a time until whole above its bound, processes or shared memory left behind.

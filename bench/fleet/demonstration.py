@@ -1,4 +1,4 @@
-"""`make fleet`: three nodes on this machine under lengths that drift; the sidecar's moves as they happen.
+"""Demonstration: three nodes on this machine under lengths that drift; the sidecar's moves as they happen.
 
 The same texts come twice: with the first plan, which fits their first tenth and stays, and with the sidecar at work.
 """
@@ -42,7 +42,7 @@ def drifting(seconds: float, per_s: float, seed: int = 0) -> list[tuple[float, i
 
 def main() -> int:
     """Start the fleet, send the texts twice, print what happens, and stop the fleet."""
-    parser = argparse.ArgumentParser(prog="make fleet", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.fleet.demonstration", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=90.0, help="of load, each time (%(default)s)")
     parser.add_argument("--per-second", type=float, default=30.0, help="texts a second (%(default)s)")
     options = parser.parse_args()
@@ -60,7 +60,7 @@ def main() -> int:
         fleet.wait(fleet.names, READY, _READY_S, _say)
         _show(fleet, trace)
     except ShapeshiftError as error:
-        sys.stderr.write(f"make fleet: {error}\n")
+        sys.stderr.write(f"bench.fleet.demonstration: {error}\n")
         return 2
     finally:
         fleet.down(_READY_S, _say)

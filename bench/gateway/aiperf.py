@@ -1,4 +1,4 @@
-"""`make loadtest API=openai`: AIPerf's profiles of embeddings and of a chat against a gateway that runs.
+"""AIPerf's profiles of embeddings and of a chat against a gateway that runs.
 
 AIPerf has an environment of its own below build/peers (made at first use: minutes) and counts tokens with the local
 tokenizers of the models; nothing is downloaded but its packages.
@@ -77,7 +77,7 @@ def main() -> int:
             folder = options.build.resolve() / "bench" / f"aiperf-{name}"
             found[name] = run(program, command(PROFILES[name], options), folder)
     except UnsupportedError as error:
-        print(f"make loadtest: {error}", file=sys.stderr)
+        print(f"bench.gateway.aiperf: {error}", file=sys.stderr)
         return 2
     print(table(found))
     return 0

@@ -1,4 +1,4 @@
-"""`make loadtest API=openai`: what AIPerf is told, and what is shown of its export."""
+"""What AIPerf is told, and what is shown of its export."""
 
 from __future__ import annotations
 

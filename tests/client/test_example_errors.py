@@ -1,4 +1,4 @@
-"""What the examples and `make loadtest` say to a newcomer's mistakes: one line, no traceback."""
+"""What the examples and `client.loadtest` say to a newcomer's mistakes: one line, no traceback."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ def test_loadtest_refuses_a_concurrency_that_is_no_number(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["loadtest", f"--concurrency={given}"])
     assert loadtest.main() == 2
-    said = f"make loadtest: concurrency: got '{given}'; must be whole numbers from 1, separated by commas\n"
+    said = f"client.loadtest: concurrency: got '{given}'; must be whole numbers from 1, separated by commas\n"
     assert capsys.readouterr().err == said

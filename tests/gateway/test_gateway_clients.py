@@ -37,7 +37,7 @@ def peer() -> Path:
     """The folder of the programs of the environment."""
     venv = without_torch("clients", BUILD)
     if not venv.is_ready():
-        pytest.skip(f"no {venv.folder}: run `make clients`")
+        pytest.skip(f"no {venv.folder}: run `python -m bench.peers.venv clients`")
     return venv.python.parent
 
 
