@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from shapeshift import installation
-from shapeshift.backoff import Backoff
+from shapeshift.loops import Backoff
 
 _GRACE_S = 2.0
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from shapeshift import child_process
-from shapeshift.backoff import Backoff
 from shapeshift.child_process import ChildProcess
+from shapeshift.loops import Backoff
 from tests.waiting import wait_for
 
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shapeshift.backoff import Backoff
 from shapeshift.child_process import ChildProcess
 from shapeshift.cli import gateway
 from shapeshift.cli.examples import summaries
 from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet.own_node import OwnNode
+from shapeshift.loops import Backoff
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.child import SidecarProcess
 from shapeshift.triton.embedded import logs

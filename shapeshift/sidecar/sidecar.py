@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from shapeshift.fleet.worker_demand import DEMAND_FILE
+from shapeshift.loops import Loop
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.health_loop import HealthLoop
@@ -56,36 +57,26 @@ class Sidecar:
         demands = Demands(settings.run_directory / DEMAND_FILE if is_told else None, settings.scale_period_s)
         self._plan = PlanLoop(settings, reader, actuator, self._journal, lambda: self._health.page, demands)
         self._has_solver = False
-        self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(
-                target=self._loop, args=(self._check_health, self._health.wait), name="health", daemon=True
-            ),
-            threading.Thread(target=self._loop, args=(self._make_plan, self._stop.wait), name="plan", daemon=True),
+        log = partial(self._journal.log, "error", "sidecar")
+        self._loops = [
+            Loop("health", self._check_health, log, self._health.wait),
+            Loop("plan", self._make_plan, log),
         ]
 
     def start(self) -> None:
         """Start both loops."""
         mode = " (dry run: no change is applied)" if self._settings.dry_run else ""
         self._journal.log("start", "sidecar", f"process {os.getpid()}, {self._subject}{mode}")
-        for thread in self._threads:
-            thread.start()
+        for loop in self._loops:
+            loop.start()
 
     def stop(self) -> None:
         """End both loops. Does not wait for a running load; the server completes it."""
-        self._stop.set()
+        for loop in self._loops:
+            loop.stopped.set()
         self._health.close()
-        for thread in self._threads:
-            thread.join(_JOIN_S)
-
-    def _loop(self, step: Callable[[], float], wait: Callable[[float], object]) -> None:
-        """Call `step` until the stop; it returns the pause before the next call, seconds."""
-        while not self._stop.is_set():
-            try:
-                wait(step())
-            except Exception as error:  # noqa: BLE001  a failed step must not end the loop
-                self._journal.log_once("error", step.__name__, repr(error))
-                self._stop.wait(self._settings.health_period_s)
+        for loop in self._loops:
+            loop.stop(_JOIN_S)
 
     def _check_health(self) -> float:
         self._health.step()

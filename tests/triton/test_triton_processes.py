@@ -116,8 +116,8 @@ def test_a_guard_goes_on_after_a_round_that_fails(
     order = guard.LaunchOrder([], {}, "", str(tmp_path / "server.json"), "", os.getppid(), 0.0, {})
     assert guard._watch(record_of(server), order, server.pid)[1] == -signal.SIGKILL
     text = capsys.readouterr().err
-    assert "1 in all: ValueError('an entry of another program')" in text and "2 in all" in text
-    assert "3 in all" not in text
+    assert "1 in a row: ValueError('an entry of another program')" in text and "2 in a row" in text
+    assert "3 in a row" not in text
 
 
 def test_record_survives_writing(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:

@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass, replace
 
 from shapeshift import files
-from shapeshift.backoff import Backoff
 from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet.supervision import node_record
 from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
 from shapeshift.fleet.supervision.node_record import LOAD, OPERATOR, NodeRecord
+from shapeshift.loops import Backoff
 from shapeshift.triton.embedded.run_record import Identity
 
 # STARTING: not ready yet, or ended and about to be started again. READY: was ready once and has not ended; its own

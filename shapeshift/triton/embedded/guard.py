@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shapeshift.loops import Failures
 from shapeshift.triton.embedded import processes
 from shapeshift.triton.embedded import run_record as record
 from shapeshift.triton.embedded.run_record import Record
@@ -90,7 +91,7 @@ def main() -> int:
 
 def _watch(current: Record, order: LaunchOrder, server: int) -> tuple[Record, int | None]:
     """Update the record until the server must stop. Returns it, and the exit status if the server has ended."""
-    scan_at, failures = 0.0, 0
+    scan_at, failures = 0.0, Failures(_log, "round")
     suspension = Suspension(server)
     while True:
         event = signal.sigtimedwait(_WATCHED, _POLL_S)
@@ -99,7 +100,8 @@ def _watch(current: Record, order: LaunchOrder, server: int) -> tuple[Record, in
             return current, status
         if (event is not None and event.si_signo != signal.SIGCHLD) or os.getppid() != order.owner:
             return current, None
-        try:
+        # The server must not end because something beside it cannot be read.
+        with failures.caught():
             suspension.end_if_due(time.monotonic())
             if time.monotonic() >= scan_at:
                 scan_at = time.monotonic() + _SCAN_S
@@ -108,11 +110,6 @@ def _watch(current: Record, order: LaunchOrder, server: int) -> tuple[Record, in
                     # The server keeps running without its record, for example after `make clean`.
                     with contextlib.suppress(OSError):
                         record.write(current, Path(order.record))
-        except Exception as error:  # noqa: BLE001  the server must not end because something beside it cannot be read
-            failures += 1
-            # The log stays small where each round fails.
-            if failures.bit_count() == 1:
-                _log(f"round failed, {failures} in all: {error!r}")
 
 
 class Suspension:
