@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -12,6 +11,7 @@ from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet.membership.interface import Membership
 from shapeshift.fleet.node import Node, doubled
 from shapeshift.fleet.node_clients import NodeClients
+from shapeshift.loops import Loop
 from shapeshift.triton.async_client import AsyncClient
 
 PERIOD_S = 1.0
@@ -45,9 +45,8 @@ class NodePoll(Generic[T]):
         self._answers: dict[str, tuple[T, float]] = {}
         self._asked: dict[str, Future[None]] = {}
         self._problems: dict[str, str] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fleet-directory", daemon=True)
-        self._thread.start()
+        self._loop = Loop("fleet-directory", self._step, log)
+        self._loop.start()
 
     @property
     def answers(self) -> Mapping[str, T]:
@@ -62,17 +61,14 @@ class NodePoll(Generic[T]):
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End the thread, and release the membership. The clients stay."""
-        self._stop.set()
-        self._thread.join(timeout_s)
+        self._loop.stop(timeout_s)
         self._membership.close()
 
-    def _run(self) -> None:
-        while True:
-            members = self._membership.members()
-            self._note("membership", members.problem)
-            self._ask(self._others(members.nodes))
-            if self._stop.wait(self._period_s):
-                return
+    def _step(self) -> float:
+        members = self._membership.members()
+        self._note("membership", members.problem)
+        self._ask(self._others(members.nodes))
+        return self._period_s
 
     def _ask(self, nodes: Sequence[Node]) -> None:
         self._clients.follow(nodes)
