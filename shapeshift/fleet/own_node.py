@@ -76,10 +76,11 @@ class OwnNode:
         Who drains a node first takes it out of the fleet file, so that nobody sends it more.
         """
         deadline, idle, found = time.monotonic() + self._drain_s, 0, 0.0
-        pause = threading.Event()
+        # A process that has ended may have left requests that nobody answers.
+        pause, reader = threading.Event(), metrics.LiveReader(page)
         while idle < _IDLE_PAGES and time.monotonic() < deadline:
             try:
-                found = in_flight(metrics.scrape(page))
+                found = in_flight(reader.read())
             except ShapeshiftError:
                 return
             idle = 0 if found else idle + 1

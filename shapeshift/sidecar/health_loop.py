@@ -18,11 +18,10 @@ from shapeshift.sidecar.nodes.fleet_control import FleetControl
 from shapeshift.sidecar.nodes.pids import listed
 from shapeshift.sidecar.observe import MetricsPage
 from shapeshift.sidecar.process_tracker import ProcessState, ProcessTracker
+from shapeshift.triton.metrics import Heartbeats
 
 V = TypeVar("V")
 
-# A front process whose heartbeat stood still for this many scrapes exports stale gauges about its workers.
-_STALE_SCRAPES = 3
 _CONCURRENT_LOADS = 4
 _SLOW_RELOAD_S = 10.0
 _OWED = DeadModel("unloaded when its process died, and not loaded again", True)
@@ -55,8 +54,7 @@ class HealthLoop:
         self._health: dict[str, HealthTracker] = {}
         # Models of nodes that have not answered since these were changed.
         self._changed: frozenset[str] = frozenset()
-        # By pid: the last heartbeat, and for how many scrapes it has not changed.
-        self._unchanged: dict[int, tuple[float, int]] = {}
+        self._heartbeats = Heartbeats[int]()
         # By node, so that loads that hang on one hold up no other.
         self._threads: dict[str, ThreadPoolExecutor] = {}
         # By model: why it is reloaded, and since when, in monotonic seconds.
@@ -75,7 +73,7 @@ class HealthLoop:
             self._journal.log("metrics", "server", "answers again")
         self.page = page
         heartbeats = page.heartbeats()
-        timed_out = timeouts.in_a_row(page, self._fresh_pids(heartbeats))
+        timed_out = timeouts.in_a_row(page, self._living(heartbeats))
         self._changed |= self._actuator.take_changed()
         own_heartbeats, own_timeouts, own_stalled = _by_node(heartbeats), _by_node(timed_out), _by_node(page.stalled())
         loading = _by_node(dict.fromkeys(self._changed | self._pending_models(), True))
@@ -109,17 +107,12 @@ class HealthLoop:
         for threads in self._threads.values():
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _fresh_pids(self, heartbeats: dict[str, dict[int, float]]) -> set[int]:
-        """The processes whose heartbeat moved recently."""
+    def _living(self, heartbeats: dict[str, dict[int, float]]) -> frozenset[int]:
         now = {pid: count for counts in heartbeats.values() for pid, count in counts.items()}
-        before = self._unchanged
-        self._unchanged = {
-            pid: (count, before[pid][1] + 1 if pid in before and before[pid][0] == count else 0)
-            for pid, count in now.items()
-        }
+        living = self._heartbeats.living(now)
         self._processes.keep_only(now)
-        self._processes.remember(pid for pid, (_, unchanged) in self._unchanged.items() if unchanged == 0)
-        return {pid for pid, (_, unchanged) in self._unchanged.items() if unchanged < _STALE_SCRAPES}
+        self._processes.remember(living)
+        return living
 
     def _reload_ended(self, ended: frozenset[int]) -> None:
         heartbeats = self.page.heartbeats() if self.page is not None else {}

@@ -14,9 +14,8 @@ from typing import NamedTuple, TypeVar
 
 from shapeshift.fleet.node import qualified, split
 from shapeshift.sidecar.nodes.pids import pid_on
-from shapeshift.triton.metrics import Labels, Samples
+from shapeshift.triton.metrics import HEARTBEAT, Labels, Samples
 
-HEARTBEAT = "shapeshift_heartbeat_total"
 LENGTHS = "shapeshift_request_tokens_bucket"
 LATENCIES = "shapeshift_request_latency_ms_bucket"
 WAITING = "shapeshift_requests_waiting"

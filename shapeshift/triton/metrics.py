@@ -1,10 +1,17 @@
-"""Reads the server's metrics page, which has the Prometheus text format."""
+"""Reads the server's metrics page, which has the Prometheus text format.
+
+prometheus_client.parser (0.26) takes 15 ms for the page of our eleven demo models, 1,259 series, where `parse` takes
+1.2 ms: it makes an object of each series, and reads the labels anew each time. The sidecar scrapes every server each
+second. It also gives other names to series whose counter does not end in `_total`.
+"""
 
 from __future__ import annotations
 
 import http.client
 import re
+from collections.abc import Hashable, Mapping
 from functools import lru_cache
+from typing import Generic, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from shapeshift.errors import InvalidInputError, ShapeshiftError
@@ -12,6 +19,11 @@ from shapeshift.triton.endpoint import CA_VARIABLE, Tls
 
 Labels = frozenset[tuple[str, str]]
 Samples = dict[tuple[str, Labels], float]
+K = TypeVar("K", bound=Hashable)
+
+HEARTBEAT = "shapeshift_heartbeat_total"
+# A heartbeat moves once a second, and Triton publishes it late: one that stood still for fewer scrapes may yet move.
+_STALE_SCRAPES = 3
 
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
 _LABEL = re.compile(r'\s*([A-Za-z_]\w*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
@@ -45,6 +57,42 @@ def scrape(url: str, timeout_s: float = 2.0, tls: Tls | None = None) -> Samples:
     return parse(page(url, timeout_s, tls))
 
 
+class Heartbeats(Generic[K]):
+    """Tells from one scrape after another which processes live.
+
+    Triton keeps the series of a process that has ended, with their last values: its gauges say nothing any more, and
+    its heartbeat stands still.
+    """
+
+    def __init__(self) -> None:
+        # By process: its last heartbeat, and for how many scrapes it has stood still.
+        self._seen: dict[K, tuple[float, int]] = {}
+
+    def living(self, counts: Mapping[K, float]) -> frozenset[K]:
+        """The processes whose heartbeat has moved within three scrapes, or is new. counts: of this scrape."""
+        before = self._seen
+        self._seen = {
+            process: (count, before[process][1] + 1 if process in before and before[process][0] == count else 0)
+            for process, count in counts.items()
+        }
+        return frozenset(process for process, (_, still) in self._seen.items() if still < _STALE_SCRAPES)
+
+
+class LiveReader:
+    """Reads the page at `url` again and again, without the gauges and counters that ended processes have left there."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._heartbeats = Heartbeats[Labels]()
+
+    def read(self) -> Samples:
+        """The samples as they are now. Raises as `scrape` does."""
+        samples = scrape(self._url)
+        beats = {_process(labels): value for (name, labels), value in samples.items() if name == HEARTBEAT}
+        ended = beats.keys() - self._heartbeats.living(beats)
+        return {key: value for key, value in samples.items() if _process(key[1]) not in ended}
+
+
 def page(url: str, timeout_s: float = 2.0, tls: Tls | None = None) -> str:
     """The text at `url`, such as http://127.0.0.1:8002/metrics, without a proxy. tls: for an https:// URL.
 
@@ -74,6 +122,11 @@ def _connection(url: str, parts: SplitResult, timeout_s: float, tls: Tls | None)
         raise InvalidInputError("url", url, f"https:// needs certificates; set {CA_VARIABLE} and the others")
     context = tls.client_context()
     return http.client.HTTPSConnection(parts.hostname, parts.port or 443, timeout=timeout_s, context=context)
+
+
+def _process(labels: Labels) -> Labels:
+    """Model and pid; without a pid where the series is the server's own."""
+    return frozenset(label for label in labels if label[0] in ("model", "pid"))
 
 
 # Each page has the labels of the page before.

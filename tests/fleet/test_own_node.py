@@ -11,6 +11,7 @@ from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.fleet import certificates, own_node
 from shapeshift.fleet.own_node import OwnNode
 from shapeshift.triton.endpoint import CA_VARIABLE
+from shapeshift.triton import metrics
 from shapeshift.triton.settings import ServerSettings
 
 BASE = ServerSettings(repositories=(Path("repository"),))
@@ -88,6 +89,29 @@ def test_a_drain_ends_when_nothing_has_been_in_flight_for_three_pages(
     said: list[str] = []
     OwnNode(write(tmp_path), "a").drain("page", said.append)
     assert said == [] and next(pages) == samples(7)
+
+
+def test_a_drain_does_not_wait_for_requests_of_a_process_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton goes on to show the gauges of a process, with the last values."""
+    beats = iter(range(100))
+
+    def scrape(page: str) -> Samples:
+        ended, serves = (frozenset({("model", "encode"), ("pid", pid)}) for pid in ("7", "8"))
+        count = float(next(beats))
+        return {
+            (metrics.HEARTBEAT, ended): 40.0,
+            ("shapeshift_requests_running", ended): 5.0,
+            (metrics.HEARTBEAT, serves): count,
+            ("shapeshift_requests_running", serves): 1.0 if count < 10 else 0.0,
+        }
+
+    monkeypatch.setattr(own_node, "_SCRAPE_S", 0.0)
+    monkeypatch.setattr(own_node.metrics, "scrape", scrape)
+    said: list[str] = []
+    OwnNode(write(tmp_path), "a").drain("page", said.append)
+    assert said == [] and next(beats) == 13
 
 
 def test_a_drain_ends_after_its_time_and_where_the_server_has_gone(

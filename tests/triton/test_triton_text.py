@@ -42,6 +42,15 @@ def test_invalid_metrics_are_refused_by_line(line: str) -> None:
         metrics.parse(f"fine 1\n{line}\n")
 
 
+def test_a_process_lives_while_its_heartbeat_has_moved_within_three_scrapes() -> None:
+    heartbeats = metrics.Heartbeats[str]()
+    beats = [(1, 5), (2, 5), (3, 5), (4, 5), (4, 5), (5, 6)]
+    living = [sorted(heartbeats.living({"a": float(a), "b": float(b)})) for a, b in beats]
+    # One that goes on, such as after SIGSTOP, lives again.
+    assert living == [["a", "b"], ["a", "b"], ["a", "b"], ["a"], ["a"], ["a", "b"]]
+    assert heartbeats.living({}) == frozenset()
+
+
 def test_scrape_reads_a_page_and_ignores_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # noqa: N802

@@ -9,14 +9,14 @@ from shapeshift.sidecar import observe
 from shapeshift.sidecar.observe import MetricsPage
 
 
-def in_a_row(page: MetricsPage, fresh: Collection[int]) -> dict[str, int]:
-    """By worker, the most that any front with a process in `fresh` counts.
+def in_a_row(page: MetricsPage, living: Collection[int]) -> dict[str, int]:
+    """By worker, the most that any front with a process in `living` counts.
 
     A front that no worker of another node answers cannot reach that node: this says nothing about its workers.
     """
     found: dict[str, int] = {}
     for front in page.models:
-        counts = observe.gauge(front, observe.TIMEOUTS, page, fresh)
+        counts = observe.gauge(front, observe.TIMEOUTS, page, living)
         for worker, count in counts.items():
             if worker and not _is_unreachable(split(worker)[0], split(front)[0], counts):
                 found[worker] = max(found.get(worker, 0), int(count))
