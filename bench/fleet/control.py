@@ -27,7 +27,6 @@ from shapeshift.sidecar.observe import MetricsPage, traffic_of
 from shapeshift.sidecar.policy import decide, plan
 from shapeshift.sidecar.policy.decide import Decision
 from shapeshift.sidecar.policy.pools import FrontPeriod
-from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.sidecar.workers import ServerModels
 from shapeshift.triton.endpoint import Endpoint
 
@@ -60,7 +59,6 @@ def measure(output: Output, quick: bool) -> None:
 
 def measured(connections: Connections, nodes: int, rounds: int) -> dict[str, float]:
     """A row of the table: milliseconds by step, and memory."""
-    settings = SidecarSettings(fleet="stubs")
     presence = Presence(Journal(lambda text: None, lambda report: None, {}))
     scrape, reader = FleetScrape(connections, presence, None), FleetModelReader(connections, presence, None)
     plan.warm_up()
@@ -74,7 +72,7 @@ def measured(connections: Connections, nodes: int, rounds: int) -> dict[str, flo
         start = time.process_time()
         page = _timed(scrape, times["scrape"])
         server = _timed(reader.read, times["read models"])
-        _timed(partial(_decide, server, before, page, settings), times["solve, decide"])
+        _timed(partial(_decide, server, before, page), times["solve, decide"])
         cpu.append((time.process_time() - start) * 1e3)
         reader.forget()
         found = _timed(reader.read, times["read configs"])
@@ -90,11 +88,11 @@ def measured(connections: Connections, nodes: int, rounds: int) -> dict[str, flo
     }
 
 
-def _decide(server: ServerModels, old: MetricsPage, new: MetricsPage, settings: SidecarSettings) -> Decision:
+def _decide(server: ServerModels, old: MetricsPage, new: MetricsPage) -> Decision:
     front, workers = server.fronts[FRONT], server.workers[FRONT]
     current = {worker.name: worker.bin for worker in workers}
     period = FrontPeriod(front, current, [], traffic_of(front.models, old, new), len(workers))
-    ((_, decision),) = decide.decide_group([period], settings)
+    ((_, decision),) = decide.decide_group([period])
     return decision
 
 

@@ -96,7 +96,7 @@ class Fleet:
 
     def start_scheduler(self) -> None:
         """Start a scheduler process."""
-        log = (self.run_directory / "scheduler.log").open("ab")
+        log = (self.run_directory / "sidecar.log").open("ab")
         self.schedulers.append(subprocess.Popen(self.scheduler_command, stdout=log, stderr=log))
 
     def samples(self) -> Samples:

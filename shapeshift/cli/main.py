@@ -33,8 +33,6 @@ COMMANDS = {
 }
 # What a full, a read-only or a broken disk says, or a folder of another user.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.ENOTDIR)
-# Old names. Each works for one more version.
-DEPRECATED = {"scheduler": "sidecar"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,9 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: list[str]) -> int:
-    if given and given[0] in DEPRECATED:
-        old, given[0] = given[0], DEPRECATED[given[0]]
-        sys.stderr.write(f"shapeshift {old} is deprecated; use `shapeshift {given[0]}`\n")
     parser = argparse.ArgumentParser(prog="shapeshift", description=shapeshift.__doc__)
     parser.add_argument("--version", action="version", version=f"shapeshift {shapeshift.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-restart", action="store_true", help="end when the server ends by itself")
     parser.add_argument("--strict", action="store_true", help="do not start if a model cannot be served")
-    parser.add_argument("--no-sidecar", "--no-scheduler", action=_NoSidecar, help="start no sidecar")
+    parser.add_argument("--no-sidecar", action="store_true", help="start no sidecar")
     parser.add_argument("--no-gateway", action="store_true", help="start no gateway")
     parser.add_argument(
         "--gateway-port",
@@ -71,20 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drain", type=float, default=60.0, metavar="SECONDS", help="with --fleet: most time to end requests at a stop"
     )
-
-
-class _NoSidecar(argparse.Action):
-    """Sets its destination to True; `--no-scheduler`, the old name, works for one more version."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002  argparse's name
-        super().__init__(option_strings, dest, nargs=0, default=False, help=help)
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
-    ) -> None:
-        if option == "--no-scheduler":
-            sys.stderr.write("shapeshift serve: --no-scheduler is deprecated; use --no-sidecar\n")
-        setattr(namespace, self.dest, True)
 
 
 def serve(arguments: list[str]) -> int:

@@ -32,8 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repository", type=Path, action="append", metavar="DIR", help="folder of models; repeatable")
     parser.add_argument("--health-period", type=float, default=own.health_period_s, metavar="SECONDS")
     parser.add_argument("--plan-period", type=float, default=own.plan_period_s, metavar="SECONDS")
-    parser.add_argument("--scale-period", type=float, default=own.scale_period_s, metavar="SECONDS")
-    parser.add_argument("--batch", type=int, default=own.batch, help="workers changed at once; 0: an eighth")
     parser.add_argument("--dry-run", action="store_true", help="log each decision and its reason, change nothing")
     parser.add_argument("--freeze", action="store_true", help="let the sidecar decide but change nothing, and exit")
     parser.add_argument("--thaw", action="store_true", help="let the sidecar make changes again, and exit")
@@ -105,8 +103,6 @@ def _settings(options: argparse.Namespace, run_directory: Path, fleet: str) -> S
         repositories=tuple(options.repository or repositories),
         health_period_s=options.health_period,
         plan_period_s=options.plan_period,
-        scale_period_s=options.scale_period,
-        batch=options.batch,
         dry_run=options.dry_run,
     )
 

@@ -24,6 +24,8 @@ from shapeshift.triton.embedded import processes
 from shapeshift.triton.embedded.processes import Stub
 
 _UNLOAD_S = 30.0
+# A load that takes longer has failed: large models on a busy machine take minutes.
+LOAD_TIMEOUT_S = 900.0
 _LOOK_S = 0.2
 _MOST_AT_ONCE = 4096
 _INTERRUPTED = "a node is gone: the rest is planned anew"
@@ -55,7 +57,6 @@ class Actuator:
         repositories: Iterable[Path],
         journal: Journal,
         blocked: Callable[[], str],
-        load_timeout_s: float,
         owed: OwedLoads | None = None,
     ) -> None:
         self.owed = owed or OwedLoads()
@@ -64,7 +65,6 @@ class Actuator:
         self._repositories = tuple(repositories)
         self._journal = journal
         self._blocked = blocked
-        self._load_timeout_s = load_timeout_s
         self._lock = threading.Lock()
         self._changing: set[str] = set()
         self._changed: set[str] = set()
@@ -214,7 +214,7 @@ class Actuator:
         config = config or self._config(model)
         if config is None:
             # Only the server has the files: load the model as it is to learn its configuration, then change that.
-            self._control.load(model, timeout_s=self._load_timeout_s)
+            self._control.load(model, timeout_s=LOAD_TIMEOUT_S)
             config = self._control.config(model)
         parameters = config.setdefault("parameters", {})
         if bin_ is not None:
@@ -223,7 +223,7 @@ class Actuator:
                 engine_model.place(config, bin_)
         if new_process:
             parameters["generation"] = {"string_value": str(self._next_generation(model, parameters))}
-        self._control.load(model, config, timeout_s=self._load_timeout_s)
+        self._control.load(model, config, timeout_s=LOAD_TIMEOUT_S)
 
     def _config(self, model: str) -> dict[str, Any] | None:
         """The configuration of the loaded model, else the one in its folder; None if neither is readable here."""

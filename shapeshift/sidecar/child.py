@@ -6,7 +6,7 @@ from shapeshift.child_process import ChildProcess
 from shapeshift.sidecar import run_files
 from shapeshift.triton.settings import ServerSettings
 
-LOG_FILE = "scheduler.log"
+LOG_FILE = "sidecar.log"
 
 
 class SidecarProcess(ChildProcess):

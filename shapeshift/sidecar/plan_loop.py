@@ -18,11 +18,14 @@ from shapeshift.sidecar.nodes.front_state import FrontState
 from shapeshift.sidecar.observe import MetricsPage
 from shapeshift.sidecar.policy import decide, plan, pools
 from shapeshift.sidecar.policy.decide import Decision
-from shapeshift.sidecar.policy.moves import Action, batches
+from shapeshift.sidecar.policy.moves import Action, at_start, batches, under_load
 from shapeshift.sidecar.policy.pools import FrontPeriod
 from shapeshift.sidecar.policy.spare import in_order, slot
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.sidecar.workers import ServerModels, Worker
+
+# Seconds between two checks of the tail latency.
+SCALE_PERIOD_S = 10.0
 
 
 class PlanLoop:
@@ -104,9 +107,9 @@ class PlanLoop:
                 self._journal.log_once("config", front.name, problem)
             decision = Decision((), (), "keeps the loaded workers")
             if not current and workers and not (len(group) > 1 and any(loaded.values())):
-                decision = decide.first_plan(front, workers, spare, self._settings)
+                decision = decide.first_plan(front, workers, spare)
             elif 0 < len(current) < min(front.min_workers, workers):
-                decision = decide.complete_plan(front, current, min(front.min_workers, workers), spare, self._settings)
+                decision = decide.complete_plan(front, current, min(front.min_workers, workers), spare)
             if not self._is_allowed(front, decision):
                 continue
             adopted = True
@@ -119,7 +122,7 @@ class PlanLoop:
             if not decision.counts:
                 counts = plan.counts_of(front, current) if front.is_binned else (len(current),)
                 decision = Decision((), counts, decision.reason)
-            self._apply(front, decision, self._settings.start_size(len(front.nodes)), keep_going=True)
+            self._apply(front, decision, at_start(len(front.nodes)), keep_going=True)
             state.plan_page = state.scale_page = self._page()
         return adopted
 
@@ -155,8 +158,7 @@ class PlanLoop:
             return False
         self._journal.log("state", front.name, text)
         serving = any(worker.is_ready for worker in workers.values())
-        own = self._settings
-        size = own.batch_size(len(state.target)) if serving else own.start_size(len(front.nodes))
+        size = under_load(len(state.target)) if serving else at_start(len(front.nodes))
         self._actuator.apply(batches(actions, size), keep_going=True, new_process=True, interrupted=self._is_outdated)
         self._reader.forget(*(action.worker for action in actions))
         return True
@@ -181,10 +183,10 @@ class PlanLoop:
     def _plan(self, fronts: Sequence[Front], server: ServerModels, page: MetricsPage) -> None:
         periods = [self._period(front, server.workers[front.name], page) for front in fronts]
         pooled = bool(fronts[0].settings.worker_pool)
-        for front, decision in decide.decide_group(periods, self._settings):
+        for front, decision in decide.decide_group(periods):
             state = self._fronts[front.name]
             decision = replace(decision, reason="; ".join(filter(None, (state.replan, decision.reason))))
-            size = self._settings.batch_size(len(state.target))
+            size = under_load(len(state.target))
             if self._is_allowed(front, decision):
                 if state.replan:
                     # Including workers whose load fails: `_restore` tries them again.
@@ -209,7 +211,7 @@ class PlanLoop:
     def _scale(self, front: Front, server: ServerModels, page: MetricsPage) -> None:
         state = self._fronts[front.name]
         before = state.scale_page
-        if not front.is_scaled or before is None or page.at - before.at < self._settings.scale_period_s:
+        if not front.is_scaled or before is None or page.at - before.at < SCALE_PERIOD_S:
             return
         state.scale_page = page
         traffic = observe.traffic_of(front.models, before, page)

@@ -15,10 +15,10 @@ from shapeshift import files
 from shapeshift.errors import ShapeshiftError
 from shapeshift.triton.names import worker_front
 
-LOCK_FILE = "scheduler.lock"
-FREEZE_FILE = "scheduler.freeze"
-REPORT_FILE = "scheduler.json"
-OWED_FILE = "scheduler.owed.json"
+LOCK_FILE = "sidecar.lock"
+FREEZE_FILE = "sidecar.freeze"
+REPORT_FILE = "sidecar.json"
+OWED_FILE = "sidecar.owed.json"
 
 _LOCK_ATTEMPTS = 5
 _LOCK_PAUSE_S = 0.05

@@ -21,7 +21,7 @@ from shapeshift.sidecar.nodes.fleet_models import FleetModelReader
 from shapeshift.sidecar.nodes.fleet_scrape import FleetScrape
 from shapeshift.sidecar.nodes.presence import Presence
 from shapeshift.sidecar.owed_loads import OwedLoads
-from shapeshift.sidecar.plan_loop import PlanLoop
+from shapeshift.sidecar.plan_loop import SCALE_PERIOD_S, PlanLoop
 from shapeshift.sidecar.policy import plan
 from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.sidecar.settings import SidecarSettings
@@ -30,6 +30,8 @@ from shapeshift.triton.embedded import processes, run_record
 # Longest pause before the next attempt while no server answers.
 _RETRY_S = 0.25
 _JOIN_S = 0.5
+# A node of a fleet that takes longer to answer is late, and left out: the others are looked at each second.
+_NODE_LIMIT_S = 0.8
 
 
 class Sidecar:
@@ -47,14 +49,14 @@ class Sidecar:
         owed = OwedLoads(None if settings.dry_run else settings.run_directory / run_files.OWED_FILE)
         connections, presence = connect(self._journal), Presence(self._journal)
         # A single server holds up no other: it may take the time that its clients allow.
-        limit_s = settings.node_limit_s if settings.fleet else None
+        limit_s = _NODE_LIMIT_S if settings.fleet else None
         control = FleetControl(connections, presence, limit_s)
-        actuator = Actuator(control, settings.repositories, self._journal, self._blocked, settings.load_timeout_s, owed)
+        actuator = Actuator(control, settings.repositories, self._journal, self._blocked, owed)
         scrape = FleetScrape(connections, presence, limit_s)
         self._health = HealthLoop(scrape, control, actuator, self._journal, ProcessTracker(_is_local(settings)))
         reader = FleetModelReader(connections, presence, limit_s)
         is_told = bool(settings.fleet) and not settings.dry_run
-        demands = Demands(settings.run_directory / DEMAND_FILE if is_told else None, settings.scale_period_s)
+        demands = Demands(settings.run_directory / DEMAND_FILE if is_told else None, SCALE_PERIOD_S)
         self._plan = PlanLoop(settings, reader, actuator, self._journal, lambda: self._health.page, demands)
         self._has_solver = False
         log = partial(self._journal.log, "error", "sidecar")

@@ -35,7 +35,7 @@ def test_the_sidecar_of_a_fleet_has_a_lock_and_a_switch_of_its_own(tmp_path: Pat
     file = tmp_path / "fleet.toml"
     file.write_text(FLEET.format(port=1))
     assert main(["sidecar", "--fleet", str(file), "--build", str(tmp_path), "--freeze"]) == 0
-    assert (tmp_path / "fleet" / "demo" / "scheduler.freeze").exists()
+    assert (tmp_path / "fleet" / "demo" / "sidecar.freeze").exists()
     assert not (tmp_path / "run").exists()
 
 

@@ -13,7 +13,8 @@ from shapeshift.cli.running import status
 from shapeshift.fleet import worker_demand
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.settings import names
-from shapeshift.sidecar import child, health, run_files
+from shapeshift.sidecar import actuate, child, health, plan_loop, run_files
+from shapeshift.sidecar.policy import plan, pools
 from shapeshift.sidecar.settings import SidecarSettings
 from tests.docs.docs_pages import PROJECT, code, prose, table
 
@@ -60,10 +61,10 @@ def test_numbers_are_those_of_the_code() -> None:
         f"or in {limits.hung} scrapes although",
         f"in {limits.silent} scrapes there was no heartbeat",
         f"every {own.plan_period_s:g} s",
-        f"every {own.scale_period_s:g} s",
-        f"fewer than {own.min_texts} texts",
-        f"better by {100 * own.min_gain:g}%",
-        f"at {100 * own.assumed_utilization:g}% of the greatest load",
-        f"after {own.load_timeout_s / 60:g} minutes it counts as failed",
+        f"every {plan_loop.SCALE_PERIOD_S:g} s",
+        f"fewer than {pools.MIN_TEXTS} texts",
+        f"better by {100 * plan.MIN_GAIN:g}%",
+        f"at {100 * plan.ASSUMED_UTILIZATION:g}% of the greatest load",
+        f"after {actuate.LOAD_TIMEOUT_S / 60:g} minutes it counts as failed",
     ):
         assert statement in text, statement

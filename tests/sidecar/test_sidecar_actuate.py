@@ -32,7 +32,7 @@ class Case:
         self.log: list[str] = []
         self.blocked = ""
         journal = Journal(self.log.append, lambda values: None, {})
-        self.actuator = Actuator(single(self.server).control, repositories, journal, lambda: self.blocked, 300.0)
+        self.actuator = Actuator(single(self.server).control, repositories, journal, lambda: self.blocked)
         loads = [Action("load", f"enc_w{number:02d}", bin_) for number, bin_ in enumerate((32, 128, 512))]
         assert self.actuator.apply([loads]).failed == ""
         self.server.calls.clear()

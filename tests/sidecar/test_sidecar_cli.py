@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shapeshift.cli import main, serve, sidecar
+from shapeshift.cli import main, sidecar
 from shapeshift.cli.running import status
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.overview import overview
@@ -29,22 +29,10 @@ RECORD = {
 }
 
 
-def test_the_old_command_and_option_still_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["scheduler", "--build", str(tmp_path), "--freeze"]) == 0
-    assert run_files.is_frozen(tmp_path / "run")
-    assert capsys.readouterr().err == "shapeshift scheduler is deprecated; use `shapeshift sidecar`\n"
-    parser = argparse.ArgumentParser()
-    serve.add_arguments(parser)
-    assert [parser.parse_args(given).no_sidecar for given in ([], ["--no-sidecar"])] == [False, True]
-    assert capsys.readouterr().err == ""
-    assert parser.parse_args(["--no-scheduler"]).no_sidecar
-    assert capsys.readouterr().err == "shapeshift serve: --no-scheduler is deprecated; use --no-sidecar\n"
-
-
 def test_freeze_and_thaw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["sidecar", "--build", str(tmp_path), "--freeze"]) == 0
     assert run_files.is_frozen(tmp_path / "run")
-    assert capsys.readouterr().out == f"frozen: {tmp_path / 'run' / 'scheduler.freeze'}\n"
+    assert capsys.readouterr().out == f"frozen: {tmp_path / 'run' / 'sidecar.freeze'}\n"
     assert main.main(["sidecar", "--build", str(tmp_path), "--thaw"]) == 0
     assert not run_files.is_frozen(tmp_path / "run")
 
@@ -53,7 +41,6 @@ def test_freeze_and_thaw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     ("arguments", "part"),
     [
         (["sidecar", "--plan-period", "0"], "plan_period_s: got 0.0; must be 0.05 to 86400 seconds"),
-        (["sidecar", "--batch", "-2"], "batch: got -2"),
         (["status", "--seconds", "0"], "seconds: got 0.0"),
         (["status", "--metrics", "http://127.0.0.1:1/metrics"], "no metrics at http://127.0.0.1:1/metrics"),
         (["status", "--metrics", "127.0.0.1:1"], "must be http:// or https:// HOST:PORT/metrics"),
@@ -146,4 +133,4 @@ def test_options_start_from_the_settings() -> None:
     parser = argparse.ArgumentParser()
     sidecar.add_arguments(parser)
     given = parser.parse_args([])
-    assert (given.plan_period, given.health_period, given.scale_period) == (120.0, 1.0, 10.0)
+    assert (given.plan_period, given.health_period) == (120.0, 1.0)

@@ -56,7 +56,7 @@ class Case:
         self.page: MetricsPage | None = None
         self.fleet.reader.forget()
         journal = Journal(self.log.append, lambda values: None, {})
-        self.actuator = Actuator(self.fleet.control, (), journal, lambda: self.blocked, 300.0)
+        self.actuator = Actuator(self.fleet.control, (), journal, lambda: self.blocked)
         self.loop = PlanLoop(
             SidecarSettings(fleet="demo"),
             self.fleet.reader,

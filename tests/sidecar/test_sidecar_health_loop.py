@@ -48,7 +48,7 @@ class Case:
         self.blocked = ""
         journal = Journal(self.log.append, lambda values: None, {})
         fleet = single(self.server, self.scrape)
-        self.actuator = Actuator(fleet.control, (), journal, lambda: self.blocked, 300.0)
+        self.actuator = Actuator(fleet.control, (), journal, lambda: self.blocked)
         self.loop = HealthLoop(fleet.scrape, fleet.control, self.actuator, journal, ProcessTracker(local=True))
 
     def scrape(self) -> Samples:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from shapeshift.sidecar.policy.moves import Action, batches, moves
+from shapeshift.sidecar.policy.moves import Action, at_start, batches, moves, under_load
 from tests.sidecar.fakes import EDGES, front
 
 
@@ -81,3 +81,8 @@ def test_actions_as_text() -> None:
     assert str(Action("load", "enc_w00")) == "load enc_w00 with all bins"
     assert str(Action("change", "enc_w00", 64, 512)) == "enc_w00 512 -> 64"
     assert str(Action("unload", "enc_w00")) == "unload enc_w00"
+
+
+def test_more_workers_are_changed_at_once_where_there_are_more() -> None:
+    assert [under_load(workers) for workers in (1, 8, 40)] == [1, 1, 5]
+    assert [at_start(nodes) for nodes in (0, 1, 3)] == [4, 4, 12]

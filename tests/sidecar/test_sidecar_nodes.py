@@ -183,7 +183,7 @@ class HealthCase:
         pages = {"a": lambda: self.scrape("a"), "b": lambda: self.scrape("b")}
         self.fleet = FakeFleet(self.servers, self.log.append, pages)
         journal = quiet(self.log)
-        self.actuator = Actuator(self.fleet.control, (), journal, lambda: "", 300.0)
+        self.actuator = Actuator(self.fleet.control, (), journal, lambda: "")
         self.loop = HealthLoop(
             self.fleet.scrape, self.fleet.control, self.actuator, journal, ProcessTracker(local=False)
         )

@@ -9,10 +9,7 @@ import pytest
 
 from shapeshift.sidecar.observe import LENGTHS, Traffic
 from shapeshift.sidecar.policy import decide, plan, pools
-from shapeshift.sidecar.settings import SidecarSettings
 from tests.sidecar.fakes import EDGES, SERVICE_MS, front
-
-SETTINGS = SidecarSettings()
 
 
 def names(count: int, start: int = 0) -> list[str]:
@@ -75,7 +72,7 @@ def test_any_traffic_gives_a_plan_for_exactly_the_workers_there_are(seed: int) -
     have = {name: source.choice([*EDGES, 0, 48]) for name in names(source.randint(1, 12))}
     spare = names(12, start=20)
     seen = Traffic(source.uniform(1, 200), {float(edge): source.choice([0, 3, 10.0**6]) for edge in EDGES})
-    decision = decide.next_plan(one, have, workers, spare, seen, SETTINGS)
+    decision = decide.next_plan(one, have, workers, spare, seen)
     for action in decision.actions:
         if action.kind == "unload":
             del have[action.worker]
@@ -90,8 +87,8 @@ def test_any_traffic_gives_a_plan_for_exactly_the_workers_there_are(seed: int) -
 
 
 def test_the_first_plan_follows_the_histogram() -> None:
-    decision = decide.first_plan(front(plan_histogram="[96, 3, 1]"), 6, names(6), SETTINGS)
-    long_ones = decide.first_plan(front(plan_histogram="[1, 3, 96]"), 6, names(6), SETTINGS)
+    decision = decide.first_plan(front(plan_histogram="[96, 3, 1]"), 6, names(6))
+    long_ones = decide.first_plan(front(plan_histogram="[1, 3, 96]"), 6, names(6))
     assert decision.counts[0] > long_ones.counts[0]
     assert long_ones.counts == (0, 0, 6)
     assert "plan_histogram (32: 96%, 128: 3%, 512: 1%)" in decision.reason
@@ -111,7 +108,7 @@ def test_the_assumed_demand_can_be_served() -> None:
 
 def test_other_traffic_changes_bins_and_gives_the_reason() -> None:
     have = dict(zip(names(4), (512, 512, 512, 32), strict=True))
-    decision = decide.next_plan(front(), have, 4, [], traffic(t32=40_000, t512=100), SETTINGS)
+    decision = decide.next_plan(front(), have, 4, [], traffic(t32=40_000, t512=100))
     assert decision.counts[0] >= 2
     assert all(action.kind == "change" for action in decision.actions)
     assert "401.0 texts/s in 100 s (32: 100%)" in decision.reason
@@ -122,28 +119,28 @@ def test_other_traffic_changes_bins_and_gives_the_reason() -> None:
 def test_the_same_traffic_changes_nothing() -> None:
     have = dict(zip(names(4), (512, 512, 512, 32), strict=True))
     seen = traffic(t32=40_000, t512=100)
-    first = decide.next_plan(front(), have, 4, [], seen, SETTINGS)
+    first = decide.next_plan(front(), have, 4, [], seen)
     have |= {action.worker: action.bin for action in first.actions}
-    again = decide.next_plan(front(), have, 4, [], seen, SETTINGS)
+    again = decide.next_plan(front(), have, 4, [], seen)
     assert again.actions == ()
     assert "stays" in again.reason
 
 
 def test_too_little_traffic_changes_nothing() -> None:
     have = dict(zip(names(4), (512, 512, 512, 32), strict=True))
-    decision = decide.next_plan(front(), have, 4, [], traffic(t32=49), SETTINGS)
+    decision = decide.next_plan(front(), have, 4, [], traffic(t32=49))
     assert decision.actions == ()
     assert "49 texts in 100 s, fewer than 50: the plan stays" in decision.reason
 
 
 def test_a_missing_metric_is_reported() -> None:
-    decision = decide.next_plan(front(), {"enc_w00": 512}, 1, [], Traffic(100.0, missing=(LENGTHS,)), SETTINGS)
+    decision = decide.next_plan(front(), {"enc_w00": 512}, 1, [], Traffic(100.0, missing=(LENGTHS,)))
     assert decision.actions == ()
     assert f"no metric {LENGTHS}" in decision.reason
 
 
 def test_demand_beyond_the_workers_is_reported() -> None:
-    decision = decide.next_plan(front(), dict.fromkeys(names(4), 512), 4, [], traffic(t512=100_000), SETTINGS)
+    decision = decide.next_plan(front(), dict.fromkeys(names(4), 512), 4, [], traffic(t512=100_000))
     assert not decision.feasible
     assert "4 workers serve" in decision.reason
     assert "% of the demand within 300 ms" in decision.reason
@@ -151,32 +148,32 @@ def test_demand_beyond_the_workers_is_reported() -> None:
 
 def test_fixed_allocations_ignore_traffic() -> None:
     have = dict(zip(names(6), (512, 512, 512, 512, 512, 32), strict=True))
-    even = decide.next_plan(front(allocation="even"), have, 6, [], traffic(t32=10_000), SETTINGS)
+    even = decide.next_plan(front(allocation="even"), have, 6, [], traffic(t32=10_000))
     assert even.counts == (2, 2, 2)
     everywhere = front(allocation="global", plan_histogram="[96, 3, 1]")
-    first = decide.first_plan(everywhere, 6, names(6), SETTINGS)
+    first = decide.first_plan(everywhere, 6, names(6))
     loaded = {action.worker: action.bin for action in first.actions}
-    assert decide.next_plan(everywhere, loaded, 6, [], traffic(t512=1000), SETTINGS).actions == ()
+    assert decide.next_plan(everywhere, loaded, 6, [], traffic(t512=1000)).actions == ()
 
 
 def test_a_removed_bin_is_replaced() -> None:
-    decision = decide.next_plan(front(), {"enc_w00": 512, "enc_w01": 96}, 2, [], traffic(t32=10), SETTINGS)
+    decision = decide.next_plan(front(), {"enc_w00": 512, "enc_w01": 96}, 2, [], traffic(t32=10))
     assert [action.worker for action in decision.actions] in (["enc_w01"], ["enc_w00", "enc_w01"])
 
 
 def test_an_interrupted_plan_is_completed() -> None:
     have = {"enc_w00": 512, "enc_w01": 32}
-    decision = decide.complete_plan(front(), have, 4, names(4, start=2), SETTINGS)
+    decision = decide.complete_plan(front(), have, 4, names(4, start=2))
     assert [(action.kind, action.worker) for action in decision.actions] == [("load", "enc_w02"), ("load", "enc_w03")]
     assert "2 of 4" in decision.reason
 
 
 def test_workers_with_all_bins_are_only_counted() -> None:
     one = front(placement="resident")
-    assert decide.first_plan(one, 3, names(3), SETTINGS).counts == (3,)
+    assert decide.first_plan(one, 3, names(3)).counts == (3,)
     have = dict.fromkeys(names(3), 0)
-    assert decide.next_plan(one, have, 3, [], traffic(t32=1000), SETTINGS).actions == ()
-    fewer = decide.next_plan(one, have, 2, [], traffic(t32=1000), SETTINGS)
+    assert decide.next_plan(one, have, 3, [], traffic(t32=1000)).actions == ()
+    fewer = decide.next_plan(one, have, 2, [], traffic(t32=1000))
     assert [action.kind for action in fewer.actions] == ["unload"]
 
 

@@ -10,7 +10,7 @@ from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.nodes.demands import Demands
 from shapeshift.sidecar.observe import MetricsPage
-from shapeshift.sidecar.plan_loop import PlanLoop
+from shapeshift.sidecar.plan_loop import SCALE_PERIOD_S, PlanLoop
 from shapeshift.sidecar.settings import SidecarSettings
 from tests.sidecar.fakes import FakeServer, config, cumulative, page, samples
 from tests.sidecar.fleet import single
@@ -40,8 +40,8 @@ class Case:
         self.report: dict[str, object] = {}
         journal = Journal(self.log.append, self.report.update, {})
         fleet = single(self.server)
-        actuator = Actuator(fleet.control, (), journal, lambda: self.blocked, 300.0)
-        demands = Demands(self.demand_file, self.settings.scale_period_s)
+        actuator = Actuator(fleet.control, (), journal, lambda: self.blocked)
+        demands = Demands(self.demand_file, SCALE_PERIOD_S)
         self.loop = PlanLoop(self.settings, fleet.reader, actuator, journal, self.page, demands, lambda: self.now)
         self.actuator = actuator
 

@@ -9,10 +9,7 @@ import pytest
 from shapeshift.sidecar.observe import Traffic
 from shapeshift.sidecar.policy import decide
 from shapeshift.sidecar.policy.pools import FrontPeriod, split
-from shapeshift.sidecar.settings import SidecarSettings
 from tests.sidecar.fakes import front
-
-SETTINGS = SidecarSettings()
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -79,7 +76,7 @@ def period(name: str, workers: int, **texts: float) -> FrontPeriod:
 
 
 def test_a_busy_front_gets_more_of_the_pool() -> None:
-    decisions = decide.decide_group([period("busy", 3, t32=20_000, t512=3_000), period("calm", 3, t32=100)], SETTINGS)
+    decisions = decide.decide_group([period("busy", 3, t32=20_000, t512=3_000), period("calm", 3, t32=100)])
     assert [one.name for one, _ in decisions] == ["calm", "busy"]
     calm, busy = (decision for _, decision in decisions)
     assert sum(calm.counts) + sum(busy.counts) == 6
@@ -91,15 +88,14 @@ def test_a_busy_front_gets_more_of_the_pool() -> None:
 
 
 def test_shares_without_traffic_stay() -> None:
-    decisions = decide.decide_group([period("one", 4, t32=3), period("two", 2)], SETTINGS)
+    decisions = decide.decide_group([period("one", 4, t32=3), period("two", 2)])
     assert [sum(decision.counts) for _, decision in decisions] == [4, 2]
     assert [decision.actions for _, decision in decisions] == [(), ()]
 
 
 def test_a_new_front_gets_a_share_of_a_full_pool() -> None:
     decisions = {
-        one.name: decision
-        for one, decision in decide.decide_group([period("old", 6, t32=5000), period("new", 0)], SETTINGS)
+        one.name: decision for one, decision in decide.decide_group([period("old", 6, t32=5000), period("new", 0)])
     }
     assert sum(decisions["new"].counts) >= 1
     assert sum(decisions["new"].counts) + sum(decisions["old"].counts) == 6

@@ -159,23 +159,12 @@ def test_workers_are_distinguished_from_models(tmp_path: Path) -> None:
     [
         ("health_period_s", 0.0),
         ("plan_period_s", -1.0),
-        ("scale_period_s", float("nan")),
-        ("load_timeout_s", 1e9),
-        ("batch", -1),
-        ("start_batch", 0),
-        ("min_texts", 0),
-        ("min_gain", 1.0),
-        ("assumed_utilization", 0.0),
+        ("plan_period_s", float("nan")),
     ],
 )
 def test_invalid_settings_are_named(field: str, value: float) -> None:
     with pytest.raises(InvalidInputError, match=f"^{field}: "):
         SidecarSettings(**{field: value})  # type: ignore[arg-type]
-
-
-def test_batches_grow_with_the_number_of_workers() -> None:
-    assert [SidecarSettings().batch_size(workers) for workers in (1, 8, 40)] == [1, 1, 5]
-    assert SidecarSettings(batch=3).batch_size(1) == 3
 
 
 def test_only_the_journal_reads_the_wall_clock() -> None:

@@ -58,7 +58,7 @@ def test_serve_stops_the_sidecar_before_the_server(served: Command, project: Pro
     assert served.end(signal.SIGTERM) == 0
     assert not Path(f"/proc/{sidecar}").exists()
     assert processes_of(project) == []
-    log = (project.run / "scheduler.log").read_text()
+    log = (project.run / "sidecar.log").read_text()
     assert log.endswith("sidecar stopped\n")
     assert log.count("no server answers") <= 1
 

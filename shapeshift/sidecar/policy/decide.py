@@ -19,7 +19,6 @@ from shapeshift.sidecar.policy import plan, pools
 from shapeshift.sidecar.policy.moves import Action, moves, release_order
 from shapeshift.sidecar.policy.pools import FrontPeriod
 from shapeshift.sidecar.policy.spare import in_order, slot
-from shapeshift.sidecar.settings import SidecarSettings
 
 
 @dataclass(frozen=True)
@@ -33,14 +32,14 @@ class Decision:
     expected_ms: float | None = None
 
 
-def first_plan(front: Front, workers: int, spare: Sequence[str], settings: SidecarSettings) -> Decision:
+def first_plan(front: Front, workers: int, spare: Sequence[str]) -> Decision:
     """The plan for a front without loaded workers: from the configured histogram, at an assumed utilization."""
     if not front.is_binned:
         return Decision(tuple(moves(front, {}, (workers,), spare, {})), (workers,), "placement resident")
-    demand = plan.assumed_demand(front, workers, settings.assumed_utilization)
+    demand = plan.assumed_demand(front, workers)
     found = plan.solve(front, workers, demand)
     source = f"no traffic yet, by plan_histogram ({plan.format_demand(front, demand)})"
-    utilization = f"at {100 * settings.assumed_utilization:.0f}% utilization"
+    utilization = f"at {100 * plan.ASSUMED_UTILIZATION:.0f}% utilization"
     return Decision(
         actions=tuple(moves(front, {}, found.counts, spare, {})),
         counts=found.counts,
@@ -50,28 +49,26 @@ def first_plan(front: Front, workers: int, spare: Sequence[str], settings: Sidec
     )
 
 
-def complete_plan(
-    front: Front, current: Mapping[str, int], workers: int, spare: Sequence[str], settings: SidecarSettings
-) -> Decision:
+def complete_plan(front: Front, current: Mapping[str, int], workers: int, spare: Sequence[str]) -> Decision:
     """Load the workers that an interrupted first plan lacks; the workers `current` (worker: bin) keep their bins."""
     counts: tuple[int, ...] = (workers,)
     if front.is_binned:
-        demand = plan.assumed_demand(front, workers, settings.assumed_utilization)
+        demand = plan.assumed_demand(front, workers)
         counts = plan.solve(front, workers, demand).counts
     loads = tuple(action for action in moves(front, current, counts, spare, {}) if action.kind == "load")
     return Decision(loads, counts, f"{len(current)} of {workers} workers were loaded")
 
 
-def decide_group(periods: Sequence[FrontPeriod], settings: SidecarSettings) -> list[tuple[Front, Decision]]:
+def decide_group(periods: Sequence[FrontPeriod]) -> list[tuple[Front, Decision]]:
     """The plan of each front of a group for the next period; fronts that release workers come first."""
-    shared = zip(periods, pools.shares(periods, settings), strict=True)
+    shared = zip(periods, pools.shares(periods), strict=True)
     used = {period.front.name: {slot(period.front, worker) for worker in period.current} for period in periods}
     decisions = []
     for period, (workers, reason) in sorted(shared, key=lambda entry: entry[1][0] - len(entry[0].current)):
         front = period.front
         others = set().union(*(slots for name, slots in used.items() if name != front.name))
         spare = in_order(front, period.spare, period.current, others)
-        decision = _plan_share(replace(period, spare=spare), workers, reason, settings)
+        decision = _plan_share(replace(period, spare=spare), workers, reason)
         for action in decision.actions:
             (used[front.name].discard if action.kind == "unload" else used[front.name].add)(slot(front, action.worker))
         decisions.append((front, decision))
@@ -84,7 +81,6 @@ def next_plan(
     workers: int,
     spare: Sequence[str],
     traffic: Traffic,
-    settings: SidecarSettings,
 ) -> Decision:
     """The plan for the next period, from the traffic of the last one. The current plan stays unless another is better.
 
@@ -98,11 +94,11 @@ def next_plan(
     must_change |= plan.counts_of(front, current)[-1] == 0
     present = plan.counts_of(front, current)
     fixed = front.settings.allocation in ("even", "global")
-    enough = traffic.offered >= settings.min_texts
+    enough = traffic.offered >= pools.MIN_TEXTS
     if not (fixed or enough or must_change):
-        return Decision((), present, f"{_too_few(traffic, settings)}: the plan stays")
+        return Decision((), present, f"{_too_few(traffic)}: the plan stays")
     if fixed or not enough:
-        demand = plan.assumed_demand(front, workers, settings.assumed_utilization)
+        demand = plan.assumed_demand(front, workers)
         source = "by plan_histogram"
     else:
         demand = _with_backlog(front, traffic, current)
@@ -110,7 +106,7 @@ def next_plan(
     found = plan.solve(front, workers, demand)
     before = None if must_change else plan.expected_ms(front, present, demand)
     stays = not must_change and (
-        found.counts == present if fixed else not plan.is_better(front, found, present, demand, settings.min_gain)
+        found.counts == present if fixed else not plan.is_better(front, found, present, demand)
     )
     if stays:
         reason = _join(f"{source}: {plan.format_counts(front, present)} stays", _expected(before), found.reason)
@@ -201,12 +197,12 @@ def report_entry(front: Front, decision: Decision) -> dict[str, Any]:
     }
 
 
-def _plan_share(period: FrontPeriod, workers: int, reason: str, settings: SidecarSettings) -> Decision:
+def _plan_share(period: FrontPeriod, workers: int, reason: str) -> Decision:
     """`next_plan` for as many of the `workers` as can be loaded."""
     workers = min(workers, len(period.current) + len(period.spare))
     if workers < 1:
         return Decision((), (0,), reason or "no worker can be loaded")
-    decision = next_plan(period.front, period.current, workers, period.spare, period.traffic, settings)
+    decision = next_plan(period.front, period.current, workers, period.spare, period.traffic)
     return replace(decision, reason=_join(reason, decision.reason))
 
 
@@ -226,10 +222,10 @@ def _rate(traffic: Traffic) -> str:
     return f"{traffic.offered / traffic.seconds:.1f} texts/s in {traffic.seconds:.0f} s"
 
 
-def _too_few(traffic: Traffic, settings: SidecarSettings) -> str:
+def _too_few(traffic: Traffic) -> str:
     if LENGTHS in traffic.missing:
         return f"no metric {LENGTHS}"
-    return f"{traffic.offered:.0f} texts in {traffic.seconds:.0f} s, fewer than {settings.min_texts}"
+    return f"{traffic.offered:.0f} texts in {traffic.seconds:.0f} s, fewer than {pools.MIN_TEXTS}"
 
 
 def _expected(mean_ms: float | None, before: float | None = None) -> str:

@@ -12,6 +12,19 @@ from shapeshift.polymorph.policy import replace
 from shapeshift.sidecar.front_config import ALL_BINS, Front
 from shapeshift.sidecar.policy.plan import fitting_bin
 
+# Workers loaded at once for each node while none of the front's workers serves.
+_START_BATCH = 4
+
+
+def under_load(workers: int) -> int:
+    """How many of a front's `workers` are changed at once while the others serve: an eighth, at least one."""
+    return max(workers // 8, 1)
+
+
+def at_start(nodes: int) -> int:
+    """How many workers of a front on so many nodes are loaded at once while none of them serves."""
+    return _START_BATCH * max(nodes, 1)
+
 
 @dataclass(frozen=True)
 class Action:

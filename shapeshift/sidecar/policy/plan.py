@@ -17,6 +17,10 @@ from shapeshift.sidecar.front_config import Front
 from shapeshift.sidecar.observe import Traffic
 
 _BISECTIONS = 8
+# Share of the workers' capacity that the first plan assumes to be in use, before any traffic.
+ASSUMED_UTILIZATION = 0.7
+# A new plan must improve the mean latency by at least this share: a change costs loads.
+MIN_GAIN = 0.01
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ def backlog_demand(front: Front, traffic: Traffic, bins: Mapping[str, int]) -> t
     return tuple(allocation.backlog(outstanding, len(front.edges), times))
 
 
-def assumed_demand(front: Front, workers: int, utilization: float) -> tuple[float, ...]:
+def assumed_demand(front: Front, workers: int, utilization: float = ASSUMED_UTILIZATION) -> tuple[float, ...]:
     """The demand of the configured histogram at `utilization` of the greatest load that the workers can serve.
 
     If they cannot serve a mix of all bins at any load: at `utilization` of the workers' time.
@@ -116,7 +120,7 @@ def expected_ms(front: Front, counts: Sequence[int], demand: Sequence[float]) ->
     return problem.objective(counts) / total if total > 0 else None
 
 
-def is_better(front: Front, new: Solution, current: Sequence[int], demand: Sequence[float], min_gain: float) -> bool:
+def is_better(front: Front, new: Solution, current: Sequence[int], demand: Sequence[float]) -> bool:
     """Whether the solution is worth a change from the counts `current` of the same number of workers."""
     if tuple(current) == new.counts:
         return False
@@ -125,7 +129,7 @@ def is_better(front: Front, new: Solution, current: Sequence[int], demand: Seque
         return current[-1] < 1
     if new.feasible and not allocation_problem(front, sum(current), demand).met_by(current):
         return True
-    return new.mean_ms < before * (1.0 - min_gain)
+    return new.mean_ms < before * (1.0 - MIN_GAIN)
 
 
 def counts_of(front: Front, bins: Mapping[str, int]) -> tuple[int, ...]:

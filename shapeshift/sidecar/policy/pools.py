@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from shapeshift.sidecar.front_config import Front
 from shapeshift.sidecar.observe import Traffic
 from shapeshift.sidecar.policy import plan
-from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.sidecar.workers import ServerModels
 
 # A share is kept while it differs from its proportion by less than this: half a worker, plus a margin for noise.
 _KEPT_DEVIATION = 0.75
+# A period with fewer texts than this says too little about their lengths, and changes no plan.
+MIN_TEXTS = 50
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def initial_shares(group: Sequence[Front], server: ServerModels) -> dict[str, in
     return {front.name: count for front, count in zip(group, shares, strict=True)}
 
 
-def shares(periods: Sequence[FrontPeriod], settings: SidecarSettings) -> list[tuple[int, str]]:
+def shares(periods: Sequence[FrontPeriod]) -> list[tuple[int, str]]:
     """Workers of each front of a group for the next period, with the reason."""
     fronts = [period.front for period in periods]
     if not fronts[0].settings.worker_pool:
@@ -64,8 +65,8 @@ def shares(periods: Sequence[FrontPeriod], settings: SidecarSettings) -> list[tu
     size = _pool_size(fronts)
     least, most = _bounds((period.front, period.models) for period in periods)
     current = [len(period.current) for period in periods]
-    busy = [_busy_workers(period, size, settings) for period in periods]
-    idle = sum(period.traffic.offered for period in periods) < settings.min_texts
+    busy = [_busy_workers(period, size) for period in periods]
+    idle = sum(period.traffic.offered for period in periods) < MIN_TEXTS
     kept = idle and all(current) and sum(current) <= size
     found = current if kept else split(size, busy, least, most, current)
     pool, total = fronts[0].settings.worker_pool, sum(busy)
@@ -116,7 +117,7 @@ def split(
     return _round(ideal, least, most, total)
 
 
-def _busy_workers(period: FrontPeriod, pool_size: int, settings: SidecarSettings) -> float:
+def _busy_workers(period: FrontPeriod, pool_size: int) -> float:
     """How many workers the front's demand keeps busy, served as the solution for the whole pool serves it."""
     front = period.front
     if not front.edges:
@@ -124,7 +125,7 @@ def _busy_workers(period: FrontPeriod, pool_size: int, settings: SidecarSettings
     if period.current:
         demand = plan.observed_demand(front, period.traffic)
     else:
-        demand = plan.assumed_demand(front, front.workers, settings.assumed_utilization)
+        demand = plan.assumed_demand(front, front.workers)
     return plan.solve(front, pool_size, demand).busy_workers if sum(demand) > 0 else 0.0
 
 
