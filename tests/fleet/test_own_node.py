@@ -10,8 +10,8 @@ from shapeshift.cli.main import main
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.fleet import certificates, own_node
 from shapeshift.fleet.own_node import OwnNode
-from shapeshift.triton.endpoint import CA_VARIABLE
 from shapeshift.triton import metrics
+from shapeshift.triton.endpoint import CA_VARIABLE
 from shapeshift.triton.settings import ServerSettings
 
 BASE = ServerSettings(repositories=(Path("repository"),))
