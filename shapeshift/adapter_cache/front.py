@@ -8,18 +8,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from shapeshift.adapter_cache import loading
 from shapeshift.adapter_cache.interfaces import PredictionInput
 from shapeshift.adapter_cache.memory.adapter_table import Adapter, unavailable
 from shapeshift.adapter_cache.metrics import scheduler_metrics, state_metrics
-from shapeshift.adapter_cache.request import AdapterRequest
 from shapeshift.fused_decode.engine.beams import require_memory
 from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.interfaces import blocks_of
 from shapeshift.fused_decode.job import GenerateJob
-from shapeshift.fused_decode.request import LENGTH, STOP
+from shapeshift.fused_decode.request import LENGTH, STOP, Request
 from shapeshift.serving.description import Description, registry_version
 from shapeshift.serving.front import Client
 from shapeshift.serving.metrics import Metric
@@ -29,6 +28,36 @@ from shapeshift.serving.pb_utils import InferenceRequest, PbUtils
 
 _REFRESH_S = 1.0
 _NAME, _SAMPLING = "lora_name", "sampling_parameters"
+
+
+class AdapterRequest(Request):
+    """A request that may name an adapter, see `interfaces.SizedRequest`; `LoraFront` sets what it adds.
+
+    adapter, label, rank: the adapter's unique name, the name that clients use, and its rank; None, "", 0 without one.
+    """
+
+    __slots__ = ("adapter", "label", "predicted_tokens", "rank")
+
+    def __init__(self, *fields: Any, **named: Any) -> None:
+        super().__init__(*fields, **named)
+        self.predicted_tokens = 0
+        self.use(None)
+
+    def use(self, adapter: Adapter | None) -> None:
+        """Generate with `adapter`, or with the base model."""
+        self.adapter: str | None = None if adapter is None else adapter.name
+        self.label = "" if adapter is None else adapter.label
+        self.rank = 0 if adapter is None else adapter.info.rank
+        if adapter is not None:
+            self.adapter_id = adapter.number
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def max_new_tokens(self) -> int:
+        return self.limit
 
 
 class LoraFront(GenerateFront):
