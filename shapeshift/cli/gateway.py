@@ -8,25 +8,22 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shapeshift.child_process import ChildProcess
 from shapeshift.cli.sidecar import addresses
 from shapeshift.errors import InvalidInputError, UnsupportedError
+from shapeshift.gateway.settings import GatewaySettings
 from shapeshift.triton.settings import ServerSettings
 
-if TYPE_CHECKING:
-    from shapeshift.gateway.settings import GatewaySettings
-
-DEFAULT_PORT = 8080
+DEFAULT_PORT = GatewaySettings.port
 LOG_FILE = "gateway.log"
 _PORT_FILE = "gateway.port"
-_DEFAULT = "localhost:8001"
-_HOST = "127.0.0.1"
+_HOST = GatewaySettings.host
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `shapeshift gateway`."""
+    """Declare the options of `shapeshift gateway`; the defaults are those of GatewaySettings."""
+    own = GatewaySettings
     parser.add_argument(
         "--triton",
         action="append",
@@ -42,12 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cors-origin", action="append", metavar="ORIGIN", help="let this origin's pages ask; repeatable; * for all"
     )
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
-    parser.add_argument("--registry", type=Path, metavar="DIR", help="build folder whose adapters requests may change")
-    parser.add_argument("--adapter-root", type=Path, metavar="DIR", help="folder that new adapters must lie under")
-    parser.add_argument("--max-body-mb", type=int, default=32, help="longest body of a request, MiB (%(default)s)")
-    parser.add_argument("--max-requests", type=int, default=4096, help="most requests in flight (%(default)s)")
-    parser.add_argument("--max-connections", type=int, default=8192, help="most connections (%(default)s)")
-    parser.add_argument("--request-timeout", type=float, default=600.0, metavar="SECONDS", help="most time for one")
+    parser.add_argument("--adapter-root", type=Path, metavar="DIR", help="let requests add adapters that lie under DIR")
+    parser.add_argument(
+        "--max-body-mb", type=int, default=own.max_body_bytes >> 20, help="longest body, MiB (%(default)s)"
+    )
+    parser.add_argument(
+        "--max-requests", type=int, default=own.max_requests, help="most requests in flight (%(default)s)"
+    )
+    parser.add_argument("--request-timeout", type=float, default=own.request_timeout_s, metavar="SECONDS")
     parser.add_argument("--until-eof", action="store_true", help="exit when standard input ends")
 
 
@@ -124,20 +123,17 @@ def _new_key(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace) -> GatewaySettings:
-    from shapeshift.gateway.settings import GatewaySettings
-
     found = addresses(options.build / "run") if options.triton is None else None
     return GatewaySettings(
-        triton=tuple(options.triton or [found[0] if found else _DEFAULT]),
+        triton=tuple(options.triton or ([found[0]] if found else GatewaySettings.triton)),
         metrics=tuple(options.metrics or ([found[1]] if found else [])),
         host=options.host,
         port=options.port,
         api_keys=options.api_keys,
         cors_origins=tuple(options.cors_origin or ()),
-        registry=options.registry,
+        registry=None if options.adapter_root is None else options.build,
         adapter_root=options.adapter_root,
         max_body_bytes=options.max_body_mb << 20,
         max_requests=options.max_requests,
-        max_connections=options.max_connections,
         request_timeout_s=options.request_timeout,
     )

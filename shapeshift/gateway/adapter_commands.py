@@ -56,7 +56,7 @@ class AdapterCommands:
 
     def _allowed(self) -> tuple[Path, Path]:
         if self._settings.registry is None or self._settings.adapter_root is None:
-            text = "adapters are changed by `shapeshift adapters`, or by a gateway with --registry and --adapter-root"
+            text = "adapters are changed by `shapeshift adapters`, or by a gateway with --adapter-root"
             raise ApiError(501, text, "not_supported_error", code="unsupported")
         return self._settings.registry, self._settings.adapter_root
 

@@ -27,7 +27,8 @@ class GatewaySettings:
     adapter_root       folder under which `lora_path` must lie
     max_body_bytes     longest body of a request
     max_requests       most requests in flight; a further one gets status 429
-    max_connections    most connections; a further one gets status 429. Fewer where the process may open fewer files
+    max_connections    most connections; a further one gets status 429. Fewer where the process may open fewer files; no
+                       option: `max_requests` is what a server is sized by
     request_timeout_s  most seconds that the servers may take for a request
     head_timeout_s     most seconds from the first byte of a connection or request to the end of its headers
     body_timeout_s     most seconds that a client may take to send its body
@@ -74,4 +75,4 @@ class GatewaySettings:
             )
         if self.registry is not None:
             require(self.adapter_root is not None, "adapter_root", None, "a folder, given with registry")
-            require(self.api_keys is not None, "registry", str(self.registry), "only together with api_keys")
+            require(self.api_keys is not None, "adapter_root", str(self.adapter_root), "only together with api_keys")

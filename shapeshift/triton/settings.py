@@ -30,7 +30,6 @@ class ServerSettings:
     grpc_host                          address to bind gRPC to, where it is not `host`; one that others can reach
                                        requires `tls`, or what `host` requires
     tls                                files of mutual TLS for gRPC; None for plain text
-    log_file                           default: server.log in the run directory
     control_key                        file of the key for model control; default: key in the run directory
     variables                          of the environment of the server's processes, beside those of this process
     complete_configs                   whether the server completes what configurations leave out; for that it starts
@@ -49,8 +48,6 @@ class ServerSettings:
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
-    exit_timeout_s: int = 5
-    log_file: Path | None = None
     allow_public: bool = False
     grpc_host: str = ""
     tls: Tls | None = None
@@ -67,7 +64,6 @@ class ServerSettings:
         for name, port in self.ports.items():
             require(0 < port < 65536, f"{name}_port", port, "must be 1 to 65535")
             require(ports.count(port) == 1, f"{name}_port", port, "must differ from the other ports")
-        require(0 < self.exit_timeout_s <= 5, "exit_timeout_s", self.exit_timeout_s, "must be 1 to 5 seconds")
         if self.is_public and not (self.allow_public and os.environ.get(ALLOW_PUBLIC) == "1"):
             raise InvalidInputError(
                 "grpc_host" if is_loopback(self.host) else "host",
@@ -121,7 +117,7 @@ class ServerSettings:
     @property
     def log(self) -> Path:
         """The file for the server's output."""
-        return self.log_file or self.run_directory / "server.log"
+        return self.run_directory / "server.log"
 
     @property
     def record(self) -> Path:

@@ -107,13 +107,13 @@ def test_what_the_command_refuses(url: str, log: Path) -> None:
 def test_without_a_registry_nothing_is_changed(start_gateway: Callable[..., str], log: Path) -> None:
     url = start_gateway(FakeTriton())
     status, text = load(url, "new", "/tmp")
-    assert status == 501 and "--registry" in text and not log.exists()
+    assert status == 501 and "--adapter-root" in text and not log.exists()
 
 
 def test_a_registry_wants_keys_and_a_root() -> None:
     with pytest.raises(InvalidInputError, match="adapter_root"):
         GatewaySettings(registry=Path("build"), api_keys=Path("keys"))
-    with pytest.raises(InvalidInputError, match="registry"):
+    with pytest.raises(InvalidInputError, match="api_keys"):
         GatewaySettings(registry=Path("build"), adapter_root=Path("root"))
 
 

@@ -52,8 +52,6 @@ def test_loopback_needs_no_permission() -> None:
         ("http_port", 0),
         ("metrics_port", 65536),
         ("grpc_port", 8000),
-        ("exit_timeout_s", 0),
-        ("exit_timeout_s", 6),
         ("host", "example.org"),
         ("host", "::1"),
     ],

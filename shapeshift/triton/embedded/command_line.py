@@ -42,6 +42,8 @@ REQUIRED_OPTIONS = frozenset(
     }
 )
 
+# Triton's time to end requests at a stop, seconds.
+EXIT_TIMEOUT_S = 5
 # Of which the first turns TLS on.
 TLS_OPTIONS = ("grpc-use-ssl-mutual", "grpc-server-cert", "grpc-server-key", "grpc-root-cert")
 
@@ -184,7 +186,7 @@ def command(settings: ServerSettings, environment: Mapping[str, str], key: str, 
         ("metrics-port", str(settings.metrics_port)),
         ("http-restricted-api", restriction),
         ("grpc-restricted-protocol", restriction),
-        ("exit-timeout-secs", str(settings.exit_timeout_s)),
+        ("exit-timeout-secs", str(EXIT_TIMEOUT_S)),
         ("allow-sagemaker", "false"),
         ("allow-vertex-ai", "false"),
         *secured,

@@ -191,7 +191,7 @@ class TritonServer:
 
     @property
     def _grace_s(self) -> float:
-        return self.settings.exit_timeout_s + _EXTRA_GRACE_S
+        return command_line.EXIT_TIMEOUT_S + _EXTRA_GRACE_S
 
     def _order(self) -> guard.LaunchOrder:
         settings = self.settings
