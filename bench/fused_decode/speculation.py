@@ -32,7 +32,7 @@ from bench.fused_decode.loads import PROMPT, median
 from bench.peers import random_llama
 from shapeshift.engines.hardware import cores
 from shapeshift.fused_decode.engine.detokenize import TextStream, token_bytes
-from shapeshift.fused_decode.engine.loop import DecodeLoop
+from shapeshift.fused_decode.engine.loop import DecodeLoop, LoopOptions
 from shapeshift.fused_decode.engine.speculation import Speculator
 from shapeshift.fused_decode.model import kernel_build
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
@@ -84,7 +84,13 @@ class Pair:
         self._table = token_bytes(load.folder / "tokenizer.json")
         self._new_tokens = load.new_tokens
         self.loops = [
-            DecodeLoop(model, FirstComeFirstServed(_SLOTS, 1 << 20), lambda requests: None, progress, speculator=one)
+            DecodeLoop(
+                model,
+                FirstComeFirstServed(_SLOTS, 1 << 20),
+                lambda requests: None,
+                progress,
+                LoopOptions(speculator=one),
+            )
             for one in (None, Speculator(PROPOSED, SHORTEST, LONGEST))
         ]
 

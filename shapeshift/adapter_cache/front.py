@@ -14,7 +14,7 @@ from shapeshift.adapter_cache import loading
 from shapeshift.adapter_cache.interfaces import PredictionInput
 from shapeshift.adapter_cache.memory.adapter_table import Adapter, unavailable
 from shapeshift.adapter_cache.metrics import scheduler_metrics, state_metrics
-from shapeshift.fused_decode.engine.beams import require_memory
+from shapeshift.fused_decode.engine.slots import require_memory
 from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.interfaces import blocks_of
 from shapeshift.fused_decode.job import GenerateJob

@@ -6,23 +6,19 @@ import threading
 import uuid
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from shapeshift.errors import CancelledRequestError, InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.answers import TEXT, AnswerOutputs
-from shapeshift.fused_decode.engine.beams import require_room
 from shapeshift.fused_decode.engine.detokenize import TextStream
-from shapeshift.fused_decode.engine.loop import DecodeLoop
-from shapeshift.fused_decode.engine.sampling.grammar import GrammarCompiler, Template
-from shapeshift.fused_decode.engine.sampling.logit_edits import token_rules
-from shapeshift.fused_decode.engine.speculation import Speculator
+from shapeshift.fused_decode.engine.loop import DecodeLoop, LoopOptions
+from shapeshift.fused_decode.engine.sampling.logit_edits import GRAMMARS, token_rules
 from shapeshift.fused_decode.job import BeamsJob, ChoicesJob, GenerateJob, Prompt, sample_params
 from shapeshift.fused_decode.loading import Loaded
-from shapeshift.fused_decode.policy.admission import Admission, FirstComeFirstServed
-from shapeshift.fused_decode.policy.class_order import ClassOrder
+from shapeshift.fused_decode.policy.admission import Admission, ClassOrder, FirstComeFirstServed
 from shapeshift.fused_decode.request import ABORT, Request
 from shapeshift.fused_decode.request_parser import ParsedRequest, RequestParser
 from shapeshift.fused_decode.settings import FusedDecodeSettings
@@ -35,6 +31,12 @@ from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
 from shapeshift.serving.responses import SingleResponse
+from shapeshift.settings import Choices
+
+# Imported where the setting asks for it.
+SPECULATORS: Choices[Any] = Choices(
+    "num_speculative_tokens", {"prompt_lookup": "shapeshift.fused_decode.engine.speculation:Speculator"}
+)
 
 
 class GenerateFront(Front[GenerateJob]):
@@ -59,7 +61,7 @@ class GenerateFront(Front[GenerateJob]):
         self.loaded = loaded or loading.load(args, self.log)
         settings, runtime = self.loaded.settings, self.loaded.runtime
         self._parser = RequestParser(pb_utils, runtime.vocab_size, self.sampling_takes)
-        self._grammars = GrammarCompiler(self.loaded.tokenizer_file, runtime.vocab_size, runtime.eos_ids)
+        self._grammars: Any = None
         self._live: dict[str, list[Request]] = {}
         self._lock = threading.Lock()
         self.loop = DecodeLoop(
@@ -67,11 +69,12 @@ class GenerateFront(Front[GenerateJob]):
             in_order_of_arrival(self.loaded) if admission is None else admission,
             self._deliver,
             self.log,
-            prefill_tokens=settings.prefill_tokens,
-            pool=self.loaded.pool,
-            longest_step_s=runtime.longest_step_s,
-            stream_responses=settings.stream_responses,
-            speculator=_speculator(settings),
+            LoopOptions(
+                pool=self.loaded.pool,
+                prefill_tokens=settings.prefill_tokens,
+                stream_responses=settings.stream_responses,
+                speculator=_speculator(settings),
+            ),
         )
         self.affinity = Affinity(self.named_adapter, self._parser.prompt_tokens, self._unread_tokens)
         self.begin(RequestMetrics("prompts", settings.max_length, settings.slo_ms))
@@ -110,6 +113,9 @@ class GenerateFront(Front[GenerateJob]):
             self.queue(job)
             return
         compiled = partial(self._compiled, job)
+        if self._grammars is None:
+            runtime = self.loaded.runtime
+            self._grammars = GRAMMARS["llguidance"](self.loaded.tokenizer_file, runtime.vocab_size, runtime.eos_ids)
         try:
             self._grammars.compile(structured, compiled)
         except ShapeshiftError as error:
@@ -181,7 +187,8 @@ class GenerateFront(Front[GenerateJob]):
         return [self.loop.steps]
 
     def stop(self) -> None:
-        self._grammars.close()
+        if self._grammars is not None:
+            self._grammars.close()
         self.loop.close()
         self.loaded.runtime.close()
 
@@ -231,11 +238,11 @@ class GenerateFront(Front[GenerateJob]):
             for params in sample_params(job.params)
         ]
         for request in requests:
-            require_room(self.loop.slots, request)
+            self.loop.slots.require_room(request)
             request.slo_class = job.parameters.slo_class
         return requests
 
-    def _compiled(self, job: GenerateJob, outcome: Template | Exception) -> None:
+    def _compiled(self, job: GenerateJob, outcome: Any) -> None:
         """Any thread calls this, with the grammar that the job waits for."""
         if isinstance(outcome, Exception):
             for request in job.requests:
@@ -279,7 +286,7 @@ def in_order_of_arrival(loaded: Loaded) -> Admission[Request]:
     return FirstComeFirstServed(settings.queue_requests, settings.queue_tokens, order)
 
 
-def _speculator(settings: FusedDecodeSettings) -> Speculator | None:
+def _speculator(settings: FusedDecodeSettings) -> Any:
     """What proposes tokens, where any are."""
     most = settings.num_speculative_tokens
-    return Speculator(most, settings.prompt_lookup_min, settings.prompt_lookup_max) if most else None
+    return SPECULATORS["prompt_lookup"](most, settings.prompt_lookup_min, settings.prompt_lookup_max) if most else None

@@ -12,17 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from shapeshift.errors import OverloadedError
-from shapeshift.fused_decode.engine.beam_search import BeamSearch
 from shapeshift.fused_decode.engine.detokenize import TextStream
-from shapeshift.fused_decode.engine.sampling.grammar import Grammar
-from shapeshift.fused_decode.engine.sampling.logit_edits import TokenRules
+from shapeshift.fused_decode.engine.sampling.logit_edits import Grammar, TokenRules
 from shapeshift.fused_decode.engine.sampling.logprobs import TokenLogprobs
 from shapeshift.fused_decode.sampling_params import SamplingParams
+from shapeshift.settings import Choices
 
 Ids = npt.NDArray[np.int64]
 
 STOP, LENGTH, ABORT, DEADLINE = "stop", "length", "abort", "deadline"
 """Finish reasons: end of sequence, a stop string or a stop token; a limit; a stop_id; the end of latency_ms."""
+SEARCHES: Choices[Any] = Choices("num_beams", {"beams": "shapeshift.fused_decode.engine.beam_search:BeamSearch"})
+"""The state of a request with beam search, see `beam_search.BeamSearch`."""
 Reason = str | Exception
 """Why a request ends: a finish reason or an error."""
 NO_ADAPTER = -1
@@ -37,10 +38,10 @@ class Request:
     grammar     what the answer has to follow; set before the request is submitted; None: nothing
     slo_class   its class in the queue; set before it is submitted
     limit       most tokens of its answer: `max_tokens`, or fewer where the slot ends before
-    beams       its beam search, which has the answers instead of `parts` and `token_ids`; None: it has none
+    beams       its `beam_search.BeamSearch`, which has the answers instead of `parts` and `token_ids`; None: none
     kept        tokens of its answer from before it was preempted, INT32 [n]
     chunks      where the chunks began and ended in which its prompt was computed, in order
-    hashes      of the first blocks of its text, as far as they were computed, see `PrefixChains`
+    hashes      of the first blocks of its text, as far as they were computed, see `blocks.PrefixChains`
     adapter_id  its value in `StepBatch.adapters`; set before the request gets a slot
     job         what its client asked for, see `job.GenerateJob`: this is one answer of it
     parts       text of the answer, piece by piece
@@ -110,7 +111,7 @@ class Request:
         self.job = job
         self.text = text
         self.limit = min(sampling_params.max_tokens, max_length - len(prompt))
-        self.beams = BeamSearch(sampling_params, self.limit) if sampling_params.num_beams > 1 else None
+        self.beams: Any = SEARCHES["beams"](sampling_params, self.limit) if sampling_params.num_beams > 1 else None
         self.arrived = time.monotonic()
         self.deadline = None if latency_ms is None else self.arrived + latency_ms / 1e3
         self.adapter_id = NO_ADAPTER

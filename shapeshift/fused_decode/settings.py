@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.declarations import INPUTS, OUTPUTS
 from shapeshift.fused_decode.model.precision import GROUP_SIZES, KV_PRECISIONS, WEIGHT_BITS
-from shapeshift.fused_decode.policy.speculation import MOST_DRAFTED
 from shapeshift.serving.model_args import DESCRIPTION, Signature
 from shapeshift.settings import require
 
 PRECISIONS = ("auto", *WEIGHT_BITS)
+MOST_DRAFTED = 15
+"""Most tokens that are proposed for a row. With them its text needs at most one block more, and the kernels compute
+up to 16 tokens of a row as they compute a single one."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from shapeshift.adapter_cache.memory import adapter_table, loader
 from shapeshift.adapter_cache.policy.length_prediction import Regressor
 from shapeshift.adapter_cache.registry import store
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode import front as decode_front
 from shapeshift.fused_decode import loading
+from shapeshift.fused_decode.engine import speculation
 from shapeshift.fused_decode.engine.speculation import Speculator
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
@@ -267,7 +267,7 @@ def test_a_cache_in_int8_shares_its_memory_with_adapters(
 def test_proposed_tokens_change_no_answer(
     make_front: MakeFront, monkeypatch: pytest.MonkeyPatch, kv_precision: str
 ) -> None:
-    monkeypatch.setattr(decode_front, "Speculator", partial(Speculator, times=FreeTokens()))
+    monkeypatch.setattr(speculation, "Speculator", partial(Speculator, times=FreeTokens()))
     # The text of a model with random weights repeats itself where few tokens are possible.
     few: dict[str, Any] = {"max_tokens": 40, "logit_bias": json.dumps({str(token): 100 for token in range(40, 45)})}
     fields = [few, {**few, "temperature": 1.0, "seed": 1}, {"max_tokens": 40}]

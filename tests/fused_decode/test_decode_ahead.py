@@ -172,7 +172,7 @@ def test_a_failure_costs_what_runs_and_nothing_else() -> None:
     run.runtime.fail = RuntimeError("broken")
     with pytest.raises(RuntimeError, match="broken"):
         run.loop.step()
-    run.loop._finish_running(EngineError("lost"))
+    run.loop.fail(EngineError("lost"))
     run.runtime.fail = None
     later = run.submit("xyz", max_tokens=10)
     run.until_idle()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.engine.beams import require_room
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.request import ABORT, LENGTH, STOP
 from tests.fused_decode.toy import EOS, Run, ToyRuntime, beams_alone, found_by, ids, text_of
@@ -128,11 +127,11 @@ def test_a_search_waits_for_slots_and_memory_for_all_its_beams() -> None:
 def test_beams_that_never_fit_are_refused() -> None:
     table = Run(ToyRuntime(slots=4, max_length=64, blocks=7)).loop.slots
     request = Run(ToyRuntime(max_length=64)).request
-    require_room(table, request("a" * 16, num_beams=3, max_tokens=16))
+    table.require_room(request("a" * 16, num_beams=3, max_tokens=16))
     with pytest.raises(InvalidInputError, match=r"num_beams: got 5; at most max_concurrency \(4\)"):
-        require_room(table, request("a", num_beams=5))
+        table.require_room(request("a", num_beams=5))
     with pytest.raises(InvalidInputError, match=r"got 4; at most 3, the texts of 32 tokens that kv_cache_tokens \(112"):
-        require_room(table, request("a" * 16, num_beams=4, max_tokens=16))
+        table.require_room(request("a" * 16, num_beams=4, max_tokens=16))
 
 
 @pytest.mark.parametrize("steps", [0, 1, 7])
@@ -164,7 +163,7 @@ def test_a_failed_iteration_costs_each_search_once() -> None:
     run = Run(ToyRuntime(slots=4))
     request = run.submit("abc", num_beams=3, max_tokens=9)
     run.loop.step()
-    run.loop._recorder.finish_running(RuntimeError("lost"))
+    run.loop.fail(RuntimeError("lost"))
     assert run.finished == [request] and run.loop.slots.free == 4
     run.loop.check_integrity()
     again = run.submit("abc", num_beams=3, max_tokens=9)

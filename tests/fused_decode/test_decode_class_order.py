@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.policy.class_order import ClassOrder, next_in_order
+from shapeshift.fused_decode.policy.admission import ClassOrder, next_in_order
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from tests.fused_decode.fronts import MakeFront, answer_of, ask
 from tests.fused_decode.toy import ToyRuntime

@@ -392,7 +392,7 @@ def test_close_answers_all_requests_and_ends_all_threads(make_front: MakeFront, 
     assert toy.entered.acquire(timeout=30)
     closing = threading.Thread(target=front.close)
     closing.start()
-    wait_for(lambda: front.loop._closing)
+    wait_for(lambda: front.loop.is_closing)
     toy.open.set()
     closing.join(30)
     for request in requests:

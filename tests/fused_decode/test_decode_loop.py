@@ -19,7 +19,7 @@ from shapeshift.fused_decode.engine.sampling.logit_edits import token_rules
 from shapeshift.fused_decode.engine.slots import SlotTable
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.metrics import MODEL, REST, SAMPLING
-from shapeshift.fused_decode.request import ABORT, Request
+from shapeshift.fused_decode.request import ABORT, Request, Terminations
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from tests.fused_decode.toy import EOS, LETTERS, VOCABULARY, Run, ToyRuntime, ids, text_of
 from tests.waiting import wait_for
@@ -188,7 +188,8 @@ def test_an_end_of_a_request_that_is_refused_is_forgotten() -> None:
     with pytest.raises(OverloadedError):
         run.loop.submit(refused)
     run.until_idle()
-    assert refused not in run.finished and not run.loop._terminations._demanded
+    assert refused not in run.finished
+    assert isinstance(refused.error, OverloadedError)
 
 
 def test_a_request_finishes_for_the_first_reason() -> None:
@@ -210,7 +211,12 @@ def test_a_deadline_is_an_error_before_the_first_token_and_a_finish_reason_after
     for _ in range(4):
         run.loop.step()
     late = time.monotonic() + 120
-    run.loop._finish_due(late)
+    terminations = Terminations()
+    for request in (decodes, waits, patient):
+        terminations.watch_deadline(request)
+    for request, reason in terminations.due(late):
+        run.loop.end(request, reason)
+    run.loop.step()
     assert (decodes.finish_reason, decodes.error) == ("deadline", None)
     assert text_of(decodes) == run.runtime.text(ids("abc"), 4)
     assert isinstance(waits.error, OverloadedError) and "latency_ms ran out" in str(waits.error)
@@ -321,7 +327,7 @@ def test_integrity_is_checked_column_by_column() -> None:
         lambda: table.held.__setitem__(0, 0),
         lambda: table.blocks.__setitem__((0, 0), 1),
         lambda: table.owners.__setitem__(0, None),
-        lambda: run.loop._prefilling.clear(),
+        lambda: run.loop.scheduler.prefilling.clear(),
     ]
     state = {name: values.copy() for name, values in vars(table).items() if hasattr(values, "copy")}
     for damage in damages:
@@ -331,7 +337,7 @@ def test_integrity_is_checked_column_by_column() -> None:
         for name, values in state.items():
             setattr(table, name, values.copy())
         table.used = 1
-        run.loop._prefilling = dict.fromkeys(owner for owner in table.owners if owner)
+        run.loop.scheduler.prefilling = dict.fromkeys(owner for owner in table.owners if owner)
         run.loop.check_integrity()
     assert isinstance(table, SlotTable)
 
@@ -492,7 +498,7 @@ def test_close_ends_all_requests(running: Run) -> None:
     assert running.runtime.entered.acquire(timeout=30)
     closing = threading.Thread(target=running.loop.close, args=(30,))
     closing.start()
-    wait_for(lambda: running.loop._closing)
+    wait_for(lambda: running.loop.is_closing)
     running.runtime.open.set()
     closing.join(30)
     assert all(request.is_finished for request in requests)
@@ -508,7 +514,7 @@ def test_a_close_during_a_step_ends_the_thread() -> None:
     clear = loop._wake.clear
 
     def close_meanwhile() -> None:
-        loop._closing = True
+        loop.is_closing = True
         loop._wake.set()
         clear()
 

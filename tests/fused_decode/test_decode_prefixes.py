@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from shapeshift.fused_decode.engine.blocks import BlockPool, block_hash, first_hash
+from shapeshift.fused_decode.engine.blocks import BlockPool, add_hashes
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.request import ABORT
 from tests.fused_decode.toy import LETTERS, Run, ToyRuntime, drive_at_random, ids, text_of
@@ -169,12 +169,13 @@ def test_random_requests_that_begin_alike(seed: int) -> None:
 
 def filled(pool: BlockPool, tokens: int) -> tuple[np.ndarray, list[bytes]]:
     """Blocks of a text whose tokens are all `tokens`, remembered."""
-    blocks, hashes = pool.take(2), [first_hash(-1)]
+    blocks = pool.take(2)
+    hashes: list[bytes] = []
     assert blocks is not None
-    for block in blocks.tolist():
-        hashes.append(block_hash(hashes[-1], np.full(BLOCK_TOKENS, tokens, np.int32)))
-        pool.remember(block, hashes[-1])
-    return blocks, hashes[1:]
+    add_hashes(hashes, np.full(2 * BLOCK_TOKENS, tokens, np.int32), 2, -1)
+    for block, name in zip(blocks.tolist(), hashes, strict=True):
+        pool.remember(block, name)
+    return blocks, hashes
 
 
 def test_the_least_recently_used_blocks_leave_first() -> None:

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from shapeshift.fused_decode.engine.prompt_lookup import look_up
+from shapeshift.fused_decode.engine.speculation import look_up
 
 
 def proposed(*texts: str, most: int = 4, shortest: int = 2, longest: int = 4) -> list[str]:

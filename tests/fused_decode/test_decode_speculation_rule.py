@@ -15,13 +15,13 @@ from shapeshift.fused_decode.policy.speculation import (
     FIRST_CHANCE,
     FORGOTTEN_AFTER,
     LEAST_GAIN,
-    MOST_DRAFTED,
     MOST_SLOWER,
     IterationTimes,
     can_pay,
     updated_chance,
     verified_tokens,
 )
+from shapeshift.fused_decode.settings import MOST_DRAFTED
 
 
 def learned(time: Callable[[int], float], *sizes: int) -> IterationTimes:

@@ -13,7 +13,7 @@ import torch
 
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.detokenize import TextStream
-from shapeshift.fused_decode.engine.loop import DecodeLoop
+from shapeshift.fused_decode.engine.loop import DecodeLoop, LoopOptions
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch, blocks_of
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 from shapeshift.fused_decode.policy.speculation import IterationTimes
@@ -186,7 +186,8 @@ class Run:
         admission = options.pop("admission", FirstComeFirstServed(requests, tokens))
         caching = bool(options.pop("caching", False))
         pool = BlockPool(self.runtime.blocks, caching=caching)
-        self.loop = DecodeLoop(self.runtime, admission, self._note, self.log.append, pool=pool, **options)  # type: ignore[arg-type]
+        how = LoopOptions(pool, **options)  # type: ignore[arg-type]
+        self.loop = DecodeLoop(self.runtime, admission, self._note, self.log.append, how)  # type: ignore[arg-type]
 
     def _note(self, updated: list[Request]) -> None:
         assert len(set(updated)) == len(updated)

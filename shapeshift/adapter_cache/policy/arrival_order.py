@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shapeshift.adapter_cache.policy.admission_base import AdmissionBase, T
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
-from shapeshift.fused_decode.policy.class_order import ClassOrder
+from shapeshift.fused_decode.policy.admission import ClassOrder
 
 PRELOAD = 2
 """Requests whose adapters are loaded while no slot is free, if the memory has space that is not in slots."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shapeshift.adapter_cache.interfaces import AdapterMemory
-from shapeshift.fused_decode.policy.admission import Admission
-from shapeshift.fused_decode.policy.class_order import OTHERS
+from shapeshift.fused_decode.policy.admission import OTHERS, Admission
 from shapeshift.settings import Choices, require
 
 

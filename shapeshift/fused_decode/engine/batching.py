@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from shapeshift.fused_decode.engine.sampling.logprobs import logprobs_of
 from shapeshift.fused_decode.engine.slots import PREFILL, Slots, SlotTable
 from shapeshift.fused_decode.interfaces import StepBatch
-from shapeshift.fused_decode.policy.speculation import MOST_DRAFTED
 from shapeshift.fused_decode.request import NO_ADAPTER, Request
+from shapeshift.fused_decode.settings import MOST_DRAFTED
 
 # Tokens of a prompt in one iteration where each one's logits are wanted: these take a vocabulary each.
 _MOST_SCORED = 64
@@ -206,3 +207,42 @@ def _again(request: Request, start: int) -> int | None:
     if start >= len(request.prompt):
         return _MOST_GENERATED
     return next((end - start for end in request.chunks if end > start), None)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What an iteration gives: of each row the proposed tokens that the model chose too, and the token after them.
+
+    taken     INT64 [new tokens]  their places among the step's tokens to choose, in the order of each text
+    lengths   INT64 [rows]        tokens of each row whose keys and values stay
+    accepted  number of proposed tokens among them
+    """
+
+    taken: Slots
+    lengths: Slots
+    accepted: int
+
+
+def verify(step: Step, table: SlotTable, tokens: Slots) -> Verified:
+    """Compare `tokens`, which were chosen for `step`, with the proposals in `table`."""
+    wanted = len(step.batch.wanted)
+    if len(tokens) == wanted:
+        return Verified(np.arange(wanted), step.lengths, 0)
+    agrees = table.tokens[step.chosen, step.places] == tokens
+    taken: list[int] = []
+    lengths, first = step.lengths.copy(), wanted
+    for row, count in enumerate(table.drafted[step.chosen[:wanted]].tolist()):
+        chosen = leading(agrees[first : first + count])
+        taken += range(first, first + min(chosen + 1, count))
+        if chosen == count:
+            taken.append(row)
+        else:
+            # Rows that decode come first, here and there.
+            lengths[row] -= count - chosen
+        first += count
+    return Verified(np.array(taken), lengths, len(taken) - wanted)
+
+
+def leading(agrees: npt.NDArray[np.bool_]) -> int:
+    """How many of BOOL [n] are true before the first that is not."""
+    return len(agrees) if agrees.all() else int(agrees.argmin())

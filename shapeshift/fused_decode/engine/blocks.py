@@ -1,4 +1,4 @@
-"""The blocks of the cache: which are free, which texts share, and which another user has borrowed as runs."""
+"""The blocks of the cache: which are free, which texts share by their hashes, and which another user has borrowed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, BlockBorrower
 
 Blocks = npt.NDArray[np.int32]
+Numbers = npt.NDArray[np.int64]
 _FREE, _BORROWED, _KEPT = 0, -1, -2
 
 
@@ -168,14 +169,63 @@ class BlockPool:
         self._empty += 1
 
 
-def block_hash(before: bytes, tokens: npt.NDArray[np.int32]) -> bytes:
-    """The hash of a text that ends with the `tokens` of a block; before: that of the text before them."""
-    return hashlib.sha256(before + tokens.tobytes()).digest()
+class PrefixChains:
+    """The chain of hashes of each slot: a block's hash is of all tokens up to its end, and of the adapter.
+
+    tokens  INT32 [slots, max_length + 1]  the texts, which the slots' owner changes
+    """
+
+    def __init__(self, slots: int, pool: BlockPool, tokens: Blocks) -> None:
+        self._pool = pool
+        self._tokens = tokens
+        self._hashes: list[list[bytes]] = [[] for _ in range(slots)]
+        # Blocks that the pool knows already: shared ones, and those that were remembered.
+        self._known = np.zeros(slots, np.int64)
+
+    def chain(self, slot: int, count: int, adapter: int) -> list[bytes]:
+        """The hashes of the first `count` blocks of the text in `slot`, computed with `adapter`."""
+        hashes = self._hashes[slot]
+        add_hashes(hashes, self._tokens[slot], count, adapter)
+        return hashes[:count]
+
+    def shared(self, slot: int, count: int) -> None:
+        """The first `count` blocks of `slot` are those of other texts."""
+        self._known[slot] = count
+
+    def remember(self, slots: Numbers, full: Numbers, blocks: Blocks, adapters: Blocks) -> None:
+        """Let other texts share the first `full`, INT64 [n], blocks of these slots.
+
+        blocks, adapters: of all slots, as in `SlotTable`.
+        """
+        more = full > self._known[slots]
+        for slot, count in zip(slots[more].tolist(), full[more].tolist(), strict=True):
+            hashes = self.chain(slot, count, int(adapters[slot]))
+            for place in range(int(self._known[slot]), count):
+                self._pool.remember(int(blocks[slot, place]), hashes[place])
+            self._known[slot] = count
+
+    def fork(self, source: int, target: int, full: int) -> None:
+        """The text in `target` becomes that in `source`, of which `full` blocks are full."""
+        self._hashes[target] = self._hashes[source][:full]
+        self._known[target] = self._known[source]
+
+    def clear(self, slot: int) -> None:
+        """The text in `slot` is gone."""
+        self._hashes[slot] = []
+        self._known[slot] = 0
 
 
-def first_hash(adapter: int) -> bytes:
-    """The hash of no text, with an adapter: keys and values depend on it, and each version has its own number."""
-    return hashlib.sha256(f"{BLOCK_TOKENS} {adapter}".encode()).digest()
+def add_hashes(hashes: list[bytes], text: Blocks, count: int, adapter: int) -> None:
+    """Go on with the `hashes` of the first blocks of `text`, INT32 [tokens], until there are `count`.
+
+    Each is of the text up to the block's end, and of the adapter: keys and values depend on it, and each version has
+    its own number.
+    """
+    last = hashes[-1] if hashes else hashlib.sha256(f"{BLOCK_TOKENS} {adapter}".encode()).digest()
+    for place in range(len(hashes), count):
+        tokens = text[place * BLOCK_TOKENS : (place + 1) * BLOCK_TOKENS]
+        last = hashlib.sha256(last + tokens.tobytes()).digest()
+        hashes.append(last)
 
 
 def _last_run(free: npt.NDArray[np.bool_], count: int) -> int | None:

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from shapeshift.errors import EngineError
-from shapeshift.fused_decode.engine import slot_integrity
-from shapeshift.fused_decode.engine.batching import Step, compose, note_chunks, score
-from shapeshift.fused_decode.engine.beams import Beams
+from shapeshift.fused_decode.engine.batching import Step, note_chunks, score
 from shapeshift.fused_decode.engine.blocks import BlockPool
-from shapeshift.fused_decode.engine.recorder import Deliver, Launched, Outbox, Recorder
 from shapeshift.fused_decode.engine.sampling.sampler import Sampler
+from shapeshift.fused_decode.engine.scheduler import Deliver, Launched, Outbox, Scheduler
 from shapeshift.fused_decode.engine.slots import Slots, SlotTable
-from shapeshift.fused_decode.engine.speculation import Speculator
 from shapeshift.fused_decode.interfaces import Runtime
 from shapeshift.fused_decode.metrics import LoopMetrics
 from shapeshift.fused_decode.policy.admission import Admission
@@ -33,11 +32,29 @@ from shapeshift.serving.model_args import Log
 _RETRY_S = 0.02
 
 
+@dataclass(frozen=True)
+class LoopOptions:
+    """How a loop runs.
+
+    pool              the runtime's blocks; None: all are for requests that share none
+    prefill_tokens    most tokens of prompts in an iteration
+    stream_responses  see `Outbox`
+    speculator        a `speculation.Speculator`, which proposes tokens; None: nothing is proposed
+    """
+
+    pool: BlockPool | None = None
+    prefill_tokens: int = 256
+    stream_responses: int = 0
+    speculator: Any = None
+
+
 class DecodeLoop:
-    """One thread that decides, runs and records, iteration after iteration, while there is a request.
+    """One thread that schedules, runs, samples and records, iteration after iteration, while there is a request.
 
     deliver(requests) is called on that thread, at most three times an iteration, with the requests that have text to
     send or have finished, each of the latter once. It must neither block nor raise.
+
+    is_closing: whether `close` was called.
     """
 
     def __init__(
@@ -46,36 +63,30 @@ class DecodeLoop:
         admission: Admission[Request],
         deliver: Deliver,
         log: Log,
-        *,
-        prefill_tokens: int = 256,
-        pool: BlockPool | None = None,
-        longest_step_s: float = 0.0,
-        stream_responses: int = 0,
-        speculator: Speculator | None = None,
+        options: LoopOptions = LoopOptions(),
     ) -> None:
-        """pool: the runtime's blocks; None: all are for requests that share none. longest_step_s: see `StepCounter`.
-
-        stream_responses: see `Outbox`. speculator: proposes tokens; None: nothing is proposed.
-        """
+        pool = options.pool or BlockPool(runtime.blocks, caching=False)
         self.admission = admission
-        self.slots = SlotTable(runtime.slots, runtime.max_length, pool or BlockPool(runtime.blocks, caching=False))
+        self.slots = SlotTable(runtime.slots, runtime.max_length, pool)
         self.metrics = LoopMetrics()
-        self.steps = StepCounter("decode", lambda: len(admission) > 0 or self.slots.used > 0, longest_step_s)
+        self.steps = StepCounter("decode", lambda: len(admission) > 0 or self.slots.used > 0, runtime.longest_step_s)
+        self.scheduler = Scheduler(
+            runtime,
+            self.slots,
+            admission,
+            outbox := Outbox(deliver, options.stream_responses),
+            self.metrics,
+            options.prefill_tokens,
+        )
+        self._outbox = outbox
         self._runtime = runtime
         self._sampler = Sampler(self.slots.sampling, runtime.vocab_size)
-        self._beams = Beams(self.slots, runtime)
+        self._speculator = options.speculator
         self._log = log
-        self._prefill_tokens = prefill_tokens
-        self._prefilling: dict[Request, None] = {}
         self._terminations = Terminations()
-        self._outbox = Outbox(deliver, stream_responses)
-        self._recorder = Recorder(
-            runtime, self.slots, admission, self._beams, self._prefilling, self._outbox, self.metrics
-        )
-        self._speculator = speculator
         self._in_flight: Launched | None = None
         self._waited = 0.0
-        self._closing = False
+        self.is_closing = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="decode", daemon=True)
 
@@ -107,29 +118,41 @@ class DecodeLoop:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End all requests with UNAVAILABLE, then end the thread."""
-        self._closing = True
+        self.is_closing = True
         self._wake.set()
         self._thread.join(timeout_s)
 
     # For the generating thread alone.
 
     def step(self) -> bool:
-        """One iteration: decide, launch, record; False where there was nothing to do."""
+        """One iteration: schedule, run, sample, postprocess; False where there was nothing to do."""
         start = time.monotonic()
+        scheduler, self._waited = self.scheduler, 0.0
+        self._end_due(start)
         if not self._runtime.ready():
-            self._finish_due(start)
             self._outbox.deliver_urgent()
             return False
-        self._waited = 0.0
-        step = self._decide(start)
+
+        if squashed := self.admission.squash():
+            self._settle()
+        scheduler.begin_iteration(squashed)
+        if self._in_flight is not None and not scheduler.may_follow():
+            self._settle()
+        step = scheduler.schedule(start, None if self._speculator is None else self._speculator.draft)
+        if step is not None and not self._runs_ahead(step) and self._settle():
+            step = scheduler.compose()
         if step is None:
             return self._settle()
+
         running = time.monotonic()
         logits = self._runtime.forward(step.batch)
         note_chunks(step, self.slots)
+
         sampling = time.monotonic()
-        launched = self._choose(step, logits)
+        launched = self._sample(step, logits)
+
         recording = time.monotonic()
+        # The step before, which the model has ended; then this one, unless the next follows it at once.
         self._settle()
         self._in_flight = launched
         if not launched.is_ahead:
@@ -144,13 +167,18 @@ class DecodeLoop:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when slots, blocks, prefills and queue contradict one another."""
-        slot_integrity.check(self.slots, self._prefilling)
+        self.slots.check_integrity(self.scheduler.prefilling)
         self.admission.check_integrity()
 
+    def fail(self, error: Exception) -> None:
+        """End all running requests with `error`; nothing that slots, cache or a step in flight hold is used again."""
+        self._in_flight = None
+        self.scheduler.finish_running(error)
+
     def _serve(self) -> None:
-        while not self._closing:
+        while not self.is_closing:
             try:
-                while not self._closing and self._counted_step():
+                while not self.is_closing and self._counted_step():
                     pass
                 self.check_integrity()
                 # A request that waits while nothing runs is blocked by memory or its deadline, not by a slot; one with
@@ -160,52 +188,17 @@ class DecodeLoop:
                 self._wake.clear()
             except Exception as error:  # noqa: BLE001  a failure costs the running requests, not the loop
                 self._log(f"an iteration failed, its requests are lost: {type(error).__name__}: {error}")
-                self._finish_running(EngineError(f"the decode loop failed: {error}"))
+                self.fail(EngineError(f"the decode loop failed: {error}"))
         for request in self.admission.close():
-            self._recorder.finish(request, unloading())
-        self._finish_running(unloading())
+            self.scheduler.finish(request, unloading())
+        self.fail(unloading())
 
     def _counted_step(self) -> bool:
         with self.steps.running():
             return self.step()
 
-    def _decide(self, now: float) -> Step | None:
-        """End what is due, fill free slots, and compose the batch."""
-        shared = self.slots.shared_tokens
-        self._finish_due(now)
-        for request in self.admission.squash():
-            self._settle()
-            # The step that was in flight may have been its last.
-            if request.slot is not None:
-                self._prefilling.pop(request, None)
-                self.slots.preempt(request)
-        self.slots.begin_iteration()
-        if self._in_flight is not None and not self._may_follow():
-            self._settle()
-        if not self._preempt_for_growth():
-            admitted = self.admission.admit(self.slots.free, self.slots.fits)
-            # Before any of them gets a slot: should that fail, none may be lost.
-            self._prefilling |= dict.fromkeys(admitted)
-            for request in admitted:
-                request.admitted = request.admitted or now
-                self.metrics.prefix_queries.add(self.slots.allocate(request))
-        self._outbox.deliver_urgent()
-        self._beams.resume(self._prefilling)
-        if self._speculator is not None and not self._prefilling:
-            self._speculator.draft(self.slots)
-        step = self._compose()
-        if step is not None and not self._runs_ahead(step) and self._settle():
-            step = self._compose()
-        self.metrics.prefix_hits.add(self.slots.shared_tokens - shared)
-        return step
-
-    def _may_follow(self) -> bool:
-        """Whether the next step can be decided without the tokens of the one in flight."""
-        table = self.slots
-        return table.can_grow and not table.is_beam.any() and not table.sampling.edits.rows(table.decoding).size
-
-    def _compose(self) -> Step | None:
-        return compose(self.slots, self._prefilling, self._prefill_tokens) if self.slots.used else None
+    def _end_due(self, now: float) -> None:
+        self.scheduler.end(self._terminations.due(now), now)
 
     def _runs_ahead(self, step: Step) -> bool:
         """Whether another step may be in flight when this one is launched, and this one when the next is."""
@@ -213,25 +206,24 @@ class DecodeLoop:
             return False
         return not self.slots.is_beam[step.slots].any()
 
-    def _choose(self, step: Step, logits: torch.Tensor) -> Launched:
+    def _sample(self, step: Step, logits: torch.Tensor) -> Launched:
         """Choose the tokens of a step that the model has been given; the slots advance where the next may follow it."""
         table, count = self.slots, len(step.chosen)
-        rows = self._beams.choose(logits[:count], step.chosen)
-        late = self._late(step.chosen, logits)
-        step = step.without(late)
+        rows = np.arange(count)
+        if table.is_beam[step.chosen].any():
+            rows = self.scheduler.beams.choose(logits[:count], step.chosen)
+        step = step.without(self._late(step.chosen, logits))
         sampled = logits[:count] if len(rows) == count else logits[torch.from_numpy(rows)]
         choice = self._sampler.choose(sampled, step.chosen[rows], step.places[rows])
         score(step.scored, logits[count:])
         is_ahead = self._runs_ahead(step)
-        owners = [owner for slot in step.chosen.tolist() if (owner := table.owners[slot])] if is_ahead else []
+        owners = [table.owners[slot] for slot in step.chosen.tolist()] if is_ahead else []
+        launched = Launched(step, owners, rows, choice, is_ahead)
         if is_ahead:
             assert self._runtime.feed is not None
             self._runtime.feed(choice.tokens)
-            comes = np.setdiff1d(np.arange(count), step.late)
-            table.advance(step.slots, step.lengths, step.chosen[comes], step.places[comes], None)
-            for place in comes.tolist():
-                self._prefilling.pop(owners[place], None)
-        return Launched(step, owners, rows, choice, is_ahead)
+            self.scheduler.advance(launched)
+        return launched
 
     def _late(self, chosen: Slots, logits: torch.Tensor) -> Slots:
         """The places of the `chosen` slots whose masks have not come when the model has ended."""
@@ -249,26 +241,7 @@ class DecodeLoop:
         launched.choice.wait()
         now = time.monotonic()
         self._waited += now - start
-        self._recorder.record(launched, now)
-        self._finish_due(now)
+        self.scheduler.postprocess(launched, now)
+        self._end_due(now)
         self._outbox.deliver_step()
         return True
-
-    def _preempt_for_growth(self) -> bool:
-        """Give the running requests the blocks that they need now; whether that took the slots of others."""
-        preempted = self.slots.grow()
-        for request in preempted:
-            self._prefilling.pop(request, None)
-            self.admission.preempted(request)
-            self.metrics.preemptions.add()
-        return bool(preempted)
-
-    def _finish_due(self, now: float) -> None:
-        table = self.slots
-        self._recorder.end(self._terminations.due(now))
-        failures = table.sampling.edits.failures(np.flatnonzero(table.phase), now)
-        self._recorder.end((owner, error) for slot, error in failures if (owner := table.owners[slot]) is not None)
-
-    def _finish_running(self, error: Exception) -> None:
-        self._in_flight = None
-        self._recorder.finish_running(error)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
-from shapeshift.fused_decode.engine.blocks import BlockPool
-from shapeshift.fused_decode.engine.prefix_chains import PrefixChains, add_hashes
+from shapeshift.fused_decode.engine.blocks import BlockPool, PrefixChains, add_hashes
 from shapeshift.fused_decode.engine.sampling.sampler import SamplingTable
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
 from shapeshift.fused_decode.request import NO_ADAPTER, Request
+from shapeshift.settings import require
 
 FREE, PREFILL, DECODE, RESERVED = range(4)
 _WATERMARK = 100
@@ -80,6 +82,12 @@ class SlotTable:
     def can_grow(self) -> bool:
         """Whether `grow` would preempt nobody."""
         return len(self._short()) <= self.pool.available
+
+    def require_room(self, request: Request) -> None:
+        """Raise InvalidInputError where the beams of `request` have no room, even alone. Any thread may call this."""
+        if request.rows > 1:
+            require(request.rows <= len(self), "num_beams", request.rows, f"at most max_concurrency ({len(self)})")
+            require_memory(request, self.pool.count)
 
     def begin_iteration(self) -> None:
         """An iteration begins."""
@@ -239,6 +247,21 @@ class SlotTable:
         self.unknown[chosen] -= 1
         self._remember(chosen)
 
+    def check_integrity(self, prefilling: Iterable[Request]) -> None:
+        """Raise AssertionError when the columns contradict one another, or the requests that are said to prefill."""
+        in_phase = {owner for owner, phase in zip(self.owners, self.phase, strict=True) if phase == PREFILL}
+        assert {*prefilling} == in_phase, "a prompt is lost"
+        self.pool.check_integrity([self.blocks[slot, :held] for slot, held in enumerate(self.held)])
+        assert not self.drafted.any(), "a proposal outlives its iteration"
+        held = [slot for slot, owner in enumerate(self.owners) if owner is not None]
+        assert self.used == len(held), "the number of held slots is wrong"
+        assert held == np.flatnonzero(self.phase).tolist(), "a slot is held without a phase, or the reverse"
+        requests = {owner: owner.slots for owner in self.owners if owner is not None}
+        assert sorted(slot for slots in requests.values() for slot in slots) == held, "a request has lost a slot"
+        assert all(len(slots) == request.rows for request, slots in requests.items()), "a request has lost a beam"
+        for slot in range(len(self)):
+            self._check_slot(slot)
+
     def _short(self) -> Slots:
         """The slots that decode and have no place for their next token."""
         return np.flatnonzero((self.phase == DECODE) & (self.cached == self.held * BLOCK_TOKENS))
@@ -315,6 +338,36 @@ class SlotTable:
         self.is_beam[slot] = False
         self.blocks[slot] = self.held[slot] = 0
         self.chains.clear(slot)
+
+    def _check_slot(self, slot: int) -> None:
+        owner, length, blocks = self.owners[slot], self.length[slot], self.held[slot]
+        if owner is None:
+            assert self.cached[slot] == length == blocks == 0, f"free slot {slot} holds tokens"
+            return
+        assert slot in owner.slots and owner.slot is not None, f"slot {slot} is held by a request that left it"
+        assert not owner.is_finished, f"slot {slot} is held by a finished request"
+        assert self.is_beam[slot] == (owner.beams is not None), f"slot {slot} is taken for a beam, or the reverse"
+        if self.phase[slot] == RESERVED:
+            assert self.cached[slot] == length == 0 and blocks == 1, f"the reserved slot {slot} holds tokens"
+            return
+        assert length == len(owner.prompt) + owner.generated + self.unknown[slot], f"slot {slot} has lost tokens"
+        needed = blocks_of(max(self.cached[slot], length - 1))
+        assert needed <= blocks <= needed + 1, f"slot {slot} has {blocks} blocks for {needed}"
+        behind = length - self.cached[slot]
+        assert behind == 1 or (self.phase[slot] == PREFILL and behind > 1), f"slot {slot} is out of step"
+        if owner.beams is not None:
+            answer = owner.beams.answers[owner.slots.index(slot)]
+            assert np.array_equal(self.tokens[slot, len(owner.prompt) : length], answer), f"beam {slot} is out of step"
+
+
+def require_memory(request: Request, blocks: int, held: int = 0) -> None:
+    """Raise InvalidInputError where `blocks`, of which `held` hold something else, have no room for its beams."""
+    rows, tokens = request.rows, request.longest
+    if rows > 1:
+        most = (blocks - held) // blocks_of(tokens)
+        holds = f"the texts of {tokens} tokens that kv_cache_tokens ({blocks * BLOCK_TOKENS}) holds"
+        beside = f" beside an adapter of {held * BLOCK_TOKENS}" if held else ""
+        require(rows <= most, "num_beams", rows, f"at most {most}, {holds}{beside}")
 
 
 def _whole_chunks(request: Request, blocks: int) -> int:

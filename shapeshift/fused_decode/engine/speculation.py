@@ -1,4 +1,8 @@
-"""Speculation in the decode loop: proposed tokens, of which the model confirms the first ones in one iteration."""
+"""Speculation: proposed tokens, of which the model confirms the first ones in one iteration.
+
+There is no draft model: what followed the last tokens of a text where they occurred before is proposed (prompt lookup
+decoding, Saxena, 2023). Texts that summarise, edit or quote their prompts repeat parts of them.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shapeshift.fused_decode.engine.batching import Step
-from shapeshift.fused_decode.engine.prompt_lookup import Integers, Tokens, look_up
+from shapeshift.fused_decode.engine.batching import leading
 from shapeshift.fused_decode.engine.slots import DECODE, SlotTable
 from shapeshift.fused_decode.policy.speculation import (
     FIRST_CHANCE,
@@ -19,6 +22,9 @@ from shapeshift.fused_decode.policy.speculation import (
     verified_tokens,
 )
 from shapeshift.fused_decode.request import Request
+
+Integers = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -95,50 +101,45 @@ class Speculator:
             if request.slot is None:
                 continue
             made = table.tokens[request.slot, proposal.place : table.length[request.slot]][: len(proposal.tokens)]
-            chosen = _leading(made == proposal.tokens[: len(made)])
+            chosen = leading(made == proposal.tokens[: len(made)])
             chance = self._chances.get(request, FIRST_CHANCE)
             self._chances[request] = updated_chance(chance, chosen, missed=chosen < len(made))
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What an iteration gives: of each row the proposed tokens that the model chose too, and the token after them.
-
-    taken     INT64 [new tokens]  their places among the step's tokens to choose, in the order of each text
-    lengths   INT64 [rows]        tokens of each row whose keys and values stay
-    accepted  number of proposed tokens among them
-    """
-
-    taken: Integers
-    lengths: Integers
-    accepted: int
-
-
-def verify(step: Step, table: SlotTable, tokens: Integers) -> Verified:
-    """Compare `tokens`, which were chosen for `step`, with the proposals in `table`."""
-    wanted = len(step.batch.wanted)
-    if len(tokens) == wanted:
-        return Verified(np.arange(wanted), step.lengths, 0)
-    agrees = table.tokens[step.chosen, step.places] == tokens
-    taken: list[int] = []
-    lengths, first = step.lengths.copy(), wanted
-    for row, count in enumerate(table.drafted[step.chosen[:wanted]].tolist()):
-        chosen = _leading(agrees[first : first + count])
-        taken += range(first, first + min(chosen + 1, count))
-        if chosen == count:
-            taken.append(row)
-        else:
-            # Rows that decode come first, here and there.
-            lengths[row] -= count - chosen
-        first += count
-    return Verified(np.array(taken), lengths, len(taken) - wanted)
-
-
-def _leading(agrees: npt.NDArray[np.bool_]) -> int:
-    """How many of BOOL [n] are true before the first that is not."""
-    return len(agrees) if agrees.all() else int(agrees.argmin())
 
 
 def _may_propose(request: Request | None) -> bool:
     assert request is not None
     return request.grammar is None and request.beams is None
+
+
+def look_up(tokens: Tokens, lengths: Integers, most: int, shortest: int, longest: int) -> list[Tokens]:
+    """A proposal of at most `most` tokens for each row, empty where there is none.
+
+    tokens    INT32 [rows, width], the texts
+    lengths   INT64 [rows], their numbers of tokens, at least 1
+    shortest  fewest last tokens of a text that must have occurred before
+    longest   most last tokens that are compared
+
+    Of all places the one where most tokens agree is taken. Of equal ones it is the last one that `most` tokens follow,
+    or else the first one, which most tokens follow: a text that repeats itself every few tokens is continued so.
+    """
+    rows = np.arange(len(lengths))
+    width = int(lengths.max())
+    last = tokens[rows, lengths - 1]
+    is_inside = np.arange(width) < (lengths - 1)[:, None]
+    row, place = np.nonzero((tokens[:, :width] == last[:, None]) & is_inside)
+    agreeing = np.ones(len(row), np.int64)
+    left = np.arange(len(row))
+    for back in range(1, longest):
+        left = left[place[left] >= back]
+        left = left[tokens[row[left], place[left] - back] == tokens[row[left], lengths[row[left]] - 1 - back]]
+        agreeing[left] += 1
+    following = lengths[row] - 1 - place
+    order = np.where(following >= most, width + place, width - place)
+    ranks = np.where(agreeing >= shortest, agreeing * (2 * width + 1) + order, 0)
+    best = np.zeros(len(rows), np.int64)
+    np.maximum.at(best, row, ranks)
+    found = [tokens[0, :0]] * len(rows)
+    for match in np.flatnonzero((ranks > 0) & (ranks == best[row])).tolist():
+        own, first = row[match], place[match] + 1
+        found[own] = tokens[own, first : min(first + most, lengths[own])]
+    return found

@@ -5,9 +5,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Sequence
 
-MOST_DRAFTED = 15
-"""Most tokens that are proposed for a row. With them its text needs at most one block more, and the kernels compute
-up to 16 tokens of a row as they compute a single one."""
 LEAST_GAIN = 1.05
 """Tokens a second with proposals over those without, below which nothing is verified."""
 MOST_SLOWER = 1.03

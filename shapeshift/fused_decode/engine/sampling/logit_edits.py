@@ -7,20 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from shapeshift.fused_decode.sampling_params import SamplingParams
+from shapeshift.settings import Choices
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 
 
+GRAMMARS: Choices[Any] = Choices(
+    "structured_outputs", {"llguidance": "shapeshift.fused_decode.engine.sampling.grammar:GrammarCompiler"}
+)
+"""What compiles the grammars of requests, see `grammar.GrammarCompiler`."""
+
+
 class Grammar(Protocol):
-    """See `grammar.Grammar`."""
+    """See `grammar.Grammar`, which is imported where a request has one."""
 
     is_ready: bool
 
@@ -32,6 +39,10 @@ class Grammar(Protocol):
     def failure(self, now: float) -> Exception | None: ...
 
     def allowed(self, vocab_size: int) -> npt.NDArray[np.bool_] | None: ...
+
+    def accept(self, token: int) -> bool: ...
+
+    def end(self) -> None: ...
 
 
 _NO_TOKENS: Integers = np.empty(0, np.int64)

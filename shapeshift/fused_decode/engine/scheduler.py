@@ -1,28 +1,29 @@
-"""What follows a step: its tokens become answers, requests end, and what is to be sent is handed over."""
+"""The scheduler: which requests are in the next iteration, and what its tokens change for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shapeshift.errors import EngineError
-from shapeshift.fused_decode.engine.batching import Step
-from shapeshift.fused_decode.engine.beams import Beams
-from shapeshift.fused_decode.engine.sampling.grammar import Grammar
+from shapeshift.fused_decode.engine.batching import Step, compose, verify
+from shapeshift.fused_decode.engine.sampling.logit_edits import Grammar
 from shapeshift.fused_decode.engine.sampling.sampler import Choice
-from shapeshift.fused_decode.engine.slots import SlotTable
-from shapeshift.fused_decode.engine.speculation import verify
+from shapeshift.fused_decode.engine.slots import Slots, SlotTable
 from shapeshift.fused_decode.interfaces import Runtime
 from shapeshift.fused_decode.metrics import LoopMetrics
 from shapeshift.fused_decode.policy.admission import Admission
 from shapeshift.fused_decode.request import LENGTH, STOP, Reason, Request
+from shapeshift.settings import Choices
 
-Array = npt.NDArray[Any]
 Deliver = Callable[[list[Request]], None]
+
+BEAMS: Choices[Any] = Choices("num_beams", {"beams": "shapeshift.fused_decode.engine.beam_search:Beams"})
+"""What chooses the tokens of requests with beam search, see `beam_search.Beams`."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Launched:
     """
 
     step: Step
-    owners: list[Request]
-    rows: Array
+    owners: list[Request | None]
+    rows: Slots
     choice: Choice
     is_ahead: bool
 
@@ -84,10 +85,10 @@ class Outbox:
         self.deliver_urgent()
 
 
-class Recorder:
-    """Gives requests the tokens of a step, and ends them. Only the generating thread uses it.
+class Scheduler:
+    """Gives requests slots, composes the batches, and gives the requests their tokens. Only the generating thread.
 
-    prefilling: requests whose prompts are not complete in the cache; shared with the loop.
+    prefilling: requests whose prompts are not complete in the cache, in order of admission.
     """
 
     def __init__(
@@ -95,32 +96,89 @@ class Recorder:
         runtime: Runtime,
         table: SlotTable,
         admission: Admission[Request],
-        beams: Beams,
-        prefilling: dict[Request, None],
         outbox: Outbox,
         metrics: LoopMetrics,
+        prefill_tokens: int,
     ) -> None:
+        self.prefilling: dict[Request, None] = {}
+        self._runtime = runtime
         self._table = table
         self._admission = admission
-        self._beams = beams
-        self._prefilling = prefilling
         self._outbox = outbox
         self._metrics = metrics
+        self._prefill_tokens = prefill_tokens
         self._is_eos = np.isin(np.arange(runtime.vocab_size), list(runtime.eos_ids))
+        self._shared = 0
         self._recorded = 0.0
 
-    def record(self, launched: Launched, now: float) -> None:
+    @cached_property
+    def beams(self) -> Any:
+        """See `BEAMS`."""
+        return BEAMS["beams"](self._table, self._runtime)
+
+    def begin_iteration(self, squashed: Iterable[Request]) -> None:
+        """An iteration begins, for which these running requests lose their slots."""
+        for request in squashed:
+            # The step that was in flight may have been its last.
+            if request.slot is not None:
+                self.prefilling.pop(request, None)
+                self._table.preempt(request)
+        self._table.begin_iteration()
+
+    def may_follow(self) -> bool:
+        """Whether the next step can be decided without the tokens of the one in flight."""
+        table = self._table
+        return table.can_grow and not table.is_beam.any() and not table.sampling.edits.rows(table.decoding).size
+
+    def schedule(self, now: float, draft: Callable[[SlotTable], None] | None) -> Step | None:
+        """Give the running requests blocks and waiting ones the free slots; the next step, None where there is none.
+
+        draft: proposes tokens; None: nothing is proposed.
+        """
+        if not self._preempt_for_growth():
+            admitted = self._admission.admit(self._table.free, self._table.fits)
+            # Before any of them gets a slot: should that fail, none may be lost.
+            self.prefilling |= dict.fromkeys(admitted)
+            for request in admitted:
+                request.admitted = request.admitted or now
+                self._metrics.prefix_queries.add(self._table.allocate(request))
+        self._outbox.deliver_urgent()
+        if self._table.is_beam.any():
+            self.beams.resume(self.prefilling)
+        if draft is not None and not self.prefilling:
+            draft(self._table)
+        return self.compose()
+
+    def compose(self) -> Step | None:
+        """The step of what has slots now."""
+        table = self._table
+        step = compose(table, self.prefilling, self._prefill_tokens) if table.used else None
+        shared, self._shared = self._shared, table.shared_tokens
+        self._metrics.prefix_hits.add(self._shared - shared)
+        return step
+
+    def advance(self, launched: Launched) -> None:
+        """Another step follows `launched` before it is recorded: its tokens are there, but not known yet."""
+        step = launched.step
+        comes = np.setdiff1d(np.arange(len(step.chosen)), step.late)
+        self._table.advance(step.slots, step.lengths, step.chosen[comes], step.places[comes], None)
+        for place in comes.tolist():
+            owner = launched.owners[place]
+            assert owner is not None
+            self.prefilling.pop(owner, None)
+
+    def postprocess(self, launched: Launched, now: float) -> None:
         """Store the tokens of a step that has ended, and finish the requests that are complete.
 
         A request that has ended, or left its slot, since the step was launched gets none.
         """
         table, step, rows = self._table, launched.step, launched.rows
-        chosen = launched.choice.result()
+        result = launched.choice.result()
         count = len(step.chosen)
         tokens, finite, is_sampled = np.zeros(count, np.int64), np.ones(count, bool), np.zeros(count, bool)
-        tokens[rows], finite[rows], is_sampled[rows] = chosen.ids, chosen.finite, True
+        tokens[rows], finite[rows], is_sampled[rows] = result.ids, result.finite, True
         is_sampled[step.late] = False
-        logprobs = {int(rows[place]): found for place, found in chosen.logprobs.items()}
+        logprobs = {int(rows[place]): one for place, one in result.logprobs.items()}
         verified = verify(step, table, tokens)
         taken, generated = verified.taken[is_sampled[verified.taken]], count - len(rows)
         if launched.is_ahead:
@@ -152,18 +210,24 @@ class Recorder:
                 self.finish(request, ended)
             elif is_full:
                 self.finish(request, LENGTH)
-        for request, reason in self._beams.advance():
-            self._note_token(request, now)
-            request.generated += 1
-            if reason is not None:
-                self.finish(request, reason)
+        if len(rows) < count:
+            for request, reason in self.beams.advance():
+                self._note_token(request, now)
+                request.generated += 1
+                if reason is not None:
+                    self.finish(request, reason)
         self._count_tokens(step, generated, verified.accepted, now)
 
-    def end(self, due: Iterable[tuple[Request, Reason]]) -> None:
-        """Finish these requests, each for its first reason."""
+    def end(self, due: Iterable[tuple[Request, Reason]], now: float) -> None:
+        """Finish these requests, each for its first reason, and those whose grammars have failed."""
+        table = self._table
         for request, reason in due:
             if not request.is_finished:
                 self.finish(request, reason)
+        for slot, error in table.sampling.edits.failures(np.flatnonzero(table.phase), now):
+            owner = table.owners[slot]
+            if owner is not None:
+                self.finish(owner, error)
 
     def finish(self, request: Request, reason: Reason) -> None:
         """End `request`, whether it waits or runs."""
@@ -171,7 +235,7 @@ class Recorder:
             self._admission.withdraw(request)
         else:
             self._table.release(request)
-            self._prefilling.pop(request, None)
+            self.prefilling.pop(request, None)
             # A request that is squashed while a step is in flight waits again, and has its slot still.
             if not self._admission.withdraw(request):
                 self._admission.finished(request)
@@ -183,9 +247,9 @@ class Recorder:
 
         Nothing that the cache holds is used again: whatever failed may have lost it.
         """
-        running = dict.fromkeys(owner for owner in self._table.owners if owner is not None) | self._prefilling
+        running = dict.fromkeys(owner for owner in self._table.owners if owner is not None) | self.prefilling
         self._table.clear()
-        self._prefilling.clear()
+        self.prefilling.clear()
         for request in running:
             self._admission.finished(request)
             if not request.is_finished:
@@ -193,9 +257,18 @@ class Recorder:
                 self._outbox.add(request)
         self._outbox.deliver_urgent()
 
+    def _preempt_for_growth(self) -> bool:
+        """Give the running requests the blocks that they need now; whether that took the slots of others."""
+        preempted = self._table.grow()
+        for request in preempted:
+            self.prefilling.pop(request, None)
+            self._admission.preempted(request)
+            self._metrics.preemptions.add()
+        return bool(preempted)
+
     def _note_token(self, request: Request, now: float) -> None:
         """`request` is about to get a token: its prompt is complete."""
-        self._prefilling.pop(request, None)
+        self.prefilling.pop(request, None)
         if not request.generated:
             request.first_token = now
             self._metrics.first_token_ms.observe((now - request.arrived) * 1e3)
