@@ -15,7 +15,7 @@ from bench.adapter_cache.report import DEFAULT, WARM
 from bench.adapter_cache.simulated import PARTS, Regime, regimes
 from bench.common.output import Output, progress
 from shapeshift.adapter_cache.policy.length_prediction import Oracle
-from shapeshift.fleet.policy.placement import least_unread, least_work
+from shapeshift.fleet.policy.placement import LOOK_S, least_unread, least_work
 from shapeshift.simulate.adapter_cache import SimulatedServer
 from shapeshift.simulate.adapter_fleet import REQUESTS, UNREAD_TOKENS, Choose, Work, first_s, run_fleet
 from shapeshift.simulate.adapter_pool import CacheOptions
@@ -78,7 +78,7 @@ def _run(regime: Regime, rule: str, rate: float, requests: int, seed: int) -> tu
         for name in NODES
     }
     make, work = _RULES[rule]
-    results, places = run_fleet(servers, drawn, make(), work)
+    results, places = run_fleet(servers, drawn, make(), LOOK_S, work)
     first = first_s(results, places)[int(requests * WARM) :]
     loaded = sum(result.loaded_bytes for result in results.values())
     return float(loaded), float(np.percentile(first, 50)), float(np.percentile(first, 99))

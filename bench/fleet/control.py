@@ -16,17 +16,16 @@ from typing import TypeVar
 from bench.common.output import FOLDER, Output, progress
 from bench.fleet.stub_nodes import FRONT
 from shapeshift.fleet import fleet_file
+from shapeshift.fleet.membership.open import open_membership
 from shapeshift.fleet.node import Node
+from shapeshift.fleet.sidecar.connections import FleetConnections
+from shapeshift.fleet.sidecar.fleet import servers_of
 from shapeshift.sidecar.journal import Journal
-from shapeshift.sidecar.nodes import connect
-from shapeshift.sidecar.nodes.connections import Connections
-from shapeshift.sidecar.nodes.fleet_models import FleetModelReader
-from shapeshift.sidecar.nodes.fleet_scrape import FleetScrape
-from shapeshift.sidecar.nodes.presence import Presence
 from shapeshift.sidecar.observe import MetricsPage, traffic_of
 from shapeshift.sidecar.policy import decide, plan
 from shapeshift.sidecar.policy.decide import Decision
 from shapeshift.sidecar.policy.pools import FrontPeriod
+from shapeshift.sidecar.servers import Servers
 from shapeshift.sidecar.workers import ServerModels
 from shapeshift.triton.endpoint import Endpoint
 
@@ -48,8 +47,8 @@ def measure(output: Output, quick: bool) -> None:
     rows = []
     for nodes in _QUICK_SIZES if quick else _SIZES:
         progress(f"control: {nodes} nodes")
-        with stub_nodes(nodes) as connections:
-            row = measured(connections, nodes, rounds)
+        with stub_nodes(nodes) as servers:
+            row = measured(servers, nodes, rounds)
         rows.append(row)
         times = "".join(f"{row[name]:15.0f}" for name in (*STEPS, "sum", "longest sum", "cpu"))
         output.say(f"  {nodes:6}{nodes * _WORKERS:9}{times}{row['mib']:7.0f}")
@@ -57,10 +56,9 @@ def measure(output: Output, quick: bool) -> None:
     output.data["control"] = rows
 
 
-def measured(connections: Connections, nodes: int, rounds: int) -> dict[str, float]:
+def measured(servers: Servers, nodes: int, rounds: int) -> dict[str, float]:
     """A row of the table: milliseconds by step, and memory."""
-    presence = Presence(Journal(lambda text: None, lambda report: None, {}))
-    scrape, reader = FleetScrape(connections, presence, None), FleetModelReader(connections, presence, None)
+    scrape, reader = servers.scrape, servers.reader
     plan.warm_up()
     before = scrape()
     reader.read()
@@ -104,8 +102,8 @@ def _timed(call: Callable[[], T], times: list[float]) -> T:
 
 
 @contextmanager
-def stub_nodes(nodes: int) -> Iterator[Connections]:
-    """Connections to so many stub nodes, which another process runs."""
+def stub_nodes(nodes: int) -> Iterator[Servers]:
+    """So many stub nodes, which another process runs."""
     command = [sys.executable, "-m", "bench.fleet.stub_nodes", str(nodes), str(_WORKERS)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdin is not None
@@ -118,5 +116,7 @@ def stub_nodes(nodes: int) -> Iterator[Connections]:
         FOLDER.mkdir(parents=True, exist_ok=True)
         file = FOLDER / "stub_fleet.toml"
         file.write_text(fleet_file.text("stubs", None, listed))
-        yield connect.to_fleet(file, "", Journal(lambda text: None, lambda report: None, {}))
+        journal = Journal(lambda text: None, lambda report: None, {})
+        # Longer than the sidecar's: what is measured is the time, not who is late.
+        yield servers_of(FleetConnections(open_membership(file), journal), journal, limit_s=60.0)
         process.stdin.close()

@@ -25,7 +25,7 @@ COMMANDS = {
     "gateway": ("shapeshift.cli.gateway", "serve the OpenAI, rerank and TEI APIs in front of servers"),
     "sidecar": ("shapeshift.cli.sidecar", "assign bins to workers and reload dead models; `serve` starts it"),
     "status": ("shapeshift.cli.running.status", "show what is served: fronts, workers, traffic and plan"),
-    "fleet": ("shapeshift.cli.fleet.main", "many machines behind one front: show what they serve"),
+    "fleet": ("shapeshift.fleet.cli.main", "many machines behind one front: show what they serve"),
     "adapters": ("shapeshift.cli.registries.adapters", "LoRA adapters of a model that serves: add, list, pin, remove"),
     "tasks": ("shapeshift.cli.registries.tasks", "the tasks of an image model: train, register, list, remove"),
     "cascade": ("shapeshift.cli.registries.cascade", "profile cascades of models and choose which one serves"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from shapeshift import installation
 from shapeshift.cli.checks import memory
@@ -16,9 +18,8 @@ from shapeshift.cli.examples import summaries
 from shapeshift.cli.gateway import DEFAULT_PORT
 from shapeshift.cli.served_models import models_to_load, without_misfits
 from shapeshift.cli.stop_signals import stop_event
-from shapeshift.cli.supervisor import Supervisor, has_workers
+from shapeshift.cli.supervisor import FleetNode, Supervisor, has_workers
 from shapeshift.errors import InvalidInputError, ShapeshiftError
-from shapeshift.fleet.own_node import OwnNode
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.embedded.free_ports import on_free_ports
 from shapeshift.triton.embedded.server import ServerEndedError
@@ -145,14 +146,16 @@ def _models_that_fit(options: argparse.Namespace, repositories: Sequence[Path]) 
     return without_misfits(models, refused, repositories, options.strict)
 
 
-def _node(options: argparse.Namespace) -> OwnNode | None:
+def _node(options: argparse.Namespace) -> FleetNode | None:
     """The node that the options name. Raises InvalidInputError for one of --fleet and --node without the other."""
     if options.fleet is None and options.node is None:
         return None
     if options.fleet is None or options.node is None:
         missing = "--fleet" if options.fleet is None else "--node"
         raise InvalidInputError(missing, None, "--fleet FILE and --node NAME go together")
-    return OwnNode(options.fleet, options.node, options.drain)
+    # By name: without a fleet nothing of it is imported.
+    own_node = importlib.import_module("shapeshift.fleet.own_node")
+    return cast(FleetNode, own_node.OwnNode(options.fleet, options.node, options.drain))
 
 
 def _gateway_port(options: argparse.Namespace) -> int | None:

@@ -9,14 +9,17 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shapeshift.cli.stop_signals import stop_event
 from shapeshift.errors import InvalidInputError
-from shapeshift.fleet import settings as fleet_settings
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.embedded import run_record
 from shapeshift.triton.keys import KEY_VARIABLE, read_key
+
+if TYPE_CHECKING:
+    from shapeshift.sidecar.servers import Fleet
 
 _PORTS = ("http", "grpc", "metrics")
 
@@ -40,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the sidecar until a signal stops it, and return 0. Raises ShapeshiftError, also if another sidecar runs."""
-    fleet = fleet_settings.read(options.fleet, options.node) if options.fleet else None
+    # The gRPC client is slow to import, and --freeze and --thaw of a single server do not need it.
+    fleet = _open_fleet(options.fleet, options.node) if options.fleet else None
     run_directory = run_directory_of(options.build, fleet.name if fleet else "")
     if options.freeze or options.thaw:
         (run_files.freeze if options.freeze else run_files.thaw)(run_directory)
@@ -50,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidInputError("fleet", str(options.fleet), "names the servers: --server and --metrics do not apply")
     settings = _settings(options, run_directory, fleet.name if fleet else "")
     with contextlib.nullcontext() if settings.dry_run else run_files.sole_sidecar(run_directory):
-        return _run(settings, options)
+        return _run(settings, options, fleet)
 
 
 def run_directory_of(build: Path, fleet: str = "") -> Path:
@@ -107,17 +111,22 @@ def _settings(options: argparse.Namespace, run_directory: Path, fleet: str) -> S
     )
 
 
-def _run(settings: SidecarSettings, options: argparse.Namespace) -> int:
-    # The gRPC client is slow to import, and --freeze and --thaw do not need it.
-    from shapeshift.sidecar.nodes import connect
+def _open_fleet(file: Path, node: str) -> Fleet:
+    from shapeshift.sidecar.servers import open_fleet
+
+    return open_fleet(file, node)
+
+
+def _run(settings: SidecarSettings, options: argparse.Namespace, fleet: Fleet | None) -> int:
+    from shapeshift.sidecar.servers import connect
     from shapeshift.sidecar.sidecar import Sidecar
 
     with stop_event() as stop:
-        if options.fleet:
-            sidecar = Sidecar(settings, partial(connect.to_fleet, options.fleet, options.node), _write)
+        if fleet is not None:
+            sidecar = Sidecar(settings, partial(fleet.connect, settings), _write)
         else:
             key = server_key(settings.run_directory)
-            sidecar = Sidecar(settings, lambda _: connect.to_server(settings.server, settings.metrics, key), _write)
+            sidecar = Sidecar(settings, lambda _: connect(settings.server, settings.metrics, key), _write)
         sidecar.start()
         if options.until_eof:
             threading.Thread(target=_wait_for_eof, args=(stop,), name="input", daemon=True).start()

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from shapeshift.child_process import ChildProcess
 from shapeshift.cli import gateway
 from shapeshift.cli.examples import summaries
 from shapeshift.errors import ShapeshiftError
-from shapeshift.fleet.own_node import OwnNode
 from shapeshift.loops import Backoff
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.child import SidecarProcess
@@ -26,6 +26,21 @@ _POLL_S = 0.1
 _FIRST_PAUSE_S = 0.1
 # Most time that the first lines wait for the gateway.
 _GATEWAY_S = 15.0
+
+
+class FleetNode(Protocol):
+    """The node of a fleet that the server is: `fleet.own_node.OwnNode`."""
+
+    name: str
+
+    def server_settings(self, base: ServerSettings) -> ServerSettings:
+        """`base` with what the fleet's file says of the node. Raises ShapeshiftError."""
+
+    def metrics_page(self, source: str) -> contextlib.AbstractContextManager[object]:
+        """Within the block, other nodes read `source`, the metrics page on loopback. Raises ShapeshiftError."""
+
+    def drain(self, page: str, say: Callable[[str], None]) -> None:
+        """Wait until the server with the metrics page `page` has no request in flight."""
 
 
 class Supervisor:
@@ -47,7 +62,7 @@ class Supervisor:
         last_lines: str,
         say: Callable[[str], None],
         gateway_port: int | None = None,
-        node: OwnNode | None = None,
+        node: FleetNode | None = None,
     ) -> None:
         self._settings = settings
         self._models = models

@@ -1,4 +1,4 @@
-"""A node: one Triton with our backends. A model of a node is named `node/model`."""
+"""A node: one Triton with our backends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from shapeshift.settings import require
 from shapeshift.triton.endpoint import Endpoint
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_SEPARATOR = "/"
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,3 @@ def doubled(nodes: Iterable[Node]) -> dict[str, str]:
         addresses.setdefault(node.name, []).append(node.grpc.address)
     several = {name: found for name, found in addresses.items() if len(found) > 1}
     return {name: f"nodes at {', '.join(found)} have it; none of them is used" for name, found in several.items()}
-
-
-def qualified(node: str, model: str) -> str:
-    """The name of a node's model in the fleet: `node/model`; `model` itself if the node is empty."""
-    return f"{node}{_SEPARATOR}{model}" if node else model
-
-
-def split(name: str) -> tuple[str, str]:
-    """Node and model of a qualified name; the node is empty for a model of one's own server."""
-    node, _, model = name.rpartition(_SEPARATOR)
-    return node, model

@@ -31,9 +31,9 @@ TRANSPORTS: Choices[Callable[[PbUtils, str, Sequence[str], Manifest, Log], Trans
     "workers",
     {
         "server": "shapeshift.polymorph.router.bls_transport:open_transport",
-        "fleet": "shapeshift.polymorph.router.fleet_transport:open_transport",
+        "fleet": "shapeshift.fleet.transport:open_transport",
         "server, triton": "shapeshift.polymorph.router.engine_client:open_transport",
-        "fleet, triton": "shapeshift.polymorph.router.fleet_transport:open_engine_transport",
+        "fleet, triton": "shapeshift.fleet.transport:open_engine_transport",
     },
 )
 

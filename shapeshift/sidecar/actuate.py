@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.errors import NotFoundError, ShapeshiftError
-from shapeshift.fleet.node import split
 from shapeshift.polymorph import engine_model
 from shapeshift.sidecar.health import DeadModel, ReloadBackoff
 from shapeshift.sidecar.journal import Journal
-from shapeshift.sidecar.nodes.fleet_control import FleetControl
-from shapeshift.sidecar.owed_loads import OwedLoads
 from shapeshift.sidecar.policy.moves import Action
+from shapeshift.sidecar.run_files import OwedLoads
+from shapeshift.sidecar.servers import Changes
 from shapeshift.triton import model_config
 from shapeshift.triton.embedded import processes
 from shapeshift.triton.embedded.processes import Stub
+from shapeshift.triton.names import split
 
 _UNLOAD_S = 30.0
 # A load that takes longer has failed: large models on a busy machine take minutes.
@@ -53,7 +53,7 @@ class Actuator:
 
     def __init__(
         self,
-        control: FleetControl,
+        control: Changes,
         repositories: Iterable[Path],
         journal: Journal,
         blocked: Callable[[], str],

@@ -12,10 +12,9 @@ import numpy as np
 
 from shapeshift import settings
 from shapeshift.errors import InvalidInputError
-from shapeshift.fleet.node import split
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.settings import require
-from shapeshift.triton.names import worker_front
+from shapeshift.triton.names import split, worker_front
 
 # The bin of a worker that holds all engines.
 ALL_BINS = 0

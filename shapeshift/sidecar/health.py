@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from shapeshift.sidecar.nodes.pids import listed
-from shapeshift.sidecar.observe import StalledThread
+from shapeshift.sidecar.observe import StalledThread, listed
 from shapeshift.sidecar.process_tracker import ProcessState
 
 StateOf = Callable[[int], ProcessState]

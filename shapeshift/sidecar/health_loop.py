@@ -9,16 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from shapeshift.errors import ShapeshiftError
-from shapeshift.fleet.node import split
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.health import DeadModel, HealthTracker
 from shapeshift.sidecar.journal import Journal
-from shapeshift.sidecar.nodes import timeouts
-from shapeshift.sidecar.nodes.fleet_control import FleetControl
-from shapeshift.sidecar.nodes.pids import listed
-from shapeshift.sidecar.observe import MetricsPage
+from shapeshift.sidecar.observe import MetricsPage, listed, timeouts_in_a_row
 from shapeshift.sidecar.process_tracker import ProcessState, ProcessTracker
+from shapeshift.sidecar.servers import Changes
 from shapeshift.triton.metrics import Heartbeats
+from shapeshift.triton.names import split
 
 V = TypeVar("V")
 
@@ -38,7 +36,7 @@ class HealthLoop:
     def __init__(
         self,
         scrape: Callable[[], MetricsPage],
-        control: FleetControl,
+        control: Changes,
         actuator: Actuator,
         journal: Journal,
         processes: ProcessTracker,
@@ -73,7 +71,7 @@ class HealthLoop:
             self._journal.log("metrics", "server", "answers again")
         self.page = page
         heartbeats = page.heartbeats()
-        timed_out = timeouts.in_a_row(page, self._living(heartbeats))
+        timed_out = timeouts_in_a_row(page, self._living(heartbeats))
         self._changed |= self._actuator.take_changed()
         own_heartbeats, own_timeouts, own_stalled = _by_node(heartbeats), _by_node(timed_out), _by_node(page.stalled())
         loading = _by_node(dict.fromkeys(self._changed | self._pending_models(), True))
@@ -134,7 +132,7 @@ class HealthLoop:
 
     def _reload_all(self, dead: dict[str, DeadModel]) -> None:
         try:
-            loaded = self._control.loaded(dead)
+            loaded = self._control.ready(dead)
         except ShapeshiftError as error:
             self._journal.log_once("health", ", ".join(sorted(dead)), f"dead, but it cannot be reloaded: {error}")
             return

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from shapeshift.fleet.node import qualified, split
-from shapeshift.sidecar.nodes.pids import pid_on
 from shapeshift.triton.metrics import HEARTBEAT, Labels, Samples
+from shapeshift.triton.names import qualified, split
 
 LENGTHS = "shapeshift_request_tokens_bucket"
 LATENCIES = "shapeshift_request_latency_ms_bucket"
@@ -48,6 +47,18 @@ _WORK = {
 # One heartbeat a second. A model with heartbeats in this share of the seconds was alive all the time: Triton
 # publishes the metrics with a delay.
 _STEADY = 0.9
+# Machines count their processes from 1; this is above every pid of Linux.
+_PIDS_PER_HOST = 1 << 32
+
+
+def own_pid(number: int) -> int:
+    """The pid on its machine of the process with this number, which is another one for each process of a fleet."""
+    return number % _PIDS_PER_HOST
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """`process 12, 34`: the processes with these numbers, by their pids."""
+    return f"process {', '.join(str(own_pid(number)) for number in numbers)}"
 
 
 class Series(NamedTuple):
@@ -134,7 +145,7 @@ def _owner(labels: Labels, node: str, host: int) -> tuple[str, int, str] | None:
     label = next((found[key] for key in _LABELS if key in found), "")
     if node and "worker" in found and not split(label)[0]:
         label = qualified(node, label)
-    return qualified(node, model), pid_on(host, int(pid)), label
+    return qualified(node, model), host * _PIDS_PER_HOST + int(pid), label
 
 
 @dataclass(frozen=True)
@@ -200,6 +211,24 @@ def gauge(model: str, name: str, page: MetricsPage, pids: Collection[int]) -> di
         if series.pid in pids:
             found[series.label] = found.get(series.label, 0.0) + series.value
     return found
+
+
+def timeouts_in_a_row(page: MetricsPage, living: Collection[int]) -> dict[str, int]:
+    """By worker, the most unanswered requests in a row that any front with a process in `living` counts.
+
+    A front that no worker of another node answers cannot reach that node: this says nothing about its workers.
+    """
+    most: dict[str, int] = {}
+    for front in page.models:
+        counts = gauge(front, TIMEOUTS, page, living)
+        for worker, count in counts.items():
+            if worker and not _is_unreachable(split(worker)[0], split(front)[0], counts):
+                most[worker] = max(most.get(worker, 0), int(count))
+    return most
+
+
+def _is_unreachable(node: str, own: str, counts: Mapping[str, float]) -> bool:
+    return node != own and all(count > 0 for worker, count in counts.items() if split(worker)[0] == node)
 
 
 def histogram(model: str, name: str, old: MetricsPage, new: MetricsPage) -> dict[float, float]:

@@ -7,37 +7,24 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from shapeshift.fleet.node import split
 from shapeshift.sidecar import observe, run_files
 from shapeshift.sidecar.front_config import Front
-from shapeshift.sidecar.journal import Journal
-from shapeshift.sidecar.nodes.connections import Connections
-from shapeshift.sidecar.nodes.fleet_models import FleetModelReader
-from shapeshift.sidecar.nodes.fleet_scrape import FleetScrape
-from shapeshift.sidecar.nodes.node_calls import NodeCalls
-from shapeshift.sidecar.nodes.pids import own_pid
-from shapeshift.sidecar.nodes.presence import Presence
-from shapeshift.sidecar.observe import MetricsPage, Traffic
+from shapeshift.sidecar.observe import MetricsPage, Traffic, own_pid
 from shapeshift.sidecar.process_tracker import ProcessState, ProcessTracker
+from shapeshift.sidecar.servers import Servers
 from shapeshift.sidecar.workers import READY, ServerModels
-
-# A node that takes longer to answer is shown as one that does not.
-_LIMIT_S = 3.0
+from shapeshift.triton.names import split
 
 
-def overview(
-    connections: Connections, run_directory: Path, processes: ProcessTracker, seconds: float
-) -> dict[str, Any]:
+def overview(servers: Servers, run_directory: Path, processes: ProcessTracker, seconds: float) -> dict[str, Any]:
     """Nodes, fronts, workers, plans and sidecar, with the traffic of the next `seconds`. Needs no sidecar.
 
     Raises ShapeshiftError if no server or no metrics page answers.
     """
-    presence = Presence(Journal(lambda text: None, lambda report: None, {}))
-    scrape = FleetScrape(connections, presence, _LIMIT_S)
-    old = scrape()
+    old = servers.scrape()
     time.sleep(seconds)
-    new = scrape()
-    server = FleetModelReader(connections, presence, _LIMIT_S).read()
+    new = servers.scrape()
+    server = servers.reader.read()
     traffic = {model: observe.traffic_of([model], old, new) for model in server.states}
     report = run_files.read_report(run_directory)
     known = {worker.name for found in server.workers.values() for worker in found}
@@ -53,7 +40,7 @@ def overview(
             "frozen": run_files.is_frozen(run_directory),
             "decisions": report.get("decisions", [])[-5:],
         },
-        "nodes": _nodes(connections, server, traffic),
+        "nodes": _nodes(servers, server, traffic),
         "fronts": list(fronts.values()),
         "workers": _workers(server, traffic, fronts, new, processes),
         "models": [{"name": name, **_process(name, traffic[name], new, processes)} for name in others],
@@ -61,10 +48,9 @@ def overview(
     }
 
 
-def _nodes(connections: Connections, server: ServerModels, traffic: dict[str, Traffic]) -> list[dict[str, Any]]:
+def _nodes(servers: Servers, server: ServerModels, traffic: dict[str, Traffic]) -> list[dict[str, Any]]:
     """One row for each node: whether it answers, its version, its loaded workers, and the texts that arrive there."""
-    servers = {name: one.version for name, one in connections.servers.items()}
-    versions, problems = NodeCalls[str](_LIMIT_S).ask(servers)
+    versions, problems = servers.versions()
     ready = Counter(split(one.name)[0] for found in server.workers.values() for one in found if one.is_ready)
     arrived: dict[str, float] = {}
     for model, found in traffic.items():
@@ -79,7 +65,7 @@ def _nodes(connections: Connections, server: ServerModels, traffic: dict[str, Tr
             "workers": ready[name],
             "texts_per_s": round(arrived.get(name, 0.0), 2),
         }
-        for name in sorted(servers)
+        for name in sorted({*versions, *problems})
     ]
 
 

@@ -7,22 +7,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from shapeshift.errors import ShapeshiftError
-from shapeshift.fleet.node import split
 from shapeshift.sidecar import observe
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.front_config import ALL_BINS, Front
 from shapeshift.sidecar.journal import Journal
-from shapeshift.sidecar.nodes.demands import Demands
-from shapeshift.sidecar.nodes.fleet_models import FleetModelReader
-from shapeshift.sidecar.nodes.front_state import FrontState
 from shapeshift.sidecar.observe import MetricsPage
 from shapeshift.sidecar.policy import decide, plan, pools
 from shapeshift.sidecar.policy.decide import Decision
+from shapeshift.sidecar.policy.front_state import FrontState
 from shapeshift.sidecar.policy.moves import Action, at_start, batches, under_load
 from shapeshift.sidecar.policy.pools import FrontPeriod
 from shapeshift.sidecar.policy.spare import in_order, slot
+from shapeshift.sidecar.servers import Demands, ModelReader
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.sidecar.workers import ServerModels, Worker
+from shapeshift.triton.names import split
 
 # Seconds between two checks of the tail latency.
 SCALE_PERIOD_S = 10.0
@@ -34,11 +33,11 @@ class PlanLoop:
     def __init__(
         self,
         settings: SidecarSettings,
-        reader: FleetModelReader,
+        reader: ModelReader,
         actuator: Actuator,
         journal: Journal,
         page: Callable[[], MetricsPage | None],
-        demands: Demands,
+        demands: Demands | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -83,7 +82,8 @@ class PlanLoop:
             # At most one of these per step: the next step reads the result.
             if not adopted and not self._restore(group, server) and not server.pending:
                 self._plan_or_scale(group, server, page)
-        self._demands.step(server, page, bool(self._actuator.blocked))
+        if self._demands is not None:
+            self._demands.step(server, page, bool(self._actuator.blocked))
         self._answered = server.nodes
         fronts = [model for front in server.fronts.values() for model in front.models]
         ready = [
@@ -220,7 +220,9 @@ class PlanLoop:
         elif state.fast_since is None:
             state.fast_since = before.at
         fast_since_s = 0.0 if state.fast_since is None else page.at - state.fast_since
-        self._demands.record(front, decide.wanted_workers(front, traffic, fast_since_s, len(state.target)))
+        if self._demands is not None:
+            workers = decide.wanted_workers(front, traffic, fast_since_s, len(state.target))
+            self._demands.record(front, workers)
         alive = {worker for worker in state.target if observe.was_alive(worker, before, page)}
         spare = in_order(front, _spare(server.workers[front.name]), state.target, ())
         action, reason = decide.decide_scaling(front, traffic, fast_since_s, state.target, spare, alive)

@@ -8,22 +8,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from shapeshift.fleet.worker_demand import DEMAND_FILE
 from shapeshift.loops import Loop
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.health_loop import HealthLoop
 from shapeshift.sidecar.journal import Journal, Write
-from shapeshift.sidecar.nodes.connections import Connections
-from shapeshift.sidecar.nodes.demands import Demands
-from shapeshift.sidecar.nodes.fleet_control import FleetControl
-from shapeshift.sidecar.nodes.fleet_models import FleetModelReader
-from shapeshift.sidecar.nodes.fleet_scrape import FleetScrape
-from shapeshift.sidecar.nodes.presence import Presence
-from shapeshift.sidecar.owed_loads import OwedLoads
-from shapeshift.sidecar.plan_loop import SCALE_PERIOD_S, PlanLoop
+from shapeshift.sidecar.plan_loop import PlanLoop
 from shapeshift.sidecar.policy import plan
 from shapeshift.sidecar.process_tracker import ProcessTracker
+from shapeshift.sidecar.run_files import OwedLoads
+from shapeshift.sidecar.servers import Servers
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.embedded import processes, run_record
 
@@ -40,24 +34,20 @@ class Sidecar:
     write: takes each log line; several threads call it.
     """
 
-    def __init__(self, settings: SidecarSettings, connect: Callable[[Journal], Connections], write: Write) -> None:
+    def __init__(self, settings: SidecarSettings, connect: Callable[[Journal], Servers], write: Write) -> None:
         self._settings = settings
         self._subject = f"fleet {settings.fleet}" if settings.fleet else f"server {settings.server}"
         status = {"pid": os.getpid(), "settled": False, "frozen": False}
         own = {"fleet": settings.fleet} if settings.fleet else {"server": settings.server}
         self._journal = Journal(write, self._write_report, {**status, **own})
         owed = OwedLoads(None if settings.dry_run else settings.run_directory / run_files.OWED_FILE)
-        connections, presence = connect(self._journal), Presence(self._journal)
-        # A single server holds up no other: it may take the time that its clients allow.
-        limit_s = _NODE_LIMIT_S if settings.fleet else None
-        control = FleetControl(connections, presence, limit_s)
-        actuator = Actuator(control, settings.repositories, self._journal, self._blocked, owed)
-        scrape = FleetScrape(connections, presence, limit_s)
-        self._health = HealthLoop(scrape, control, actuator, self._journal, ProcessTracker(_is_local(settings)))
-        reader = FleetModelReader(connections, presence, limit_s)
-        is_told = bool(settings.fleet) and not settings.dry_run
-        demands = Demands(settings.run_directory / DEMAND_FILE if is_told else None, SCALE_PERIOD_S)
-        self._plan = PlanLoop(settings, reader, actuator, self._journal, lambda: self._health.page, demands)
+        servers = connect(self._journal)
+        actuator = Actuator(servers.control, settings.repositories, self._journal, self._blocked, owed)
+        processes = ProcessTracker(_is_local(settings))
+        self._health = HealthLoop(servers.scrape, servers.control, actuator, self._journal, processes)
+        self._plan = PlanLoop(
+            settings, servers.reader, actuator, self._journal, lambda: self._health.page, servers.demands
+        )
         self._has_solver = False
         log = partial(self._journal.log, "error", "sidecar")
         self._loops = [

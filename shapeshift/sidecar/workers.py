@@ -78,8 +78,11 @@ class ServerModels:
 class ServerModelReader:
     """Reads the models of one server. Not thread-safe.
 
-    A configuration is requested once, and again after its model was not ready or after `forget`.
+    A configuration is requested once, and again after its model was not ready or after `forget`. gone: a single server
+    is never taken for gone, since there is nothing to plan around it.
     """
+
+    gone: frozenset[str] = frozenset()
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -109,7 +112,7 @@ class ServerModelReader:
             except ShapeshiftError as error:
                 problems[model] = f"ignored: {error}"
         workers = {name: self._workers(front, states, problems) for name, front in fronts.items() if front.has_workers}
-        return ServerModels(fronts, workers, states, problems, objectives=objectives)
+        return ServerModels(fronts, workers, states, problems, frozenset({""}), objectives=objectives)
 
     def _workers(self, front: Front, states: Mapping[str, str], problems: dict[str, str]) -> tuple[Worker, ...]:
         numbered = [(number, model) for model in states if (number := front.worker_number(model)) is not None]

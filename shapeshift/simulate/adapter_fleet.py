@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shapeshift.fleet.policy.placement import LOOK_S
 from shapeshift.simulate.adapter_cache import SimulatedRequest, SimulatedServer, SimulationResult
 
 
@@ -34,9 +33,13 @@ def run_fleet(
     servers: Mapping[str, SimulatedServer],
     requests: Sequence[SimulatedRequest],
     choose: Choose,
+    look_s: float,
     work: Work = REQUESTS,
 ) -> tuple[dict[str, SimulationResult], dict[str, list[int]]]:
-    """Serve `requests`, in order of arrival, to the end: by node, the result, and the places of its requests."""
+    """Serve `requests`, in order of arrival, to the end: by node, the result, and the places of its requests.
+
+    look_s: seconds between two looks at the work of another node.
+    """
     names = list(servers)
     places: dict[str, list[int]] = {name: [] for name in names}
     seen = dict.fromkeys(names, 0.0)
@@ -45,7 +48,7 @@ def run_fleet(
     for place, request in enumerate(requests):
         for server in servers.values():
             server.advance(request.at_s)
-        if request.at_s - looked_at >= LOOK_S:
+        if request.at_s - looked_at >= look_s:
             looked_at = request.at_s
             seen = {name: float(work.of_server(server)) for name, server in servers.items()}
             passed_on = {name: dict.fromkeys(names, 0.0) for name in names}

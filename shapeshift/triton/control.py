@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -90,6 +90,14 @@ class ModelControl:
         with self._errors("read the index", ShapeshiftError):
             answer = self._client.get_model_repository_index(headers=self._headers, client_timeout=timeout_s)
         return [ModelState(model.name, model.version, model.state, model.reason) for model in answer.models]
+
+    def ready(self, names: Collection[str]) -> set[str]:
+        """Those of the models that are ready."""
+        return {*names} & {one.name for one in self.index() if one.state == "READY"}
+
+    def is_loaded(self, name: str) -> bool:
+        """Whether the model is ready."""
+        return bool(self.ready([name]))
 
     def config(self, name: str, timeout_s: float = _QUERY_TIMEOUT_S) -> dict[str, Any]:
         """The configuration of the loaded model, as JSON values that `load` accepts."""

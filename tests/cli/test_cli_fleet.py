@@ -78,7 +78,7 @@ def test_a_full_or_read_only_disk_is_one_line(
     def full(*_: object) -> None:
         raise OSError(number, os.strerror(number), "/srv/registry.json")
 
-    monkeypatch.setattr("shapeshift.cli.fleet.manifests.render", full)
+    monkeypatch.setattr("shapeshift.fleet.cli.main.render", full)
     assert main(["fleet", "manifests", "kubernetes"]) == 2
     assert (
         capsys.readouterr().err == f"shapeshift fleet: cannot write or read /srv/registry.json: {os.strerror(number)}\n"

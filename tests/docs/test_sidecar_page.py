@@ -10,7 +10,7 @@ import pytest
 
 from shapeshift.cli import sidecar
 from shapeshift.cli.running import status
-from shapeshift.fleet import worker_demand
+from shapeshift.fleet.sidecar import demands
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.settings import names
 from shapeshift.sidecar import actuate, child, health, plan_loop, run_files
@@ -40,7 +40,7 @@ def test_files_are_those_of_the_code() -> None:
         run_files.LOCK_FILE,
         run_files.FREEZE_FILE,
         run_files.OWED_FILE,
-        worker_demand.DEMAND_FILE,
+        demands.DEMAND_FILE,
     }
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from shapeshift.errors import NotFoundError, ShapeshiftError
-from shapeshift.fleet import node, settings
+from shapeshift.fleet import settings
 from shapeshift.fleet.membership.static import StaticMembership
+from shapeshift.triton import names
 
 NODE = '[[nodes]]\nname = "{name}"\ngrpc = "10.0.0.{number}:8001"\nmetrics = "http://10.0.0.{number}:8002/metrics"\n'
 
@@ -90,8 +91,8 @@ def test_a_changed_file_is_read_again_and_an_invalid_one_changes_nothing(file: P
 
 
 def test_a_model_of_the_fleet_is_named_by_node_and_model() -> None:
-    assert node.split(node.qualified("a", "encode_w00")) == ("a", "encode_w00")
-    assert node.split(node.qualified("", "encode")) == ("", "encode")
+    assert names.split(names.qualified("a", "encode_w00")) == ("a", "encode_w00")
+    assert names.split(names.qualified("", "encode")) == ("", "encode")
 
 
 def replace(path: Path, text: str) -> None:

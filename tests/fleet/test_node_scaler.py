@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shapeshift.fleet import worker_demand
 from shapeshift.fleet.policy.node_count import NodeLimits, WorkerDemand, decide, needed_nodes
+from shapeshift.fleet.sidecar import demands
 from shapeshift.fleet.supervision.node_scaler import NodeScaler
 
 LIMITS = NodeLimits(1, 4)
@@ -157,9 +157,9 @@ def test_a_wish_that_ends_takes_the_request_back() -> None:
 
 def test_a_damaged_demand_file_says_nothing(tmp_path: Path) -> None:
     file = tmp_path / "demand.json"
-    assert worker_demand.read(file) == {}
-    worker_demand.write(file, {"enc": WorkerDemand(9, 4)})
-    assert worker_demand.read(file) == {"enc": WorkerDemand(9, 4)}
+    assert demands.read(file) == {}
+    demands.write(file, {"enc": WorkerDemand(9, 4)})
+    assert demands.read(file) == {"enc": WorkerDemand(9, 4)}
     for text in ("{", "[]", "3", '{"enc": 3}', '{"enc": [1, "x"]}', '{"enc": [1, 0]}', '{"enc": [-1, 2]}'):
         file.write_text(text)
-        assert worker_demand.read(file) == {}, text
+        assert demands.read(file) == {}, text

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from shapeshift.errors import ShapeshiftError
-from shapeshift.fleet import worker_demand
 from shapeshift.fleet.policy.node_count import WorkerDemand
+from shapeshift.fleet.sidecar import demands
 from shapeshift.fleet.supervision import plan
 from shapeshift.fleet.supervision.fleet_actor import FLEET_ACTOR, NODES_LOG
 from shapeshift.fleet.supervision.node_process import NodeCommand
@@ -75,11 +75,11 @@ def test_machines_come_with_the_load_and_go_after_their_node(fleet: RayFleet) ->
         file = fleet.home / SIDECAR / NODES_LOG
         return file.read_text() if file.is_file() else ""
 
-    demand = fleet.home / SIDECAR / "fleet" / "demo" / worker_demand.DEMAND_FILE
+    demand = fleet.home / SIDECAR / "fleet" / "demo" / demands.DEMAND_FILE
     demand.parent.mkdir(parents=True)
     wait_for(lambda: ready(["node-0"]))
     assert machines() == 1
-    worker_demand.write(demand, {"encode": WorkerDemand(9, 4)})
+    demands.write(demand, {"encode": WorkerDemand(9, 4)})
     wait_for(lambda: ready(["node-0", "node-1", "node-2"]))
     assert machines() == 3
     assert "node-1: no machine has room; Ray's autoscaler was asked for 3 nodes" in log()
@@ -90,7 +90,7 @@ def test_machines_come_with_the_load_and_go_after_their_node(fleet: RayFleet) ->
     os.kill(before, signal.SIGKILL)
     wait_for(lambda: ready(["node-0", "node-1", "node-2"]))
     assert fleet.actor_pid(FLEET_ACTOR) != before
-    worker_demand.write(demand, {"encode": WorkerDemand(8, 4)})
+    demands.write(demand, {"encode": WorkerDemand(8, 4)})
     wait_for(lambda: "node-2: drained" in log())
     assert machines() == 3, "the machine waits for the requests of its node"
     # The next actor goes on with it.

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from shapeshift.cli.fleet.status import format_fleet
 from shapeshift.cli.main import main
 from shapeshift.errors import EngineError, NotFoundError, TimedOutError
-from shapeshift.fleet import versions
+from shapeshift.fleet.cli import versions
+from shapeshift.fleet.cli.status import format_fleet
+from shapeshift.fleet.cli.versions import FrontVersions
 from shapeshift.fleet.node import Node
-from shapeshift.fleet.versions import FrontVersions
 from shapeshift.sidecar import overview
-from shapeshift.triton.async_client import ModelCall
+from shapeshift.triton.async_client import AsyncClient, ModelCall
 from shapeshift.triton.endpoint import Endpoint
 
 
@@ -51,24 +50,26 @@ LORA = {"shapeshift": "0.2.0", "checkpoint_version": "c0de", "registry": "1a2b"}
 ENCODE = FrontVersions("0.2.0", "77aa")
 
 
+def read(**clients: Client) -> dict[str, dict[str, FrontVersions]]:
+    """The versions of nodes with these names."""
+    nodes = [Node(name, Endpoint("h:1"), "http://h:9/metrics") for name in clients]
+    return versions.read(nodes, lambda node: cast(AsyncClient, clients[node.name]))
+
+
 def test_fronts_tell_their_versions_and_others_nothing() -> None:
     client = Client(LORA)
-    found = asyncio.run(versions._of_node(client))  # type: ignore[arg-type]
-    assert found == {"encode": ENCODE, "lora": FrontVersions("0.2.0", "c0de", "1a2b")}
+    assert read(a=client)["a"] == {"encode": ENCODE, "lora": FrontVersions("0.2.0", "c0de", "1a2b")}
     assert client.closed and "encode_w00" not in client.asked
 
 
 def test_a_front_of_an_older_version_says_less() -> None:
-    found = asyncio.run(versions._of_node(Client({"kind": "generation"})))  # type: ignore[arg-type]
+    found = read(a=Client({"kind": "generation"}))["a"]
     assert found["lora"] == FrontVersions("untold") and versions.software(found) == "0.2.0, untold"
 
 
-def test_a_node_that_does_not_answer_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_does_not_answer_has_no_version() -> None:
     other = {**LORA, "registry": "9f00", "checkpoint_version": "c0fe", "shapeshift": "0.3.0"}
-    clients = {"h:1": Client(LORA), "h:2": Client(LORA, down=True), "h:3": Client(other)}
-    monkeypatch.setattr(versions, "AsyncClient", lambda address, tls: clients[address])
-    nodes = [Node(name, Endpoint(f"h:{port}"), "http://h:9/metrics") for port, name in enumerate("abc", 1)]
-    found = versions.read(nodes)
+    found = read(a=Client(LORA), b=Client(LORA, down=True), c=Client(other))
     assert found["a"] == {"encode": ENCODE, "lora": FrontVersions("0.2.0", "c0de", "1a2b")} and found["b"] == {}
     assert versions.differing(found) == [
         "Shapeshift differs by node: a has 0.2.0, c has 0.2.0, 0.3.0",

@@ -14,13 +14,13 @@ import pytest
 from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import EngineError, ModelDiedError, ModelGoneError, OverloadedError, ShapeshiftError
-from shapeshift.fleet.directory import Directory
+from shapeshift.fleet.grpc_transport import GrpcTransport, RemoteWorkerClient
 from shapeshift.fleet.membership.interface import Members
 from shapeshift.fleet.node import Node
 from shapeshift.fleet.node_clients import NodeClients
+from shapeshift.fleet.polling import NodePoll
+from shapeshift.fleet.transport import FleetTransport, loaded_models
 from shapeshift.polymorph.router import worker_state
-from shapeshift.polymorph.router.fleet_transport import FleetTransport
-from shapeshift.polymorph.router.grpc_transport import GrpcTransport, RemoteWorkerClient
 from shapeshift.polymorph.router.transport import Transport, WrongBinError
 from shapeshift.triton.endpoint import Endpoint
 from tests.fleet.fake_node import FakeNode, Refusal, Tensors
@@ -62,8 +62,8 @@ class Site:
             clients = NodeClients()
             made = _Made()
             remote = GrpcTransport(clients, RemoteWorkerClient(made))  # type: ignore[arg-type]
-            directory = Directory(self, clients, "here", lambda line: None, period_s=0.02)
-            return FleetTransport(own, remote, directory, "front")
+            poll = NodePoll(self, clients, "here", lambda line: None, loaded_models, period_s=0.02)
+            return FleetTransport(own, remote, poll, "front")
 
         return reach
 

@@ -11,9 +11,10 @@ import pytest
 
 from shapeshift.engines.interfaces import Ids
 from shapeshift.errors import EngineError
-from shapeshift.polymorph.router import bls_transport, fleet_transport
+from shapeshift.fleet import transport
+from shapeshift.fleet.transport import FleetTransport
+from shapeshift.polymorph.router import bls_transport
 from shapeshift.polymorph.router.bls_transport import BlsTransport
-from shapeshift.polymorph.router.fleet_transport import FleetTransport
 from shapeshift.polymorph.router.transport import Exchange, Outputs, WorkerInfo
 from tests.waiting import wait_for
 
@@ -31,11 +32,10 @@ class FakeTransport:
         self.timeouts = timeouts
         self._clock, self._takes_s = clock, takes_s
 
+        self.answers = {"b": {"front_w01", "front", "front_w00"}, "a": {"other_w00", "front_w00", "front_x"}}
+
     def workers(self) -> list[str]:
         return ["front_w00"]
-
-    def models(self) -> dict[str, set[str]]:
-        return {"b": {"front_w01", "front", "front_w00"}, "a": {"other_w00", "front_w00", "front_x"}}
 
     def serve(self) -> None:
         self.served += 1
@@ -52,13 +52,13 @@ class FakeTransport:
 
 
 class Fleet:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, directory_s: float = 0.0, remote_s: float = 0.0) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, poll_s: float = 0.0, remote_s: float = 0.0) -> None:
         self.now = 100.0
-        monkeypatch.setattr(fleet_transport, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.own, self.remote = FakeTransport(self, timeouts=3), FakeTransport(self, remote_s, timeouts=40)
-        self.directory = FakeTransport(self, directory_s)
-        remote, directory = cast(Any, self.remote), cast(Any, self.directory)
-        self.transport = FleetTransport(self.own, remote, directory, "front")
+        self.poll = FakeTransport(self, poll_s)
+        remote, poll = cast(Any, self.remote), cast(Any, self.poll)
+        self.transport = FleetTransport(self.own, remote, poll, "front")
 
 
 def exchange(worker: str, texts: Sequence[Ids] | None = (), **noted: Any) -> Exchange:
@@ -86,15 +86,15 @@ def test_a_call_to_another_node_goes_there_and_any_other_stays(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("directory_s", "remote_s", "closed"),
+    ("poll_s", "remote_s", "closed"),
     [(0.0, 0.0, (5.0, 5.0, 5.0)), (1.5, 2.0, (5.0, 3.5, 1.5)), (9.0, 1.0, (5.0, 0.0, 0.0))],
 )
 def test_what_the_first_one_takes_to_close_the_next_one_lacks(
-    monkeypatch: pytest.MonkeyPatch, directory_s: float, remote_s: float, closed: tuple[float, ...]
+    monkeypatch: pytest.MonkeyPatch, poll_s: float, remote_s: float, closed: tuple[float, ...]
 ) -> None:
-    fleet = Fleet(monkeypatch, directory_s, remote_s)
+    fleet = Fleet(monkeypatch, poll_s, remote_s)
     fleet.transport.close(5.0)
-    assert (*fleet.directory.closed, *fleet.remote.closed, *fleet.own.closed) == closed
+    assert (*fleet.poll.closed, *fleet.remote.closed, *fleet.own.closed) == closed
 
 
 # Calls to the own server.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from shapeshift.errors import EngineError, ShapeshiftError
@@ -92,7 +92,7 @@ class FakeServer:
         self.loaded = {name: found for name, found in self.loaded.items() if "_w" not in name}
 
     def load(self, name: str, config: dict[str, Any] | None = None, timeout_s: float = 300.0) -> None:
-        self._require_up()
+        self.require_up()
         if name not in self.files:
             raise EngineError(f"cannot load {name}: failed to poll from model repository")
         given = copy.deepcopy(config or self.files[name])
@@ -105,23 +105,29 @@ class FakeServer:
             self.loaded[name] = given
 
     def unload(self, name: str, timeout_s: float = 30.0) -> None:
-        self._require_up()
+        self.require_up()
         with self._lock:
             self.calls.append(("unload", name, ""))
             self.loaded.pop(name, None)
 
     def wait_unloaded(self, name: str, timeout_s: float = 30.0) -> None:
-        self._require_up()
+        self.require_up()
         assert name not in self.loaded
 
     def index(self, timeout_s: float = 5.0) -> list[ModelState]:
-        self._require_up()
+        self.require_up()
         names = sorted({*self.files, *self.loaded})
         states = {name: self.states.get(name, "READY" if name in self.loaded else "") for name in names}
         return [ModelState(name, "1", state, "") for name, state in states.items()]
 
+    def is_loaded(self, name: str) -> bool:
+        return bool(self.ready([name]))
+
+    def ready(self, names: Collection[str]) -> set[str]:
+        return {*names} & {one.name for one in self.index() if one.state == "READY"}
+
     def config(self, name: str, timeout_s: float = 5.0) -> dict[str, Any]:
-        self._require_up()
+        self.require_up()
         if name not in self.loaded:
             raise ShapeshiftError(f"{name} is not loaded")
         return copy.deepcopy(self.loaded[name])
@@ -130,7 +136,7 @@ class FakeServer:
         declared = self.config(name)["parameters"]
         return {key: str(value["string_value"]) for key, value in declared.items()}
 
-    def _require_up(self) -> None:
+    def require_up(self) -> None:
         if self.down:
             raise ShapeshiftError("no server answers")
 

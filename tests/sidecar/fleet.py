@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from shapeshift.errors import ShapeshiftError
+from shapeshift.fleet.membership.interface import Members
+from shapeshift.fleet.node import Node
+from shapeshift.fleet.sidecar.connections import FleetConnections, NodeServer
+from shapeshift.fleet.sidecar.fleet import servers_of
 from shapeshift.sidecar.journal import Journal
-from shapeshift.sidecar.nodes.connections import NodeServer
-from shapeshift.sidecar.nodes.fleet_control import FleetControl
-from shapeshift.sidecar.nodes.fleet_models import FleetModelReader
-from shapeshift.sidecar.nodes.fleet_scrape import FleetScrape
-from shapeshift.sidecar.nodes.presence import Presence
+from shapeshift.sidecar.observe import MetricsPage
+from shapeshift.sidecar.servers import Servers
+from shapeshift.sidecar.workers import ServerModelReader
+from shapeshift.triton.endpoint import Endpoint
 from shapeshift.triton.metrics import Samples
 from tests.sidecar.fakes import FakeServer
 
@@ -22,8 +25,12 @@ def no_page() -> Samples:
     raise ShapeshiftError("no metrics page")
 
 
+def version() -> str:
+    return "2.51.0"
+
+
 class FakeFleet:
-    """The sidecar's parts that see nodes, over fake servers; a server under the name "" is no node of a fleet."""
+    """The sidecar's parts that see nodes, over fake servers. versions: of nodes that do not say `version`."""
 
     def __init__(
         self,
@@ -31,26 +38,39 @@ class FakeFleet:
         write: Callable[[str], None] = lambda text: None,
         pages: Mapping[str, Callable[[], Samples]] | None = None,
         clock: Callable[[], float] = lambda: 0.0,
+        versions: Mapping[str, Callable[[], str]] | None = None,
     ) -> None:
-        self.servers: dict[str, NodeServer] = {}
-        self._pages = pages or {}
-        for node, server in servers.items():
-            self.join(node, server)
-        self.presence = Presence(Journal(write, lambda values: None, {}))
-        limit_s = None if "" in servers else LIMIT_S
-        self.control = FleetControl(self, self.presence, limit_s)
-        self.reader = FleetModelReader(self, self.presence, limit_s)
-        self.scrape = FleetScrape(self, self.presence, limit_s, clock)
+        self._servers = dict(servers)
+        self._pages, self._versions = pages or {}, versions or {}
+        journal = Journal(write, lambda values: None, {})
+        self._connections = FleetConnections(self, journal, self._connect)
+        self._connections.refresh()
+        self.watched = servers_of(self._connections, journal, LIMIT_S, clock=clock)
+        self.control, self.reader, self.scrape = self.watched.control, self.watched.reader, self.watched.scrape
 
     def join(self, node: str, server: FakeServer) -> None:
-        self.servers[node] = NodeServer(
-            server, self._pages.get(node, no_page), lambda: "2.51.0", host=len(self.servers)
-        )
+        self._servers[node] = server
+        self._connections.refresh()
 
-    def refresh(self) -> None:
-        """Nothing: tests change `servers`."""
+    def leave(self, node: str) -> None:
+        del self._servers[node]
+        self._connections.refresh()
+
+    def members(self) -> Members:
+        return Members([Node(name, Endpoint("10.0.0.1:1"), "http://page") for name in self._servers])
+
+    def close(self) -> None:
+        """As a membership: nothing is held."""
+
+    def _connect(self, node: Node, key: str, host: int) -> NodeServer:
+        found = self._versions.get(node.name, version)
+        return NodeServer(self._servers[node.name], self._pages.get(node.name, no_page), found, host - 1)
 
 
-def single(server: FakeServer, scrape: Callable[[], Samples] = no_page) -> FakeFleet:
+def single(
+    server: FakeServer, scrape: Callable[[], Samples] = no_page, clock: Callable[[], float] = lambda: 0.0
+) -> Servers:
     """A server that is no node of a fleet."""
-    return FakeFleet({"": server}, pages={"": scrape})
+    return Servers(
+        server, ServerModelReader(server), lambda: MetricsPage(scrape(), clock()), lambda: ({"": version()}, {})
+    )

@@ -14,8 +14,8 @@ from shapeshift.polymorph import engine_model
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.health import DeadModel
 from shapeshift.sidecar.journal import Journal
-from shapeshift.sidecar.owed_loads import OwedLoads
 from shapeshift.sidecar.policy.moves import Action
+from shapeshift.sidecar.run_files import OwedLoads
 from tests import waiting
 from tests.polymorph import engine_models
 from tests.sidecar.fakes import FakeServer

@@ -3,82 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from shapeshift.errors import ShapeshiftError
+from shapeshift.fleet import fleet_file
 from shapeshift.fleet.membership.interface import Members
 from shapeshift.fleet.node import Node
+from shapeshift.fleet.sidecar.connections import FleetConnections, NodeServer, to_node
 from shapeshift.sidecar.journal import Journal
-from shapeshift.sidecar.nodes import connect
-from shapeshift.sidecar.nodes.connections import FleetConnections, NodeServer
+from shapeshift.sidecar.servers import connect, open_fleet
+from shapeshift.sidecar.settings import SidecarSettings
+from shapeshift.triton.embedded.free_ports import free_ports
 from shapeshift.triton.endpoint import Endpoint
-from shapeshift.triton.metrics import Samples
 from tests.sidecar.fakes import FakeServer
 from tests.sidecar.fleet import no_page
 
 
-class FakeControl:
-    def __init__(self, address: str, key: str, tls: Any) -> None:
-        self.given = address, key, tls
-
-    def version(self) -> str:
-        return "24.10"
-
-
-@pytest.fixture
-def scraped(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """The pages that were read."""
-    found: list[tuple[str, Any]] = []
-    monkeypatch.setattr(connect, "ModelControl", FakeControl)
-
-    def scrape(page: str, tls: Any) -> Samples:
-        found.append((page, tls))
-        return {}
-
-    monkeypatch.setattr(connect.metrics, "scrape", scrape)
-    return found
+def quiet(log: list[str] | None = None) -> Journal:
+    return Journal(([] if log is None else log).append, lambda values: None, {})
 
 
 @pytest.mark.parametrize(
     ("address", "host"),
     [("127.0.0.1:1", 0), ("127.8.0.1:1", 0), ("localhost:1", 0), ("[::1]:1", 0), ("10.0.0.1:1", 3), ("local:1", 3)],
 )
-def test_only_processes_behind_a_loopback_address_may_be_visible_here(
-    scraped: list[Any], address: str, host: int
-) -> None:
-    made = connect._to_node(Node("a", Endpoint(address), "http://page"), "key", 3)
-    assert isinstance(made.control, FakeControl)
-    assert (made.host, made.control.given, made.version()) == (host, (address, "key", None), "24.10")
-    made.scrape()
-    assert scraped == [("http://page", None)]
+def test_only_processes_behind_a_loopback_address_may_be_visible_here(address: str, host: int) -> None:
+    assert to_node(Node("a", Endpoint(address), "http://page"), "key", 3).host == host
 
 
-def test_a_server_of_no_fleet_is_the_node_without_a_name(scraped: list[Any]) -> None:
-    found = connect.to_server("10.0.0.1:1", "http://page", "key")
-    found.refresh()
-    (made,) = found.servers.values()
-    assert list(found.servers) == [""] and made.host == 0
-    made.scrape()
-    assert scraped == [("http://page", None)] and made.version() == "24.10"
+def test_a_fleet_is_followed_by_its_file(tmp_path: Path) -> None:
+    """Nobody listens: the nodes are those that do not answer."""
+    file = tmp_path / "fleet.toml"
+    (port,) = islice(free_ports(), 1)
+
+    def state(*names: str) -> None:
+        nodes = [
+            Node(name, Endpoint(f"127.0.0.{at}:1"), f"http://127.0.0.{at}:{port}") for at, name in enumerate(names, 1)
+        ]
+        file.write_text(fleet_file.text("demo", None, nodes))
+
+    state("a", "b")
+    fleet = open_fleet(file, "")
+    assert fleet.name == "demo"
+    servers = fleet.connect(SidecarSettings(run_directory=tmp_path), quiet())
+    with pytest.raises(ShapeshiftError, match=r"^a: .*; b: "):
+        servers.scrape()
+    state("a", "c", "d")
+    with pytest.raises(ShapeshiftError, match=r"^a: .*; c: .*; d: "):
+        servers.scrape()
 
 
-def test_a_fleet_is_followed_by_its_file(scraped: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[tuple[Path, str]] = []
-
-    class Listed:
-        def members(self) -> Members:
-            return Members([Node("a", Endpoint("10.0.0.1:1"), "http://page")])
-
-    def open_membership(file: Path, node: str) -> Listed:
-        opened.append((file, node))
-        return Listed()
-
-    monkeypatch.setattr(connect, "open_membership", open_membership)
-    connections = connect.to_fleet(Path("fleet.toml"), "a", Journal(print, lambda values: None, {}))
-    connections.refresh()
-    assert opened == [(Path("fleet.toml"), "a")] and connections.servers["a"].host == 1
+def test_a_server_of_no_fleet_is_the_node_without_a_name() -> None:
+    (port,) = islice(free_ports(), 1)
+    servers = connect("127.0.0.1:1", f"http://127.0.0.1:{port}/metrics", "key")
+    assert servers.versions()[1].keys() == {""}
+    with pytest.raises(ShapeshiftError, match=str(port)):
+        servers.scrape()
 
 
 # A fleet whose members change.
@@ -105,7 +88,7 @@ def following(members: Changing, log: list[str]) -> tuple[FleetConnections, list
         made.append(f"{node.name}{host}")
         return NodeServer(FakeServer(), no_page, str, host)
 
-    return FleetConnections(members, to, Journal(log.append, lambda values: None, {})), made
+    return FleetConnections(members, quiet(log), to), made
 
 
 def named(*names: str, port: int = 1) -> Sequence[Node]:

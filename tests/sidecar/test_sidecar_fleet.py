@@ -10,16 +10,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from shapeshift.fleet.node import split
 from shapeshift.polymorph import engine_model
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.journal import Journal
-from shapeshift.sidecar.nodes.demands import Demands
 from shapeshift.sidecar.observe import MetricsPage
 from shapeshift.sidecar.plan_loop import PlanLoop
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.metrics import Samples
 from shapeshift.triton.model_state import ModelState
+from shapeshift.triton.names import split
 from tests import waiting
 from tests.polymorph import engine_models
 from tests.sidecar.fakes import PROFILE, SERVICE_MS, FakeServer, cumulative, samples
@@ -63,13 +62,13 @@ class Case:
             self.actuator,
             journal,
             lambda: self.page,
-            Demands(None, 10.0),
+            None,
             lambda: self.now,
         )
 
     def _scrape_of(self, node: str) -> Callable[[], Samples]:
         def scrape() -> Samples:
-            self.servers[node]._require_up()
+            self.servers[node].require_up()
             found: Samples = {}
             for number, model in enumerate(sorted(self.servers[node].loaded)):
                 lengths = cumulative(self.totals.get(f"{node}/{model}", EVEN))
@@ -178,7 +177,7 @@ def test_a_node_that_joins_gets_workers_and_one_that_leaves_is_forgotten(case: C
     case.fleet.join("d", case.servers["d"])
     case.step(2)
     assert case.on("d") == 4
-    del case.fleet.servers["d"]
+    case.fleet.leave("d")
     case.step(2)
     assert case.logged("plan enc: node d is lost") == 1
     assert [case.on(node) for node in NODES] == [4, 4, 4]
@@ -203,8 +202,8 @@ def hanging(case: Case, never: threading.Event) -> Callable[[str, str], str | No
         gone = case.servers["b"]
         if not gone.down:
             gone.down = True
-            case.fleet.presence.record("metrics", ["a", "c"], {"b": "cut off"})
-            case.fleet.presence.record("metrics", ["a", "c"], {"b": "cut off"})
+            for _ in range(2):
+                case.fleet.scrape()
         never.wait()
         return None
 
@@ -274,13 +273,13 @@ def test_nodes_whose_machines_are_not_equally_fast_are_planned_for_together() ->
 
 
 def test_a_node_that_answers_slowly_for_ever_is_planned_for_like_the_others(case: Case) -> None:
-    real = case.servers["b"]._require_up
+    real = case.servers["b"].require_up
 
     def slowly() -> None:
         time.sleep(0.05)
         real()
 
-    case.servers["b"]._require_up = slowly  # type: ignore[method-assign]
+    case.servers["b"].require_up = slowly  # type: ignore[method-assign]
     case.period(a=SHORT, b=SHORT, c=SHORT)
     assert [case.on(node) for node in NODES] == [4, 4, 4]
     assert not case.logged("node b")

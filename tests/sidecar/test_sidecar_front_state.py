@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shapeshift.sidecar.front_config import Front
-from shapeshift.sidecar.nodes.front_state import FrontState
 from shapeshift.sidecar.observe import MetricsPage
+from shapeshift.sidecar.policy.front_state import FrontState
 from shapeshift.sidecar.workers import ServerModels
 from tests.sidecar.fakes import front
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import pytest
 
 from shapeshift.fleet.policy.node_count import WorkerDemand
-from shapeshift.sidecar.nodes import node_demand
-from shapeshift.sidecar.nodes.fleet_models import merged
-from shapeshift.sidecar.nodes.node_demand import NodeDemand
+from shapeshift.fleet.policy.node_target import NodeUse, wanted_nodes
+from shapeshift.fleet.sidecar import node_demand
+from shapeshift.fleet.sidecar.models import merged
+from shapeshift.fleet.sidecar.node_demand import NodeDemand
 from shapeshift.sidecar.observe import MetricsPage
-from shapeshift.sidecar.policy.node_target import NodeUse, wanted_nodes
 from shapeshift.sidecar.workers import ServerModelReader, ServerModels
 from tests.docs.docs_sources import declared_metrics
 from tests.sidecar.fakes import FakeServer, config, cumulative, samples

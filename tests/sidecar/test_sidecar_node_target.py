@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from shapeshift.fleet.policy.node_target import NodeUse, wanted_nodes
 from shapeshift.polymorph.policy import autoscale
-from shapeshift.sidecar.policy.node_target import NodeUse, wanted_nodes
 
 SHARE = autoscale.PAPER.in_share
 

@@ -9,15 +9,14 @@ import pytest
 
 from shapeshift.fleet.membership.interface import Members
 from shapeshift.fleet.node import Node
+from shapeshift.fleet.sidecar.connections import FleetConnections, NodeServer
+from shapeshift.fleet.sidecar.node_calls import NodeCalls
+from shapeshift.fleet.sidecar.presence import Presence
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.health import DeadModel
 from shapeshift.sidecar.health_loop import HealthLoop
 from shapeshift.sidecar.journal import Journal
-from shapeshift.sidecar.nodes import pids, timeouts
-from shapeshift.sidecar.nodes.connections import FleetConnections, NodeServer
-from shapeshift.sidecar.nodes.node_calls import NodeCalls
-from shapeshift.sidecar.nodes.presence import Presence
-from shapeshift.sidecar.observe import MetricsPage
+from shapeshift.sidecar.observe import MetricsPage, listed, timeouts_in_a_row
 from shapeshift.sidecar.policy.spare import in_order, slot
 from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.triton.endpoint import Endpoint
@@ -50,7 +49,6 @@ def test_late_and_failing_nodes_are_named_and_hold_up_no_other() -> None:
         # What it answered too late is dropped.
         answers, _ = calls.ask({"b": lambda: 3})
     assert answers == {"b": 3}
-    calls.close()
 
 
 def test_a_node_is_gone_after_two_missing_answers_and_back_after_two() -> None:
@@ -78,14 +76,6 @@ def test_a_node_must_answer_both_questions() -> None:
     assert presence.gone == frozenset()
 
 
-def test_a_single_server_is_never_gone() -> None:
-    log: list[str] = []
-    presence = Presence(quiet(log))
-    for _ in range(3):
-        presence.record("metrics", [], {"": "no answer"})
-    assert (presence.gone, log) == (frozenset(), [])
-
-
 class Listed:
     def __init__(self, *nodes: Node) -> None:
         self.nodes = Members(nodes)
@@ -109,8 +99,8 @@ def test_connections_follow_the_members(tmp_path: Path) -> None:
         made.append((one.name, key))
         return NodeServer(FakeServer(), no_page, lambda: "", host)
 
-    listed = Listed(node("a", 1), node("b", 2, tmp_path / "key"))
-    connections = FleetConnections(listed, connect, quiet(log))
+    members = Listed(node("a", 1), node("b", 2, tmp_path / "key"))
+    connections = FleetConnections(members, quiet(log), connect)
     connections.refresh()
     connections.refresh()
     assert connections.servers.keys() == {"a"}
@@ -122,26 +112,26 @@ def test_connections_follow_the_members(tmp_path: Path) -> None:
     connections.refresh()
     assert made == [("a", ""), ("b", "0" * 32)]
     (tmp_path / "key").write_text("1" * 32)
-    listed.nodes = Members([node("a", 3), listed.nodes.nodes[1]], "the file cannot be read")
+    members.nodes = Members([node("a", 3), members.nodes.nodes[1]], "the file cannot be read")
     connections.refresh()
     assert made[2:] == [("a", ""), ("b", "1" * 32)]
     assert {server.host for server in connections.servers.values()} == {1, 2}
     assert "members fleet: the file cannot be read" in log[-1]
-    listed.nodes = Members([node("a", 3)])
+    members.nodes = Members([node("a", 3)])
     connections.refresh()
     assert connections.servers.keys() == {"a"}
 
 
 def test_of_two_nodes_with_one_name_neither_is_connected_to_and_the_rest_is() -> None:
     log: list[str] = []
-    listed = Listed(node("a", 1), node("b", 2), node("b", 3))
-    connections = FleetConnections(listed, lambda one, key, host: NodeServer(FakeServer(), no_page, str), quiet(log))
+    members = Listed(node("a", 1), node("b", 2), node("b", 3))
+    connections = FleetConnections(members, quiet(log), lambda one, key, host: NodeServer(FakeServer(), no_page, str))
     connections.refresh()
     connections.refresh()
     assert connections.servers.keys() == {"a"}
     (line,) = log
     assert "members b: left out: nodes at 10.0.0.1:2, 10.0.0.1:3 have it; none of them is used" in line
-    listed.nodes = Members([node("a", 1), node("b", 3)])
+    members.nodes = Members([node("a", 1), node("b", 3)])
     connections.refresh()
     assert connections.servers.keys() == {"a", "b"}
 
@@ -152,7 +142,7 @@ def test_processes_of_different_machines_have_different_numbers() -> None:
     assert found["a/enc"] == {12: 1.0}
     (number,) = found["b/enc"]
     assert number != 12
-    assert pids.listed([number]) == "process 12"
+    assert listed([number]) == "process 12"
 
 
 def test_workers_without_a_node_are_those_of_the_front() -> None:
@@ -164,7 +154,7 @@ def test_a_front_that_cannot_reach_a_node_says_nothing_about_its_workers() -> No
     def counted(**counts: float) -> dict[str, int]:
         named = {f"{key[0]}/enc_w0{key[1]}": value for key, value in counts.items()}
         page = MetricsPage(samples("enc", 1, 1.0, timeouts=named), 0.0, "a")
-        return timeouts.in_a_row(page, {1})
+        return timeouts_in_a_row(page, {1})
 
     assert counted(a0=2.0, b0=3.0, b1=4.0) == {"a/enc_w00": 2}
     assert counted(a0=2.0, b0=3.0, b1=0.0) == {"a/enc_w00": 2, "b/enc_w00": 3, "b/enc_w01": 0}
@@ -189,7 +179,7 @@ class HealthCase:
         )
 
     def scrape(self, name: str) -> Samples:
-        self.servers[name]._require_up()
+        self.servers[name].require_up()
         found: Samples = {}
         for number, model in enumerate(("enc", "enc_w00")):
             found |= samples(model, NO_PID + number, 1.0 if f"{name}/{model}" in self.dead else self.beats)

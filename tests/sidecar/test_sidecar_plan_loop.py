@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shapeshift.fleet import worker_demand
 from shapeshift.fleet.policy.node_count import WorkerDemand
+from shapeshift.fleet.sidecar.demands import FleetDemands, read
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.journal import Journal
-from shapeshift.sidecar.nodes.demands import Demands
 from shapeshift.sidecar.observe import MetricsPage
 from shapeshift.sidecar.plan_loop import SCALE_PERIOD_S, PlanLoop
 from shapeshift.sidecar.settings import SidecarSettings
@@ -41,7 +40,7 @@ class Case:
         journal = Journal(self.log.append, self.report.update, {})
         fleet = single(self.server)
         actuator = Actuator(fleet.control, (), journal, lambda: self.blocked)
-        demands = Demands(self.demand_file, SCALE_PERIOD_S)
+        demands = FleetDemands(self.demand_file, SCALE_PERIOD_S) if self.demand_file else None
         self.loop = PlanLoop(self.settings, fleet.reader, actuator, journal, self.page, demands, lambda: self.now)
         self.actuator = actuator
 
@@ -374,14 +373,14 @@ def test_a_front_says_how_many_workers_it_wants_beyond_those_that_there_are(tmp_
     case.step()
     case.period(10.0, latencies={300.0: 100.0})
     assert len(server.bins()) == 2
-    assert worker_demand.read(file) == {"enc": WorkerDemand(3, 2)}
+    assert read(file) == {"enc": WorkerDemand(3, 2)}
     for _ in range(16):
         case.period(10.0, latencies={150.0: 100.0})
     assert len(server.bins()) == 1
-    assert worker_demand.read(file) == {"enc": WorkerDemand(1, 2)}
+    assert read(file) == {"enc": WorkerDemand(1, 2)}
     case.blocked = "frozen"
     case.period(10.0, latencies={150.0: 100.0})
-    assert worker_demand.read(file) == {}
+    assert read(file) == {}
 
 
 def test_fronts_with_workers_that_do_not_follow_the_load_want_nodes(tmp_path: Path) -> None:
@@ -398,10 +397,10 @@ def test_fronts_with_workers_that_do_not_follow_the_load_want_nodes(tmp_path: Pa
     wanted = {}
     for name in ("fixed", "busy", "inline"):
         case.period(10.0, front=name, latencies={300.0: 100.0})
-        wanted[name] = worker_demand.read(case.demand_file)[name]
+        wanted[name] = read(case.demand_file)[name]
     assert wanted == dict.fromkeys(("fixed", "busy", "inline"), WorkerDemand(2, 1))
     case.period(10.0, front="calm", latencies={150.0: 100.0})
-    assert worker_demand.read(case.demand_file)["calm"] == WorkerDemand(1, 1)
+    assert read(case.demand_file)["calm"] == WorkerDemand(1, 1)
 
 
 def test_a_pool_moves_workers_to_the_busy_front() -> None:

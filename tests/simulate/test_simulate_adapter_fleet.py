@@ -15,6 +15,7 @@ from shapeshift.simulate.adapter_pool import CacheOptions
 
 MACHINE = Machine(8, 256, 0.02, 0.0, 0.0001, 0.0, 1e6, 2**24, 2**10)
 ADAPTERS = {f"x{number}": AdapterInfo(f"x{number}", 8, 2**20) for number in range(12)}
+LOOK_S = 0.25
 CACHE = CacheOptions(share=0.25)
 
 
@@ -31,7 +32,7 @@ def servers(*names: str) -> dict[str, SimulatedServer]:
 def test_one_node_is_a_server() -> None:
     drawn = requests(60)
     alone = run(MACHINE, ADAPTERS, drawn, SchedulingSettings(), CACHE)
-    results, places = run_fleet(servers("a"), drawn, lambda request, loads, own: own)
+    results, places = run_fleet(servers("a"), drawn, lambda request, loads, own: own, LOOK_S)
     assert places == {"a": [*range(60)]}
     assert results["a"].loaded_bytes == alone.loaded_bytes
     np.testing.assert_allclose(first_s(results, places), alone.first_s)
@@ -45,7 +46,7 @@ def test_a_front_knows_its_own_load_and_what_it_passed_on() -> None:
         seen.append((own, dict(loads)))
         return "b"
 
-    run_fleet(servers("a", "b"), drawn, to_b)
+    run_fleet(servers("a", "b"), drawn, to_b, LOOK_S)
     assert [own for own, _ in seen] == ["a", "b"] * 3
     # At a: what it has passed on itself. At b: all that is there.
     assert [loads["b"] for own, loads in seen if own == "a"] == [0, 1, 2]
@@ -65,7 +66,7 @@ def test_a_prompt_counts_until_its_first_token() -> None:
         seen.append(dict(work))
         return "b"
 
-    run_fleet(servers("a", "b"), drawn, to_b, UNREAD_TOKENS)
+    run_fleet(servers("a", "b"), drawn, to_b, LOOK_S, UNREAD_TOKENS)
     assert [work["b"] for work in seen] == [0, 40, 0]
 
 

@@ -32,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the overview to standard output. Raises ShapeshiftError if the server does not answer."""
     # The gRPC client is slow to import.
-    from shapeshift.sidecar.nodes import connect
     from shapeshift.sidecar.overview import overview
     from shapeshift.sidecar.process_tracker import ProcessTracker
+    from shapeshift.sidecar.servers import connect
 
     require(0.5 <= options.seconds <= 3600, "seconds", options.seconds, "must be 0.5 to 3600")
     run_directory = options.build / "run"
@@ -43,10 +43,10 @@ def run(options: argparse.Namespace) -> int:
     if own is None and not (options.server or options.metrics or key):
         raise NotFoundError(f"no server has run in {run_directory}; name the build folder of the server with --build")
     server, page = own or (SidecarSettings.server, SidecarSettings.metrics)
-    connections = connect.to_server(options.server or server, options.metrics or page, key)
+    servers = connect(options.server or server, options.metrics or page, key)
     local = own is not None and options.server in (None, server)
     while True:
-        found = overview(connections, run_directory, ProcessTracker(local), options.seconds)
+        found = overview(servers, run_directory, ProcessTracker(local), options.seconds)
         text = json.dumps(found) + "\n" if options.json else format_overview(found)
         sys.stdout.write(f"{_CLEAR}{text}" if options.watch and sys.stdout.isatty() else text)
         sys.stdout.flush()

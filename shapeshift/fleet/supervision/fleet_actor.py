@@ -16,8 +16,8 @@ from typing import Any
 
 from shapeshift.child_process import ChildProcess
 from shapeshift.files import replace_private
-from shapeshift.fleet import worker_demand
 from shapeshift.fleet.policy.node_count import NodeLimits
+from shapeshift.fleet.sidecar import demands
 from shapeshift.fleet.supervision import plan as plans
 from shapeshift.fleet.supervision.node_actor import write_private
 from shapeshift.fleet.supervision.node_actors import NodeActors
@@ -126,7 +126,7 @@ class FleetActor:
         is_held = time.monotonic() < self._held_until
         if self._scaler is not None and self._knows_all and not is_held:
             run_directory = self._folder / "fleet" / nodes.plan.name
-            self._scaler.step(worker_demand.read(run_directory / worker_demand.DEMAND_FILE))
+            self._scaler.step(demands.read(run_directory / demands.DEMAND_FILE))
 
     def _serve_sidecar(self, members: list[str]) -> None:
         if self._sidecar is None:

@@ -8,15 +8,12 @@ from collections.abc import Sequence
 from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import ModelError, ModelGoneError
-from shapeshift.fleet.node import split
 from shapeshift.polymorph.router.bls_transport import BlsTransport
 from shapeshift.polymorph.router.engine_calls import PROBE, EngineCalls, without_texts
-from shapeshift.polymorph.router.grpc_transport import seconds_until
-from shapeshift.polymorph.router.transport import Outputs, Transport, WorkerInfo, meaning, of_other_engines
+from shapeshift.polymorph.router.transport import Outputs, Transport, WorkerInfo, meaning
 from shapeshift.serving import bls
 from shapeshift.serving.model_args import Log
 from shapeshift.serving.pb_utils import PbUtils
-from shapeshift.triton.async_client import AsyncClient, ModelCall
 
 
 class EngineClient:
@@ -52,39 +49,6 @@ class EngineClient:
             answer = bls.call(self._pb_utils, worker, inputs, self._calls.outputs, version=version)
         except ModelError as error:
             raise meaning(error) from None
-        return self._calls.answer(worker, version, answer, texts, (time.perf_counter_ns() - began) // 1000)
-
-
-class RemoteEngineClient:
-    """Calls workers of other nodes, see `grpc_transport.RemoteClient`. made: the front's own engines.
-
-    A probe asks the node for the versions that it has loaded: each question costs the way there and back.
-    """
-
-    def __init__(self, made: Manifest) -> None:
-        self._calls = EngineCalls(made)
-
-    async def call(
-        self, client: AsyncClient, worker: str, texts: Sequence[Ids], deadline: float
-    ) -> tuple[Outputs, WorkerInfo]:
-        """See `RemoteClient.call`. A probe raises OtherVersionError for a worker with other engines."""
-        if texts:
-            return await self._compute(client, worker, self._calls.version_for(worker, texts), texts, deadline)
-        loaded = await client.versions(split(worker)[1], seconds_until(deadline))
-        version = next((one for one in loaded if one in self._calls.edges), None)
-        if version is None:
-            raise of_other_engines()
-        outputs, info = await self._compute(client, worker, version, PROBE, deadline)
-        self._calls.learn(worker, version)
-        return without_texts(outputs), info
-
-    async def _compute(
-        self, client: AsyncClient, worker: str, version: int, texts: Sequence[Ids], deadline: float
-    ) -> tuple[Outputs, WorkerInfo]:
-        inputs, outputs = self._calls.inputs(version, texts), self._calls.outputs
-        began = time.perf_counter_ns()
-        call = ModelCall(split(worker)[1], inputs, seconds_until(deadline), outputs, version=version)
-        answer = await client.infer(call)
         return self._calls.answer(worker, version, answer, texts, (time.perf_counter_ns() - began) // 1000)
 
 

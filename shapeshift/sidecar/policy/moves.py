@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from shapeshift.fleet.node import split
 from shapeshift.polymorph.policy import replace
 from shapeshift.sidecar.front_config import ALL_BINS, Front
 from shapeshift.sidecar.policy.plan import fitting_bin
+from shapeshift.triton.names import split
 
 # Workers loaded at once for each node while none of the front's workers serves.
 _START_BATCH = 4

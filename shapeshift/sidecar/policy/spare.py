@@ -6,8 +6,8 @@ import heapq
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from shapeshift.fleet.node import split
 from shapeshift.sidecar.front_config import Front
+from shapeshift.triton.names import split
 
 # A node and the number of a worker there: worker 3 of every front can use the same device.
 Slot = tuple[str, int | None]

@@ -15,10 +15,7 @@ GONE, BACK = 2, 2
 
 
 class Presence:
-    """Thread-safe. Several sources ask each node (`metrics`, `models`); a node is present if it answers all of them.
-
-    The node without a name is never gone: around a single server there is nothing to plan.
-    """
+    """Thread-safe. Several sources ask each node (`metrics`, `models`); a node is present if it answers all of them."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -35,7 +32,7 @@ class Presence:
     def record(self, source: str, answered: Collection[str], problems: Mapping[str, str]) -> None:
         """Take one more question to all members into account: those that answered, and why the others did not."""
         with self._lock:
-            members = {*answered, *problems} - {""}
+            members = {*answered, *problems}
             self._streaks = {node: self._streaks.get(node, {}) for node in members}
             for node, streaks in self._streaks.items():
                 before = streaks.get(source, 0)

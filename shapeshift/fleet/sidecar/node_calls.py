@@ -16,25 +16,25 @@ _MOST_AT_ONCE = 1024
 
 def nobody_answers(problems: Mapping[str, str]) -> ShapeshiftError:
     """The error where no node answers. problems: by node."""
-    texts = [f"{node}: {text}" if node else text for node, text in sorted(problems.items())]
+    texts = [f"{node}: {text}" for node, text in sorted(problems.items())]
     return ShapeshiftError("; ".join(texts) or "the fleet has no nodes")
 
 
 class NodeCalls(Generic[T]):
     """Calls one function for each node, each in its own thread, one at a time for a node. One thread uses it.
 
-    limit_s: seconds until a node is late; None waits for all. A late answer is dropped, and the node is late until its
+    limit_s: seconds until a node is late. A late answer is dropped, and the node is late until its
     call has ended: whatever it would say may have changed since.
     """
 
-    def __init__(self, limit_s: float | None) -> None:
+    def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._threads = ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="node")
         self._late: dict[str, Future[T]] = {}
 
     def ask(self, calls: Mapping[str, Callable[[], T]], patience: float = 1.0) -> tuple[dict[str, T], dict[str, str]]:
         """By node: the answers, and why each of the other nodes gave none. patience: factor on the limit."""
-        limit_s = None if self._limit_s is None else patience * self._limit_s
+        limit_s = patience * self._limit_s
         self._late = {node: call for node, call in self._late.items() if not call.done()}
         problems = dict.fromkeys(self._late.keys() & calls.keys(), "its last answer is still missing")
         running = {node: self._threads.submit(call) for node, call in calls.items() if node not in problems}
@@ -50,7 +50,3 @@ class NodeCalls(Generic[T]):
             else:
                 answers[node] = call.result()
         return answers, problems
-
-    def close(self) -> None:
-        """Ask no more. Does not wait for late nodes."""
-        self._threads.shutdown(wait=False, cancel_futures=True)

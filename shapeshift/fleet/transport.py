@@ -6,26 +6,37 @@ import time
 from collections.abc import Sequence
 
 from shapeshift.engines.manifest import Manifest
-from shapeshift.fleet.directory import Directory
+from shapeshift.fleet.grpc_transport import GrpcTransport, RemoteClient, RemoteEngineClient, RemoteWorkerClient
 from shapeshift.fleet.membership.open import open_membership
-from shapeshift.fleet.node import qualified, split
 from shapeshift.fleet.node_clients import NodeClients
+from shapeshift.fleet.polling import NodePoll
 from shapeshift.polymorph.router import bls_transport, engine_client
-from shapeshift.polymorph.router.grpc_transport import GrpcTransport, RemoteClient, RemoteWorkerClient
 from shapeshift.polymorph.router.transport import Exchange, Transport
 from shapeshift.serving.front import fleet_file, own_node
 from shapeshift.serving.model_args import Log
 from shapeshift.serving.pb_utils import PbUtils
-from shapeshift.triton.names import worker_front
+from shapeshift.triton.async_client import AsyncClient
+from shapeshift.triton.names import qualified, split, worker_front
+
+_ANSWER_S = 5.0
+
+
+async def loaded_models(node: str, client: AsyncClient) -> frozenset[str]:
+    """The models that the node has loaded."""
+    return frozenset(await client.models(_ANSWER_S))
 
 
 class FleetTransport:
-    """A worker of another node is named `node/model`; a call to it goes over gRPC, any other to `own`."""
+    """A worker of another node is named `node/model`; a call to it goes over gRPC, any other to `own`.
 
-    def __init__(self, own: Transport, remote: GrpcTransport, directory: Directory, front: str) -> None:
+    poll: asks the other nodes for `loaded_models`. A node that does not answer keeps its last ones until it leaves the
+    fleet: calls to it show what is wrong.
+    """
+
+    def __init__(self, own: Transport, remote: GrpcTransport, poll: NodePoll[frozenset[str]], front: str) -> None:
         self._own = own
         self._remote = remote
-        self._directory = directory
+        self._poll = poll
         self._front = front
 
     @property
@@ -35,7 +46,7 @@ class FleetTransport:
     def workers(self) -> Sequence[str]:
         others = [
             qualified(node, model)
-            for node, models in self._directory.models().items()
+            for node, models in self._poll.answers.items()
             for model in sorted(models)
             if worker_front(model) == self._front
         ]
@@ -52,7 +63,7 @@ class FleetTransport:
 
     def close(self, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s
-        self._directory.close(timeout_s)
+        self._poll.close(timeout_s)
         for transport in (self._remote, self._own):
             transport.close(max(end - time.monotonic(), 0.0))
 
@@ -69,13 +80,13 @@ def open_transport(pb_utils: PbUtils, front: str, workers: Sequence[str], made: 
 def open_engine_transport(pb_utils: PbUtils, front: str, workers: Sequence[str], made: Manifest, log: Log) -> Transport:
     """As `open_transport`, where Triton's own backends serve the workers."""
     own = engine_client.open_transport(pb_utils, front, workers, made, log)
-    return _beside(own, engine_client.RemoteEngineClient(made), front, log)
+    return _beside(own, RemoteEngineClient(made), front, log)
 
 
 def _beside(own: Transport, remote: RemoteClient, front: str, log: Log) -> FleetTransport:
     """`own`, and `remote` for the workers of the other nodes."""
     file, node = fleet_file(), own_node()
     assert file is not None, "a front outside a fleet has another transport"
-    membership = open_membership(file, node)
     clients = NodeClients()
-    return FleetTransport(own, GrpcTransport(clients, remote), Directory(membership, clients, node, log), front)
+    poll = NodePoll(open_membership(file, node), clients, node, log, loaded_models)
+    return FleetTransport(own, GrpcTransport(clients, remote), poll, front)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shapeshift.fleet.node import split
+from shapeshift.fleet.policy import node_target
 from shapeshift.fleet.policy.node_count import WorkerDemand
+from shapeshift.fleet.policy.node_target import NodeUse
 from shapeshift.sidecar import observe
 from shapeshift.sidecar.observe import MetricsPage
-from shapeshift.sidecar.policy import decide, node_target
-from shapeshift.sidecar.policy.node_target import NodeUse
+from shapeshift.sidecar.policy import decide
 from shapeshift.sidecar.workers import ServerModels
+from shapeshift.triton.names import split
 
 SLOTS, KV_USAGE = "shapeshift_slots", "shapeshift_kv_cache_usage"
 

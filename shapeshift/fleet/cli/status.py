@@ -16,6 +16,9 @@ from shapeshift.fleet.settings import FleetSettings
 from shapeshift.fleet.supervision.plan import SIDECAR
 from shapeshift.settings import require
 
+# A node that takes longer to answer is shown as one that does not.
+_LIMIT_S = 3.0
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `shapeshift fleet status`."""
@@ -31,18 +34,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the overview to standard output. Raises ShapeshiftError if no node answers."""
     # The gRPC client is slow to import.
-    from shapeshift.fleet import versions
+    from shapeshift.fleet.cli import versions
+    from shapeshift.fleet.membership.open import open_membership
+    from shapeshift.fleet.sidecar.connections import FleetConnections
+    from shapeshift.fleet.sidecar.fleet import servers_of
     from shapeshift.sidecar.journal import Journal
-    from shapeshift.sidecar.nodes import connect
     from shapeshift.sidecar.overview import overview
     from shapeshift.sidecar.process_tracker import ProcessTracker
 
     require(0.5 <= options.seconds <= 3600, "seconds", options.seconds, "must be 0.5 to 3600")
     fleet = settings.read(options.file, options.node)
     # What is wrong with a node is written where it is left out.
-    connections = connect.to_fleet(options.file, options.node, Journal(_warn, lambda report: None, {}))
+    journal = Journal(_warn, lambda report: None, {})
+    connections = FleetConnections(open_membership(options.file, options.node), journal)
+    servers = servers_of(connections, Journal(lambda text: None, lambda report: None, {}), _LIMIT_S)
     run_directory = run_directory_of(options.build or _build_of(options.file, fleet), fleet.name)
-    found = overview(connections, run_directory, ProcessTracker(local=False), options.seconds)
+    found = overview(servers, run_directory, ProcessTracker(local=False), options.seconds)
     told = versions.read(connections.nodes)
     for node in found["nodes"]:
         fronts = told.get(node["name"], {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +36,21 @@ Versions = Mapping[str, Mapping[str, FrontVersions]]
 """By node and front. A node or front that did not answer in 3 s is left out."""
 
 
-def read(nodes: Iterable[Node]) -> dict[str, dict[str, FrontVersions]]:
+def _client(node: Node) -> AsyncClient:
+    return AsyncClient(node.grpc.address, node.grpc.tls)
+
+
+def read(
+    nodes: Iterable[Node], connect: Callable[[Node], AsyncClient] = _client
+) -> dict[str, dict[str, FrontVersions]]:
     """The versions of all nodes; see `Versions`. A node that does not answer has no fronts."""
-    return asyncio.run(_read(list(nodes)))
+
+    async def read_all() -> dict[str, dict[str, FrontVersions]]:
+        listed = list(nodes)
+        fronts = await asyncio.gather(*(_of_node(connect(node)) for node in listed))
+        return {node.name: own for node, own in zip(listed, fronts, strict=True)}
+
+    return asyncio.run(read_all())
 
 
 def software(fronts: Mapping[str, FrontVersions]) -> str:
@@ -64,11 +76,6 @@ def differing(found: Versions) -> list[str]:
 
 def _by_node(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{node} has {version}" for node, version in versions.items())
-
-
-async def _read(nodes: list[Node]) -> dict[str, dict[str, FrontVersions]]:
-    found = await asyncio.gather(*(_of_node(AsyncClient(node.grpc.address, node.grpc.tls)) for node in nodes))
-    return {node.name: own for node, own in zip(nodes, found, strict=True)}
 
 
 async def _of_node(client: AsyncClient) -> dict[str, FrontVersions]:

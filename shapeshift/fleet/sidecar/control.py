@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from shapeshift.errors import NotFoundError, ShapeshiftError
-from shapeshift.fleet.node import qualified, split
-from shapeshift.sidecar.nodes.connections import Connections
-from shapeshift.sidecar.nodes.node_calls import NodeCalls, nobody_answers
-from shapeshift.sidecar.nodes.presence import Presence
+from shapeshift.fleet.sidecar.connections import FleetConnections
+from shapeshift.fleet.sidecar.node_calls import NodeCalls, nobody_answers
+from shapeshift.fleet.sidecar.presence import Presence
 from shapeshift.sidecar.workers import READY, Control
+from shapeshift.triton.names import qualified, split
 
 T = TypeVar("T")
 
@@ -21,12 +21,12 @@ _MOST_CHANGES = 1024
 
 
 class FleetControl:
-    """Changes models through the model control of their nodes. Thread-safe, except for `loaded`.
+    """Changes models through the model control of their nodes. Thread-safe, except for `ready`.
 
-    A change on a node that is gone fails at once. limit_s: see `NodeCalls`, for `loaded`.
+    A change on a node that is gone fails at once. limit_s: see `NodeCalls`, for `ready`.
     """
 
-    def __init__(self, connections: Connections, presence: Presence, limit_s: float | None) -> None:
+    def __init__(self, connections: FleetConnections, presence: Presence, limit_s: float) -> None:
         self._connections = connections
         self._presence = presence
         self._questions: NodeCalls[set[str]] = NodeCalls(limit_s)
@@ -54,17 +54,17 @@ class FleetControl:
         control, model = self._find(name)
         return model in _ready(control)
 
-    def loaded(self, names: Collection[str]) -> set[str]:
+    def ready(self, names: Collection[str]) -> set[str]:
         """Those of the models that are ready, on the nodes that answer in time. One thread calls it.
 
         Raises ShapeshiftError if no node answers.
         """
         servers = self._connections.servers
         controls = {node: servers[node].control for node in {split(name)[0] for name in names} & servers.keys()}
-        found, problems = self._questions.ask({node: partial(_ready, control) for node, control in controls.items()})
-        if not found:
+        ready, problems = self._questions.ask({node: partial(_ready, control) for node, control in controls.items()})
+        if not ready:
             raise nobody_answers(problems)
-        return {name for name in names if split(name)[1] in found.get(split(name)[0], ())}
+        return {name for name in names if split(name)[1] in ready.get(split(name)[0], ())}
 
     def _find(self, name: str) -> tuple[Control, str]:
         node, model = split(name)
@@ -76,8 +76,6 @@ class FleetControl:
     def _change(self, name: str, change: Callable[[Control, str], T]) -> T:
         control, model = self._find(name)
         node, _ = split(name)
-        if not node:
-            return change(control, model)
         call = self._changes.submit(change, control, model)
         while True:
             try:

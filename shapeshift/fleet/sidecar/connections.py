@@ -1,18 +1,22 @@
-"""The servers that the sidecar watches: one for each node of a fleet, or a single one, the node without a name."""
+"""The servers that the sidecar of a fleet watches: one for each node."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet.membership.interface import Membership
 from shapeshift.fleet.node import Node, doubled
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.workers import Control
+from shapeshift.triton import metrics
+from shapeshift.triton.control import ModelControl
 from shapeshift.triton.keys import read_key
 from shapeshift.triton.metrics import Samples
+
+_LOOPBACK = ("127.", "localhost:", "[::1]:")
 
 
 @dataclass(frozen=True)
@@ -29,40 +33,30 @@ class NodeServer:
     host: int = 0
 
 
-class Connections(Protocol):
-    """servers: by node; any thread may read it. refresh: follow the members; one thread calls it."""
-
-    @property
-    def servers(self) -> Mapping[str, NodeServer]: ...
-
-    def refresh(self) -> None: ...
-
-
-class SingleServer:
-    """The server of no fleet."""
-
-    def __init__(self, server: NodeServer) -> None:
-        self.servers: Mapping[str, NodeServer] = {"": server}
-
-    def refresh(self) -> None:
-        """Nothing changes."""
-
-
-# Node, its key, its number among the hosts.
-Connect = Callable[[Node, str, int], NodeServer]
+def to_node(node: Node, key: str, host: int) -> NodeServer:
+    """The server of a node. host: its number among the hosts; a node at a loopback address may be visible here."""
+    address = node.grpc.address
+    control = ModelControl(address, key, node.grpc.tls)
+    host = 0 if address.startswith(_LOOPBACK) else host
+    return NodeServer(control, partial(metrics.scrape, node.metrics, tls=node.grpc.tls), control.version, host)
 
 
 class FleetConnections:
-    """Follows a membership. A node whose address or key has changed gets a new connection. nodes: the present members
-    that can be told apart."""
+    """Follows a membership: one thread calls `refresh`. A node whose address or key has changed gets a new connection.
 
-    def __init__(self, membership: Membership, connect: Connect, journal: Journal) -> None:
+    servers: by node; any thread may read it. nodes: the present members that can be told apart. connect: to a node,
+    with its key and its number among the hosts.
+    """
+
+    def __init__(
+        self, membership: Membership, journal: Journal, connect: Callable[[Node, str, int], NodeServer] = to_node
+    ) -> None:
         self.servers: Mapping[str, NodeServer] = {}
         self.nodes: Sequence[Node] = ()
         self._membership = membership
         self._connect = connect
         self._journal = journal
-        self._known: dict[str, tuple[Node, str]] = {}
+        self._connected: dict[str, tuple[Node, str]] = {}
         self._hosts: dict[str, int] = {}
 
     def refresh(self) -> None:
@@ -81,16 +75,16 @@ class FleetConnections:
                 servers[node.name] = self._server(node)
             except ShapeshiftError as error:
                 self._journal.log_once("members", node.name, f"left out: {error}")
-        for name in self._known.keys() - servers.keys():
-            del self._known[name]
+        for name in self._connected.keys() - servers.keys():
+            del self._connected[name]
         self.servers = servers
 
     def _server(self, node: Node) -> NodeServer:
         key = read_key(node.key_file) if node.key_file else ""
-        if self._known.get(node.name) == (node, key):
+        if self._connected.get(node.name) == (node, key):
             return self.servers[node.name]
         host = self._hosts.setdefault(node.name, len(self._hosts) + 1)
         server = self._connect(node, key, host)
-        self._known[node.name] = node, key
+        self._connected[node.name] = node, key
         self._journal.clear("members", node.name)
         return server

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from shapeshift.fleet.node import qualified, split
+from shapeshift.fleet.sidecar.connections import FleetConnections, NodeServer
+from shapeshift.fleet.sidecar.node_calls import NodeCalls, nobody_answers
+from shapeshift.fleet.sidecar.presence import Presence
 from shapeshift.sidecar.front_config import Front
-from shapeshift.sidecar.nodes.connections import Connections, NodeServer
-from shapeshift.sidecar.nodes.node_calls import NodeCalls, nobody_answers
-from shapeshift.sidecar.nodes.presence import Presence
 from shapeshift.sidecar.workers import ServerModelReader, ServerModels, Worker
+from shapeshift.triton.names import qualified, split
 
 # Factor on the limit where every configuration is requested, not only the index.
 _PATIENCE = 2.5
@@ -20,7 +20,7 @@ _PATIENCE = 2.5
 class FleetModelReader:
     """Reads the models of all nodes at once. One thread uses it. limit_s: see `NodeCalls`."""
 
-    def __init__(self, connections: Connections, presence: Presence, limit_s: float | None) -> None:
+    def __init__(self, connections: FleetConnections, presence: Presence, limit_s: float) -> None:
         self._connections = connections
         self._presence = presence
         self._calls: NodeCalls[ServerModels] = NodeCalls(limit_s)

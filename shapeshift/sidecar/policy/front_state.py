@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shapeshift.fleet.node import qualified, split
 from shapeshift.sidecar.front_config import Front
 from shapeshift.sidecar.observe import MetricsPage
 from shapeshift.sidecar.workers import ServerModels
+from shapeshift.triton.names import qualified, split
 
 
 @dataclass
