@@ -95,7 +95,7 @@ class AdapterBench:
         bench = ServerBench(self._precision, self._scale.budget_s)
         rate = load * bench.capacity(scale.count)
         runs = turns.measure(bench, rate, scale, self._seeds[0])
-        self._output.say(turns.table(f"in turns, load {load:.0%} ({rate:.2f} requests/s)", runs))
+        self._output.say(turns.tables(f"in turns, load {load:.0%} ({rate:.2f} requests/s)", runs))
         self._output.data["turns"] = {
             name: [[report.record([run]) for run in of_draw] for of_draw in draws.values()]
             for name, draws in runs.items()
@@ -106,13 +106,15 @@ class AdapterBench:
         whole = {name: runs[name] for name in runs if name in server.PARTS}
         if report.PLAIN not in whole:
             return
-        self._output.say(report.table(f"{title}, draws: {len(whole[report.PLAIN])}", whole))
+        self._output.say(report.systems_table(f"{title}, draws: {len(whole[report.PLAIN])}", whole))
         for name in (report.DEFAULT, report.QUEUES):
             if name in whole:
-                self._output.say(report.by_rank(runs[name], runs[report.PLAIN], (name, report.PLAIN)))
+                rows = report.by_rank(runs[name], runs[report.PLAIN])
+                self._output.table(f"{name} over {report.PLAIN}", rows)
+                self._output.data.setdefault("ratios", []).append({"load": title, "system": name, "rows": rows})
         if whole.keys() != runs.keys():
             first = {name: of_system[:1] for name, of_system in runs.items()}
-            self._output.say(report.table(f"{title}, the first draw", first))
+            self._output.say(report.systems_table(f"{title}, the first draw", first))
         self._output.data[title] = {name: report.record(of_system) for name, of_system in runs.items()}
 
 

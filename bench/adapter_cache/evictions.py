@@ -8,23 +8,22 @@ from dataclasses import replace
 import numpy as np
 
 from bench.adapter_cache.loads import names
+from bench.common.output import Row, table
 from shapeshift.adapter_cache.interfaces import AdapterInfo, EvictEntry
 from shapeshift.adapter_cache.settings import EVICTION_RULES
 
 
 def measure(adapters: Mapping[str, AdapterInfo], capacity: float, uses: int, seeds: Sequence[int]) -> str:
-    """A table of bytes loaded and hits over `uses` adapters drawn for each of `seeds`; `capacity` bytes of cache."""
+    """A table of bytes loaded, as a share of those without a cache, and hits over `uses` adapters drawn for each of
+    `seeds`; `capacity` bytes of cache."""
     drawn = [names(adapters, uses, np.random.default_rng(seed)) for seed in seeds]
     uncached_bytes = sum(adapters[name].bytes for one in drawn for name in one)
-    total = sum(one.bytes for one in adapters.values())
-    lines = [
-        f"\n=== eviction alone: {uses} uses, a cache of {capacity / total:.0%} of all adapters, no cache 1.000 of bytes"
-    ]
+    rows: list[Row] = []
     for algorithm in EVICTION_RULES:
-        runs = [replay(adapters, capacity, one, algorithm) for one in drawn]
-        loaded, hits = sum(one[0] for one in runs) / uncached_bytes, sum(one[1] for one in runs) / (uses * len(seeds))
-        lines.append(f"    {algorithm:10}{loaded:8.3f} of the bytes{hits:8.0%} hits")
-    return "\n".join(lines)
+        loaded, hits = np.sum([replay(adapters, capacity, one, algorithm) for one in drawn], axis=0).tolist()
+        rows.append({"rule": algorithm, "of the bytes": loaded / uncached_bytes, "hits": hits / (uses * len(seeds))})
+    share = capacity / sum(one.bytes for one in adapters.values())
+    return table(f"eviction alone: {uses} uses, a cache of {share:.0%} of all adapters", rows)
 
 
 def replay(

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.adapter_cache.loads import RANKS
+from bench.common.output import Row, table
 
 PLAIN, CACHE, ORDER = "fifo, no cache", "fifo, cache", "arrival, no cache"
 DEFAULT, QUEUES = "arrival, cache (default)", "chameleon, cache"
@@ -62,32 +63,37 @@ def typical(runs: Runs) -> AdapterRun:
     )
 
 
-def first_ms(runs: Runs, percent: float, rank: int | None = None) -> float:
-    """A percentile of the time to the first token over all runs, for the requests of one rank or all."""
-    return float(np.percentile(np.concatenate(_firsts(runs, rank)), percent)) * 1e3
-
-
-def between_ms(runs: Runs, percent: float) -> float:
-    return float(np.percentile(np.concatenate([run.between_s for run in runs]), percent)) * 1e3
-
-
-def megabytes(runs: Runs) -> float:
-    """Megabytes of adapters loaded a request."""
-    return sum(run.loaded_bytes for run in runs) / sum(len(run.first_s) for run in runs) / 2**20
-
-
-def hit_ratio(runs: Runs) -> float:
-    hits, misses = sum(run.hits for run in runs), sum(run.misses for run in runs)
-    return hits / max(1, hits + misses)
-
-
-def longest_s(runs: Runs) -> float:
-    """The longest time to a first token."""
-    return max(float(run.first_s.max()) for run in runs)
+def first_ms(runs: Runs, percent: float) -> float:
+    """A percentile of the time to the first token over all runs."""
+    return float(np.percentile(np.concatenate(_firsts(runs, None)), percent)) * 1e3
 
 
 def served_per_s(runs: Runs) -> float:
     return sum(len(run.first_s) for run in runs) / sum(run.span_s for run in runs)
+
+
+def record(runs: Runs) -> dict[str, float]:
+    """The figures of a system under one load."""
+    between_ms = np.concatenate([run.between_s for run in runs]) * 1e3
+    hits, misses = sum(run.hits for run in runs), sum(run.misses for run in runs)
+    requests = sum(len(run.first_s) for run in runs)
+    return {
+        "runs": len(runs),
+        "first_p50_ms": first_ms(runs, 50),
+        "first_p99_ms": first_ms(runs, 99),
+        "between_p50_ms": float(np.percentile(between_ms, 50)),
+        "between_p99_ms": float(np.percentile(between_ms, 99)),
+        "mb_per_request": sum(run.loaded_bytes for run in runs) / requests / 2**20,
+        "hit_ratio": hits / max(1, hits + misses),
+        "longest_s": max(float(run.first_s.max()) for run in runs),
+        "served_per_s": served_per_s(runs),
+        "foreign": max(run.foreign for run in runs),
+    }
+
+
+def systems_table(title: str, systems: Mapping[str, Runs]) -> str:
+    """A line for each system under one load."""
+    return table(title, [{"system": name, **record(runs)} for name, runs in systems.items()])
 
 
 def ratio(
@@ -129,57 +135,21 @@ def at_objective(loads: Sequence[float], p99_ms: Sequence[float], slo_ms: float)
     return loads[-1]
 
 
-def table(title: str, systems: Mapping[str, Runs]) -> str:
-    """A line for each system under one load."""
-    lines = [
-        f"\n{title}",
-        f"  {'':26}{'first token ms':>18}{'between ms':>16}{'MB/request':>12}{'hits':>7}{'longest s':>11}"
-        f"{'served/s':>10}{'foreign':>9}",
-        f"  {'':26}{'p50':>9}{'p99':>9}{'p50':>8}{'p99':>8}",
-    ]
-    for name, runs in systems.items():
-        foreign = max(run.foreign for run in runs)
-        lines.append(
-            f"  {name:26}{first_ms(runs, 50):9.0f}{first_ms(runs, 99):9.0f}{between_ms(runs, 50):8.1f}"
-            f"{between_ms(runs, 99):8.1f}{megabytes(runs):12.2f}{hit_ratio(runs):7.0%}{longest_s(runs):11.2f}"
-            f"{served_per_s(runs):10.2f}{foreign:9.2f}"
-        )
-    return "\n".join(lines)
-
-
-def record(runs: Runs) -> dict[str, float]:
-    """The figures of `table` as a record."""
-    return {
-        "runs": len(runs),
-        "first_p50_ms": first_ms(runs, 50),
-        "first_p99_ms": first_ms(runs, 99),
-        "between_p50_ms": between_ms(runs, 50),
-        "between_p99_ms": between_ms(runs, 99),
-        "mb_per_request": megabytes(runs),
-        "hit_ratio": hit_ratio(runs),
-        "longest_s": longest_s(runs),
-        "served_per_s": served_per_s(runs),
-    }
-
-
-def by_rank(ours: Runs, theirs: Runs, names: tuple[str, str]) -> str:
-    """P99 of the time to the first token by rank, ours over theirs, with intervals."""
-    lines = [f"  p99 first token, {names[0]} over {names[1]} (95% interval)"]
-    for rank in (None, *(one for one in RANKS if _firsts(ours, one))):
-        value, low, high = ratio(ours, theirs, 99, rank)
-        worse = "  worse" if low > 1 else ""
-        lines.append(
-            f"    {'all' if rank is None else f'rank {rank}':10}{value:7.2f}  ({low:.2f} to {high:.2f}){worse}"
-        )
-    value, low, high = ratio(ours, theirs, 50)
-    lines.append(f"  p50 {value:.2f}  ({low:.2f} to {high:.2f}); longest {longest_s(ours) / longest_s(theirs):.2f}")
-    return "\n".join(lines)
+def by_rank(ours: Runs, theirs: Runs) -> list[Row]:
+    """The time to the first token, ours over theirs, with intervals: the median, and the 99th percentile by rank."""
+    rows: list[Row] = []
+    cells = [(50, None), (99, None), *((99, rank) for rank in RANKS if _firsts(ours, rank))]
+    for percent, rank in cells:
+        value, low, high = ratio(ours, theirs, percent, rank)
+        what = f"p{percent}" + ("" if rank is None else f", rank {rank}")
+        rows.append({"first token": what, "ratio": value, "low": low, "high": high})
+    return rows
 
 
 def _firsts(runs: Runs, rank: int | None) -> list[NDArray[np.float64]]:
     """The times to the first token in each run that has requests of that rank."""
-    found = [run.first_s[run.steady][slice(None) if rank is None else run.rank[run.steady] == rank] for run in runs]
-    return [one for one in found if len(one)]
+    times = [run.first_s[run.steady][slice(None) if rank is None else run.rank[run.steady] == rank] for run in runs]
+    return [one for one in times if len(one)]
 
 
 def _percentile(

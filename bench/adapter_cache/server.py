@@ -21,7 +21,7 @@ from bench.common.server import loaded_server
 from bench.fused_decode.loads import Load
 from bench.fused_decode.served import TritonStreams
 from bench.peers import random_llama
-from bench.peers.decode_worker import DecodeRequest
+from bench.peers.protocol import DecodeRequest
 from shapeshift.adapter_cache.settings import EVICTION_RULES
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.hardware import cores
@@ -161,13 +161,7 @@ class ServerBench:
         first = np.array([stamps[0] for stamps in replayed.stamps])
         last = np.array([stamps[-1] for stamps in replayed.stamps])
         return AdapterRun(
-            np.array(
-                [
-                    self.adapters[str(request.adapter)].rank
-                    for request in load.requests
-                    if isinstance(request, AdapterRequest)
-                ]
-            ),
+            np.array([self.adapters[request.adapter].rank for request in load.requests]),  # type: ignore[attr-defined]
             first - arrived,
             last - arrived,
             np.concatenate([np.diff(stamps) for stamps in replayed.stamps]),
@@ -207,9 +201,9 @@ def _counted(system: ServedSystem) -> dict[str, float]:
     """The cache's counters, after they are exported."""
     time.sleep(_SETTLE_S)
     samples = scrape(system.metrics_url, timeout_s=5.0)
-    found = dict.fromkeys(_COUNTED, 0.0)
+    counts = dict.fromkeys(_COUNTED, 0.0)
     for (name, labels), value in samples.items():
         for key, full in _COUNTED.items():
             if name == full and ("model", system.model) in labels:
-                found[key] += value
-    return found
+                counts[key] += value
+    return counts

@@ -10,6 +10,7 @@ import numpy as np
 from bench.adapter_cache import report
 from bench.adapter_cache.loads import Lengths, adapter_set, draw
 from bench.adapter_cache.report import CACHE, DEFAULT, ORDER, PLAIN, QUEUES, AdapterRun
+from bench.common.output import table
 from shapeshift.adapter_cache.interfaces import AdapterInfo
 from shapeshift.adapter_cache.policy.length_prediction import Oracle
 from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
@@ -25,13 +26,13 @@ GIB = 2**30
 class System:
     """A scheduler and a cache. accuracy: of the oracle that predicts answer lengths; None: running means."""
 
-    own: SchedulingSettings
+    scheduling: SchedulingSettings
     caching: CacheOptions
     accuracy: float | None = 0.8
 
 
-def scheduled(scheduler: str, **own: object) -> SchedulingSettings:
-    return SchedulingSettings(scheduler=scheduler, recluster_s=RECLUSTER_S, **own)  # type: ignore[arg-type]
+def scheduled(scheduler: str) -> SchedulingSettings:
+    return SchedulingSettings(scheduler=scheduler, recluster_s=RECLUSTER_S)
 
 
 PARTS = {
@@ -68,7 +69,7 @@ class Regime:
         requests = draw(self.lengths, self.adapters, rate, count, np.random.default_rng(seed))
         predictor = None if system.accuracy is None else Oracle(system.accuracy, seed)
         caching = replace(system.caching, share=self.share)
-        result = run(self.machine, self.adapters, requests, system.own, caching, predictor)
+        result = run(self.machine, self.adapters, requests, system.scheduling, caching, predictor)
         ranks = np.array([self.adapters[str(request.adapter)].rank for request in requests])
         ends = np.array([request.at_s for request in requests]) + result.last_s
         span = float(ends.max()) - requests[0].at_s
@@ -133,13 +134,13 @@ def measure(regime: Regime, loads: Sequence[float], count: int, seeds: Sequence[
             name: [regime.replay(system, capacity * load, count, seed) for seed in seeds]
             for name, system in {**PARTS, **variants}.items()
         }
-        lines.append(report.table(f"load {load:.0%}", systems))
-        lines += [report.by_rank(systems[name], systems[PLAIN], (name, PLAIN)) for name in (DEFAULT, QUEUES)]
+        lines.append(report.systems_table(f"load {load:.0%}", systems))
+        for name in (DEFAULT, QUEUES):
+            lines.append(table(f"{name} over {PLAIN}", report.by_rank(systems[name], systems[PLAIN])))
         for name in PARTS:
             p99.setdefault(name, []).append(report.first_ms(systems[name], 99))
     calm = [regime.replay(PARTS[PLAIN], capacity * 0.2, count // 4, seed) for seed in seeds]
     slo_ms = 5 * report.first_ms(calm, 50)
-    lines.append(f"\n  load at which p99 first token reaches {slo_ms:.0f} ms (5 times the calm median)")
-    for name, values in p99.items():
-        lines.append(f"    {name:26}{report.at_objective(loads, values, slo_ms):6.2f}")
+    rows = [{"system": name, "load": report.at_objective(loads, values, slo_ms)} for name, values in p99.items()]
+    lines.append(table(f"where p99 of the first token reaches {slo_ms:.0f} ms, 5 times the calm median", rows))
     return "\n".join(lines)

@@ -16,9 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.adapter_cache.step_adapters import CONTEXT, RANKS, make, records_of
+from bench.adapter_cache import random_adapters
 from shapeshift.fused_decode.model import kernel_build
 
+RANKS = (8, 16, 32, 64, 128, 8, 16, 32)
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
+CONTEXT = 64
 BATCHES = (8, 32)
 Step = Callable[[], object]
 
@@ -35,7 +38,6 @@ def main() -> None:
     options = parser.parse_args()
     # As the backend does, before torch is imported.
     kernel_build.limit_spinning()
-    from bench.adapter_cache import step_loads
     from bench.peers.random_llama import ensure
     from client.hardware import describe
     from shapeshift.engines import hardware
@@ -60,9 +62,6 @@ def main() -> None:
         if not options.no_peft:
             theirs = times["PEFT, mixed"] - times["PEFT's base"]
             print(f"  PEFT adds {theirs:.2f}: ours is {mine / theirs:.3f} of it", flush=True)
-    calm, loading, seconds = step_loads.measure(folder, adapters, stated, options.build / "kernels", options.rounds)
-    print(f"16 rows while the largest adapter is loaded ({seconds * 1e3:.0f} ms a load): p99 of a step {loading:.2f}")
-    print(f"  undisturbed {calm:.2f}: {loading / calm:.3f} of it", flush=True)
     if options.json:
         options.json.write_text(json.dumps(found))
 
@@ -149,6 +148,27 @@ def peft(folder: Path, adapters: list[Path], stated: str, batch: int) -> dict[st
         return run
 
     return {"PEFT's base": stepper(plain), "PEFT, mixed": stepper(mixed, adapter_names=names)}
+
+
+def make(folder: Path, base: Path, number: int) -> Path:
+    """The PEFT folder of an adapter, with random weights; made if missing."""
+    target = folder / f"r{RANKS[number]}-{number}"
+    if not (target / "adapter_config.json").is_file():
+        random_adapters.write(target, base, RANKS[number], TARGETS, seed=number)
+    return target
+
+
+def records_of(folder: Path, adapters: list[Path], model: Any) -> list[Any]:
+    """The cache's records of the adapters."""
+    from shapeshift.adapter_cache.memory.adapter_table import make_adapter
+    from shapeshift.adapter_cache.registry import peft
+
+    base = peft.BaseModel(model.architecture, {folder.name}, max(RANKS), folder)
+    width = model.memory.element_size()
+    made = [make_adapter(one.name, "0", peft.read(one, base), model.architecture, width) for one in adapters]
+    for one in made:
+        one.verified = True
+    return made
 
 
 def measure(variants: dict[str, Step], rounds: int, steps: int) -> dict[str, float]:

@@ -6,7 +6,7 @@ the median of its repeats. A draw repeats only after all others, so that the cac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from bench.adapter_cache import report
 from bench.adapter_cache.report import DEFAULT, PLAIN, AdapterRun
 from bench.adapter_cache.server import PARTS, ServerBench
-from bench.common.output import progress
+from bench.common.output import Row, progress, table
 
 _WARM = 60
 """Unmeasured requests that fill the caches."""
@@ -48,25 +48,23 @@ def measure(bench: ServerBench, rate: float, turns: Turns, seed: int) -> dict[st
     return runs
 
 
-def table(title: str, runs: Mapping[str, Mapping[int, list[AdapterRun]]]) -> str:
-    """The tables: all runs, the median of each request, and draw by draw."""
+def tables(title: str, runs: Mapping[str, Mapping[int, list[AdapterRun]]]) -> str:
+    """All runs, the median of each request, and draw by draw."""
     every = {name: [one for of_draw in draws.values() for one in of_draw] for name, draws in runs.items()}
     medians = {name: [report.typical(of_draw) for of_draw in draws.values()] for name, draws in runs.items()}
-    lines = [
-        report.table(f"{title}, all runs", every),
-        report.table(f"{title}, the median of each request", medians),
-        report.by_rank(medians[DEFAULT], medians[PLAIN], (DEFAULT, PLAIN)),
-        f"  draw by draw, p99 of each run in ms and over that of the medians: {DEFAULT}, {PLAIN}, ratio",
-    ]
     pairs = zip(medians[DEFAULT], medians[PLAIN], strict=True)
     ratios = np.array([report.first_ms([ours], 99) / report.first_ms([theirs], 99) for ours, theirs in pairs])
-    for draw, ratio in enumerate(ratios):
-        shown = "   ".join(_p99s(runs[name][draw]) for name in (DEFAULT, PLAIN))
-        lines.append(f"    {draw:3}  {shown}  {ratio:5.2f}")
+    rows: list[Row] = []
+    for draw, ratio in enumerate(ratios.tolist()):
+        shown = {name: " ".join(f"{report.first_ms([run], 99):.0f}" for run in runs[name][draw]) for name in runs}
+        rows.append({"draw": str(draw), **shown, "ratio of the medians": ratio})
     value, low, high = report.geometric_mean(ratios)
-    lines.append(f"  geometric mean of the draws' ratios {value:.2f}  ({low:.2f} to {high:.2f})")
-    return "\n".join(lines)
-
-
-def _p99s(runs: Sequence[AdapterRun]) -> str:
-    return " ".join(f"{report.first_ms([run], 99):6.0f}" for run in runs)
+    return "\n".join(
+        [
+            report.systems_table(f"{title}, all runs", every),
+            report.systems_table(f"{title}, the median of each request", medians),
+            table(f"{DEFAULT} over {PLAIN}", report.by_rank(medians[DEFAULT], medians[PLAIN])),
+            table("draw by draw, p99 of the first token of each run, ms", rows),
+            f"  geometric mean of the draws' ratios {value:.2f}  ({low:.2f} to {high:.2f})",
+        ]
+    )

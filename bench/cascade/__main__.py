@@ -18,11 +18,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench.cascade import build, datasets, plots, report, train
-from bench.cascade.report import Row
+from bench.cascade import build, datasets, train
 from bench.cascade.task_bench import TaskBench, best_chain, profile
 from bench.common import public_data
-from bench.common.output import BUILD, FOLDER, Output
+from bench.common.output import BUILD, Output
 from shapeshift.cascade import candidates
 from shapeshift.errors import ShapeshiftError
 
@@ -31,7 +30,7 @@ DEMO = Path("checkpoints/clinc150-minilm/candidates")
 
 
 def main() -> int:
-    """Measure, print, and write tables, data and plots to build/bench/."""
+    """Measure, print, and write tables and data to build/bench/."""
     parser = argparse.ArgumentParser(prog="python -m bench.cascade", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="under 3 minutes: the demo's models, fewer texts")
     parser.add_argument("--tasks", help=f"of {','.join(datasets.TASKS)} (default: those whose data are there)")
@@ -47,56 +46,52 @@ def main() -> int:
     options = parser.parse_args()
     output = Output("cascade", {"seed": options.seed, "data": public_data.described()})
     try:
-        rows = quick(options, output) if options.quick else full(options, output)
+        (quick if options.quick else full)(options, output)
     except ShapeshiftError as error:
         print(f"make bench: {error}", file=sys.stderr)
         return 2
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    output.data["tables"] = {task: [report.plain(row) for row in of_task] for task, of_task in rows.items()}
-    output.save([plots.draw(task, of_task, FOLDER) for task, of_task in rows.items()])
+    output.save()
     return 0
 
 
-def quick(options: argparse.Namespace, output: Output) -> dict[str, list[Row]]:
-    """Measure CLINC150 with the demo's two levels and its candidate; the rows of its table by task."""
+def quick(options: argparse.Namespace, output: Output) -> None:
+    """Measure CLINC150 with the demo's two levels and its candidate."""
     chosen = candidates.serving(DEMO, "clinc150")
     bench = TaskBench(datasets.read("clinc150"), BUILD / "engines", chosen.table, chosen.candidate, options)
-    output.say(bench.compare(options.texts or 1000))
+    output.data["tables"] = {"clinc150-demo": bench.compare(options.texts or 1000, output)}
     heavier(bench, options.heavy or "", output)
     if not options.without_server:
         requests = min(options.requests, 200)
-        output.say(bench.through_server((BUILD / "repository",), "classify_text", requests))
-    return {"clinc150-demo": bench.rows}
+        rows = bench.through_server((BUILD / "repository",), "classify_text", requests, output)
+        output.data["served"] = {"clinc150-demo": rows}
 
 
-def full(options: argparse.Namespace, output: Output) -> dict[str, list[Row]]:
-    """Measure all tasks with fine-tuned models, and the heavier setting; the rows of their tables by task."""
-    rows: dict[str, list[Row]] = {}
+def full(options: argparse.Namespace, output: Output) -> None:
+    """Measure all tasks with fine-tuned models, and the heavier setting."""
+    output.data |= {"tables": {}, "served": {}}
     depths = [int(depth) for depth in options.depths.split(",")]
     tasks = options.tasks.split(",") if options.tasks else datasets.available()
     for task in tasks:
         splits = datasets.read(task)
         train.train_missing(task, splits, depths)
         names = build.build_models(task, depths, len(splits.labels))
-        engines = build.build_paths().engines
-        table = profile(task, splits, engines, names, options.profile_texts, options.seed)
-        bench = TaskBench(splits, engines, table, best_chain(table), options)
-        output.say(bench.compare(options.texts))
+        paths = build.build_paths()
+        table = profile(task, splits, paths.engines, names, options.profile_texts, options.seed)
+        bench = TaskBench(splits, paths.engines, table, best_chain(table), options)
+        output.data["tables"][task] = bench.compare(options.texts, output)
         if not options.without_server:
             candidates.put(build.CANDIDATES, bench.table, bench.ours.name, pinned=False)
             front = build.publish_front(task)
-            output.say(bench.through_server((build.build_paths().generated,), front, options.requests))
-        rows[task] = bench.rows
+            output.data["served"][task] = bench.through_server((paths.generated,), front, options.requests, output)
         if task == tasks[0]:
             heavier(bench, HEAVY if options.heavy is None else options.heavy, output)
-    return rows
 
 
 def heavier(bench: TaskBench, depths: str, output: Output) -> None:
     """Measure the first level and its decisions with large models of so many layers."""
     for layers in depths.split(","):
         if layers:
-            output.say(bench.heavier(int(layers), 300))
+            bench.heavier(int(layers), 300, output)
 
 
 if __name__ == "__main__":

@@ -40,18 +40,12 @@ class Measurements:
     truth    the number of each text's label
     outputs  [key][text]: a model's output and its engine time in ms
     pruned   [pruner, alpha][text]: the number of words that are pruned
-    packing  [model]: how many such models the machine runs at once; 1 if unknown
     """
 
     texts: Sequence[Sequence[bytes]]
     truth: Array
     outputs: dict[InputKey, list[tuple[LevelOutput, float]]] = field(default_factory=dict)
     pruned: dict[tuple[str, float], list[int]] = field(default_factory=dict)
-    packing: dict[str, int] = field(default_factory=dict)
-
-    def cost(self, model: str, ms: float) -> float:
-        """The cost in ms of so much time of a model: the share of the machine that it takes (Tabi, section 7.1)."""
-        return ms / self.packing.get(model, 1)
 
 
 def measure(
@@ -62,14 +56,14 @@ def measure(
     seed: int,
 ) -> Measurements:
     """Run every model on every text, and the candidates' levels on their pruned texts; texts in random order."""
-    made = Measurements(texts, truth)
+    measured = Measurements(texts, truth)
     keys = {input_key(one, level) for one in candidates for level in range(len(one.levels))} | set(
         map(InputKey, models)
     )
     nothing: list[tuple[LevelOutput, float]] = [(LevelOutput(np.zeros(1)), 0.0)] * len(texts)
-    made.outputs = {key: list(nothing) for key in sorted(keys)}
+    measured.outputs = {key: list(nothing) for key in sorted(keys)}
     cuts = sorted({(key.pruner, key.alpha) for key in keys if key.alpha})
-    made.pruned = {cut: [0] * len(texts) for cut in cuts}
+    measured.pruned = {cut: [0] * len(texts) for cut in cuts}
     pruners = sorted({pruner for pruner, _ in cuts})
     rest = sorted(keys - set(map(InputKey, pruners)))
     shuffler = random.Random(seed)
@@ -79,17 +73,17 @@ def measure(
     for row in shuffler.sample(range(len(texts)), len(texts)):
         left = {("", 0.0): list(texts[row])}
         for pruner in pruners:
-            made.outputs[InputKey(pruner)][row] = models[pruner].run_one(texts[row])
+            measured.outputs[InputKey(pruner)][row] = models[pruner].run_one(texts[row])
         for pruner, alpha in cuts:
-            first, _ = made.outputs[InputKey(pruner)][row]
+            first, _ = measured.outputs[InputKey(pruner)][row]
             left[pruner, alpha] = list(texts[row])
             if first.importance is not None and first.offsets is not None:
-                made_of = prune_texts(texts[row], first.offsets, first.importance, alpha)
-                left[pruner, alpha], made.pruned[pruner, alpha][row] = made_of
+                left_of = prune_texts(texts[row], first.offsets, first.importance, alpha)
+                left[pruner, alpha], measured.pruned[pruner, alpha][row] = left_of
         shuffler.shuffle(rest)
         for key in rest:
-            made.outputs[key][row] = models[key.model].run_one(left[key.pruner, key.alpha])
-    return made
+            measured.outputs[key][row] = models[key.model].run_one(left[key.pruner, key.alpha])
+    return measured
 
 
 @dataclass(frozen=True)
@@ -97,7 +91,7 @@ class Answers:
     """One system's answers to every text; arrays are [texts].
 
     right: whether the label is right. level: the last level, from 1. ms: engines and control in all. control_ms,
-    last_ms: of that, control and the last engine. pruned: words. cost: see `Measurements.cost`.
+    last_ms: of that, control and the last engine. pruned: words.
     """
 
     right: Array
@@ -107,7 +101,6 @@ class Answers:
     last_ms: Array
     pruned: Array
     confidence: Array
-    cost: Array
 
 
 def run_cascade(measured: Measurements, table: CandidateTable, candidate: Candidate, seed: int) -> Answers:
@@ -120,7 +113,7 @@ def run_cascade(measured: Measurements, table: CandidateTable, candidate: Candid
 def _one(measured: Measurements, control: Control, row: int, draws: random.Random) -> tuple[float, ...]:
     levels = control.candidate.levels
     outputs, took = measured.outputs[InputKey(levels[0])][row]
-    spent, controlled, gone, cost = took, 0.0, 0, measured.cost(levels[0], took)
+    spent, controlled, gone = took, 0.0, 0
     ensemble: Array | None = None
     for level in range(1, len(levels) + 1):
         before = time.perf_counter()
@@ -135,9 +128,8 @@ def _one(measured: Measurements, control: Control, row: int, draws: random.Rando
         gone = measured.pruned[key.pruner, key.alpha][row] if key.alpha else 0
         outputs, took = measured.outputs[key][row]
         spent += took
-        cost += measured.cost(levels[level], took)
     right = float(answer.probabilities.argmax() == measured.truth[row])
-    return right, answer.level, spent + controlled, controlled, took, gone, answer.confidence, cost
+    return right, answer.level, spent + controlled, controlled, took, gone, answer.confidence
 
 
 def run_single(measured: Measurements, model: str) -> Answers:
@@ -146,21 +138,19 @@ def run_single(measured: Measurements, model: str) -> Answers:
     times = np.array([took for _, took in measured.outputs[InputKey(model)]])
     right = np.asarray(logits.argmax(axis=1) == measured.truth, dtype=float)
     none = np.zeros(len(times))
-    cost = np.array([measured.cost(model, took) for took in times])
-    return Answers(right, none + 1, times, none, times, none, softmax(logits).max(axis=1), cost)
+    return Answers(right, none + 1, times, none, times, none, softmax(logits).max(axis=1))
 
 
 def run_voting(measured: Measurements, models: Sequence[str], weights: Sequence[float]) -> Answers:
     """Cocktail's ensemble: all models at once, each on its own core, so the slowest determines the time."""
     votes = [softmax(np.stack([level.logits for level, _ in measured.outputs[InputKey(name)]])) for name in models]
     mixed = votes[0]
-    held = weights[0]
+    total = weights[0]
     for vote, weight in zip(votes[1:], weights[1:], strict=True):
-        mixed = combine(mixed, vote, weight / (held + weight))
-        held += weight
+        mixed = combine(mixed, vote, weight / (total + weight))
+        total += weight
     each = [[took for _, took in measured.outputs[InputKey(name)]] for name in models]
     times = np.max(each, axis=0)
-    cost = np.sum([[measured.cost(name, took) for took in own] for name, own in zip(models, each, strict=True)], axis=0)
     none = np.zeros(len(times))
     right = np.asarray(mixed.argmax(axis=1) == measured.truth, dtype=float)
-    return Answers(right, none + 1, times, none, times, none, mixed.max(axis=1), cost)
+    return Answers(right, none + 1, times, none, times, none, mixed.max(axis=1))

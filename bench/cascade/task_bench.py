@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from bench.cascade import build, datasets, measurements, packing, report, server
+from bench.cascade import build, datasets, measurements, report, server
 from bench.cascade.measurements import Answers, Measurements
-from bench.cascade.report import Row
+from bench.cascade.report import System
+from bench.common.output import Output, Row
 from shapeshift.cascade.candidates import Candidate, CandidateTable, Gap
 from shapeshift.cascade.policy import routing
 from shapeshift.cascade.policy.selection import choose
@@ -27,7 +26,6 @@ LOSS = 0.005
 CUT, THREE = "cut", "three levels"
 # The alpha that shows the effect of pruning if no candidate prunes.
 ALPHA = 0.7
-PACKED = 100
 
 
 def profile(
@@ -100,31 +98,29 @@ class TaskBench:
             f"(profile: {100 * ours.accuracy:.2f}%, at least {100 * ours.assured_accuracy:.2f}%, "
             f"{ours.latency_ms:.3f} ms)"
         )
-        self.rows: list[Row] = []
 
-    def compare(self, texts: int) -> str:
-        """Compare all systems on the test set."""
+    def compare(self, texts: int, output: Output) -> list[Row]:
+        """Compare all systems on the test set; the rows of the table."""
         sample = self._splits.test.subset(texts)
         truth = sample.classes(self.table.labels)
-        three = best(self.table, chains(self.table, 3))
-        variants = self._variants(three)
+        variants = self._variants(best(self.table, chains(self.table, 3)))
         candidates = [candidate for _, _, candidate in variants]
         measured = measurements.measure(self._models, candidates, sample.texts, truth, self._seed)
-        measured.packing = packing.factors(self._engines, list(self._models), sample.texts[:PACKED])
-        self.rows = rows = self._systems(measured, variants)
-        ours = next(row for row in rows if row.name == "ours").answers
+        systems = self._systems(measured, variants)
+        rows = report.rows(systems)
+        output.table(f"{self.table.task}: {len(truth)} test texts; {self.note}", rows)
+        ours = next(system for system in systems if system.name == "ours").answers
         parts = [
-            report.table(f"\n{self.table.task}: {len(truth)} test texts; {self.note}", rows),
-            *report.bound(measured, ours, self.ours),
-            *report.by_level(measured, ours, self.ours),
-            *report.pruning(measured, ours, _changed(self.ours, alpha=self._alpha)),
-            *report.calibration_error(ours),
-            *report.levels([row for row in rows if row.name in ("ours", THREE)]),
-            *report.packing(measured.packing),
+            report.bound(measured, ours, self.ours),
+            report.pruning(measured, ours, _changed(self.ours, alpha=self._alpha)),
+            report.calibration_error(ours),
+            *(report.levels(system) for system in systems if system.name in ("ours", THREE)),
+            report.by_level(measured, ours, self.ours),
         ]
-        return "\n".join(parts)
+        output.say("\n".join(parts))
+        return rows
 
-    def heavier(self, layers: int, texts: int) -> str:
+    def heavier(self, layers: int, texts: int, output: Output) -> None:
         """Compare latencies alone: the same first level and decisions, with a large model of random weights."""
         task = build.heavy_checkpoint(layers, self.table.labels)
         (name,) = build.build_models(task, [layers], len(self.table.labels))
@@ -136,47 +132,44 @@ class TaskBench:
         measured = measurements.measure(models, [candidate], sample.texts, truth, self._seed)
         large = replace(self.table.model(self._large), name=name)
         table = replace(self.table, models=(*self.table.models, large))
-        always = Row("always large", measurements.run_single(measured, name))
-        ours = Row("ours", self._averaged(measured, table, candidate))
-        lines = [f"\n{layers} layers of random weights behind the same decisions, {len(truth)} texts: latency alone"]
-        for row in (always, ours):
-            p50, p99 = np.percentile(row.answers.ms, [50, 99])
-            lines.append(f"  {row.name:16} mean {row.mean_ms:8.3f}  p50 {p50:8.3f}  p99 {p99:8.3f} ms")
-        lines.append(
-            f"  mean {100 * (ours.mean_ms / always.mean_ms - 1):+.1f}%, p99 "
-            f"{np.percentile(ours.answers.ms, 99) / np.percentile(always.answers.ms, 99):.2f} times"
-        )
-        lines += report.bound(measured, ours.answers, candidate)
-        return "\n".join(lines)
+        always = System("always large", measurements.run_single(measured, name))
+        ours = System("ours", self._averaged(measured, table, candidate))
+        title = f"{layers} layers of random weights behind the same decisions, {len(truth)} texts: latency alone"
+        output.table(title, report.rows([always, ours]))
+        output.say(report.bound(measured, ours.answers, candidate))
 
-    def through_server(self, repositories: Sequence[Path], front: str, requests: int) -> str:
-        """Compare the front and the large model alone in one server."""
+    def through_server(self, repositories: Sequence[Path], front: str, requests: int, output: Output) -> list[Row]:
+        """Compare the front and the large model alone in one server; the rows of the table."""
         levels = self.ours.levels[1:]
         texts = [text[0].decode() for text in self._splits.test.subset(requests).texts]
         engines = {name: len(self._models[name].made.engines) for name in levels}
-        return server.measure(self.table.task, engines, levels[-1], front, repositories, texts, self._seed)
+        rows = server.measure(engines, levels[-1], front, repositories, texts, self._seed)
+        output.table(f"{self.table.task} through the server, {len(texts)} requests, one text each", rows)
+        return rows
 
     def _variants(self, three: Candidate | None) -> list[tuple[str, CandidateTable, Candidate]]:
         """The cascade, the cascade without each of its parts, and its alternatives."""
         table, ours = self.table, self.ours
         calm = replace(table, models=tuple(replace(model, temperature=1.0) for model in table.models))
-        found: list[tuple[str, CandidateTable, Candidate]] = [("ours", table, ours)]
+        variants: list[tuple[str, CandidateTable, Candidate]] = [("ours", table, ours)]
         if ours.gaps[0].alpha:
-            found.append(("ours without pruning", table, _changed(ours, alpha=0.0)))
+            variants.append(("ours without pruning", table, _changed(ours, alpha=0.0)))
         else:
-            found.append((f"ours with pruning, alpha {self._alpha:g}", table, _changed(ours, alpha=self._alpha)))
-        found += [
+            variants.append((f"ours with pruning, alpha {self._alpha:g}", table, _changed(ours, alpha=self._alpha)))
+        variants += [
             ("ours without ensemble", table, _changed(ours, w=1.0)),
             ("ours without calibration", calm, ours),
             ("ours with cut for Eq. 4", table, _changed(ours, algorithm=CUT)),
         ]
         if self._cut:
-            found.append((f"cut, c {self._cut.gaps[0].c:g}", table, self._cut))
+            variants.append((f"cut, c {self._cut.gaps[0].c:g}", table, self._cut))
         if three:
-            found.append((THREE, table, three))
-        return found
+            variants.append((THREE, table, three))
+        return variants
 
-    def _systems(self, measured: Measurements, variants: Sequence[tuple[str, CandidateTable, Candidate]]) -> list[Row]:
+    def _systems(
+        self, measured: Measurements, variants: Sequence[tuple[str, CandidateTable, Candidate]]
+    ) -> list[System]:
         rows = [
             self._single("always large", measured, self._large),
             self._single("always small", measured, self._small),
@@ -185,17 +178,17 @@ class TaskBench:
         others = [name for name in self._models if name != self._large]
         if len(others) > 1:
             weights = [self.table.model(name).accuracy for name in others]
-            rows.append(Row(f"voting of {' and '.join(others)}", measurements.run_voting(measured, others, weights)))
-        rows += [Row(name, self._averaged(measured, own, made)) for name, own, made in variants]
+            rows.append(System(f"voting of {' and '.join(others)}", measurements.run_voting(measured, others, weights)))
+        rows += [System(name, self._averaged(measured, table, one)) for name, table, one in variants]
         return rows
 
     def _averaged(self, measured: Measurements, table: CandidateTable, candidate: Candidate, runs: int = 3) -> Answers:
         """The run of median mean time among several, each with its own random draws."""
-        made = [measurements.run_cascade(measured, table, candidate, self._seed + run) for run in range(runs)]
-        return sorted(made, key=lambda one: float(one.ms.mean()))[runs // 2]
+        answers = [measurements.run_cascade(measured, table, candidate, self._seed + run) for run in range(runs)]
+        return sorted(answers, key=lambda one: float(one.ms.mean()))[runs // 2]
 
-    def _single(self, name: str, measured: Measurements, model: str) -> Row:
-        return Row(name, measurements.run_single(measured, model))
+    def _single(self, name: str, measured: Measurements, model: str) -> System:
+        return System(name, measurements.run_single(measured, model))
 
 
 def _changed(candidate: Candidate, **changes: Any) -> Candidate:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
+from contextlib import suppress
 
-_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
-# Fields of /proc/PID/stat after the command: parent at 1, then user and system time, own and of ended children.
-_PARENT, _TIMES = 1, slice(11, 15)
+import psutil
 
 
 class ForeignLoad:
@@ -32,30 +29,15 @@ class ForeignLoad:
 
 
 def _busy_s() -> float:
-    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    user, nice, system, _idle, _iowait, irq, softirq, stolen = map(int, fields[:8])
-    return (user + nice + system + irq + softirq + stolen) * _TICK_S
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq + times.steal)
 
 
 def _own_s() -> float:
-    parents: dict[int, int] = {}
-    times: dict[int, int] = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        pid = int(folder.name)
-        parents[pid] = int(fields[_PARENT])
-        times[pid] = sum(map(int, fields[_TIMES]))
-    return sum(ticks for pid, ticks in times.items() if _descends(pid, parents)) * _TICK_S
-
-
-def _descends(pid: int, parents: dict[int, int]) -> bool:
-    while pid in parents:
-        if pid == os.getpid():
-            return True
-        pid = parents[pid]
-    return False
+    """Of this process, of what it started, and of what these have waited for."""
+    total, process = 0.0, psutil.Process()
+    for one in (process, *process.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            times = one.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total

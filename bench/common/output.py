@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,21 +15,24 @@ from client.report import head
 
 BUILD = Path("build")
 FOLDER = BUILD / "bench"
+Row = Mapping[str, object]
 
 
 class Output:
     """The results of one run of `python -m bench.NAME`.
 
     The head, with command, settings and hardware, is printed first; `say` prints each result when it is there. `save`
-    writes all of it, and the records in `data` as JSON. file_name: of the files, without their ending; NAME if empty.
+    writes all of it, and as JSON the head with the date and the records in `data`. file_name: of the files, without
+    their ending; NAME if empty.
     """
 
     def __init__(self, name: str, settings: Mapping[str, object], file_name: str = "") -> None:
         self.data: dict[str, Any] = {}
         self._name = file_name or name
-        self._settings = {"command": f"python -m bench.{name} {' '.join(sys.argv[1:])}".strip(), **settings}
+        command = f"python -m bench.{name} {' '.join(sys.argv[1:])}".strip()
+        self._head = {"settings": {"command": command, **settings}, "hardware": hardware.describe()}
         self._text: list[str] = []
-        self.say(head({"settings": self._settings, "hardware": hardware.describe()}))
+        self.say(head(self._head))
 
     def say(self, text: str) -> None:
         """Print a part of the results, in place of the progress line."""
@@ -36,12 +40,36 @@ class Output:
         self._text.append(text)
         print(text, flush=True)
 
-    def save(self, plots: Sequence[str] = ()) -> None:
-        """Write everything; `plots` are further files that the run has written to the folder."""
+    def table(self, title: str, rows: Sequence[Row]) -> None:
+        """Print `rows` below their title, and the names of their columns."""
+        self.say(table(title, rows))
+
+    def save(self) -> None:
+        """Write everything."""
         FOLDER.mkdir(parents=True, exist_ok=True)
+        record = {**self._head, "date": time.strftime("%Y-%m-%d"), **self.data}
         (FOLDER / f"{self._name}.txt").write_text("\n".join(self._text) + "\n")
-        (FOLDER / f"{self._name}.json").write_text(json.dumps({"settings": self._settings, **self.data}, indent=1))
-        print(f"written: {FOLDER}/{', '.join([f'{self._name}.txt', f'{self._name}.json', *plots])}")
+        (FOLDER / f"{self._name}.json").write_text(json.dumps(record, indent=1, default=float))
+        print(f"written: {FOLDER}/{self._name}.txt, {self._name}.json")
+
+
+def table(title: str, rows: Sequence[Row]) -> str:
+    """Text of aligned columns. What a row lacks stays empty; numbers have four digits, integers all of theirs."""
+    if not rows:
+        return f"\n{title}: nothing was measured"
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [columns, *([_cell(row.get(name, "")) for name in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [f"\n{title}"]
+    for first, *others in cells:
+        lines.append("  ".join([f"  {first:{widths[0]}}", *map(str.rjust, others, widths[1:])]).rstrip())
+    return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)
 
 
 def name_of_parts(name: str, parts: Sequence[str], usual: Sequence[str]) -> str:

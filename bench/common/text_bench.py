@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from bench.common.foreign_load import ForeignLoad
-from bench.common.output import BUILD, progress
+from bench.common.output import BUILD, progress, table
 from bench.common.systems import EncodeWorker, OpenSystem, Outcome, System
 from bench.peers.infinity import Engine
 from client import perf_analyzer
@@ -101,13 +102,32 @@ class TextBench:
         """A percentile of the latencies in ms, the median over the rounds."""
         return float(np.median([outcome.percentile(q) for outcome in self.outcomes[law, load, system]]))
 
+    def loads(self, law: str, system: str) -> list[str]:
+        """The loops, closed and open, that a system had."""
+        return [load for (of, load, name) in self.outcomes if (of, name) == (law, system) and "perf" not in load]
+
+    def systems(self, law: str, load: str) -> list[str]:
+        """The systems that were measured under a load."""
+        return [name for (*cell, name) in self.outcomes if cell == [law, load]]
+
+    def tables(self, law: str, bound_per_s: float = 0.0) -> str:
+        """A table for each load. bound_per_s: texts a second that the machine could encode at most, if it is known."""
+        shown = []
+        for load, rows in itertools.groupby(self.records(), lambda row: row["load"] if row["lengths"] == law else ""):
+            cells = [{name: value for name, value in row.items() if name not in ("lengths", "load")} for row in rows]
+            for cell in cells if bound_per_s else ():
+                cell["of bound"] = round(cell["per_second"] / bound_per_s, 3)
+            bound = f" (bound {bound_per_s:.0f}/s)" if bound_per_s else ""
+            shown += [table(f"{law} texts, {load}{bound}", cells)] if load else []
+        return "\n".join(shown)
+
     def records(self) -> list[dict[str, Any]]:
         """Every cell as a plain record, with the medians over its rounds."""
         return [
             {
+                "system": system,
                 "lengths": law,
                 "load": load,
-                "system": system,
                 "rounds": len(outcomes),
                 "per_second": round(self.per_second(law, load, system), 2),
                 "mean_ms": round(float(np.median([outcome.mean_ms for outcome in outcomes])), 3),

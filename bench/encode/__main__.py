@@ -29,9 +29,8 @@ from bench.common.server import loaded_server
 from bench.common.systems import EncodeWorker, TritonModel
 from bench.common.text_bench import CHECKPOINT, LAWS, TextBench, TextScale
 from bench.encode import report
-from bench.encode.infinity import infinity_servers
 from bench.encode.report import DYNAMIC, IN_PROCESS, OURS, STATIC
-from bench.peers.infinity import Engine
+from bench.peers.infinity import Engine, infinity_servers
 from shapeshift.engines import manifest
 from shapeshift.errors import ShapeshiftError
 
@@ -42,7 +41,7 @@ FULL = TextScale(
 
 
 def main() -> int:
-    """Measure, print, and write tables, data and plot to build/bench/."""
+    """Measure, print, and write tables and data to build/bench/."""
     parser = argparse.ArgumentParser(prog="python -m bench.encode", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="under 3 minutes: short texts, one round, no peers")
     parser.add_argument("--seed", type=int, default=0)
@@ -68,10 +67,9 @@ def main() -> int:
         print(f"make bench: {error}", file=sys.stderr)
         return 2
     limits = {law: bound_per_second(law, built.precision) for law in scale.laws}
-    output.say(report.tables(bench, built.precision, limits))
-    output.data["cells"] = bench.records()
-    report.plot(bench, FOLDER / "encode.png")
-    output.save(["encode.png"])
+    output.say(report.tables(bench, limits))
+    output.data |= {"cells": bench.records(), "ratios": report.ratios(bench)}
+    output.save()
     return 0
 
 

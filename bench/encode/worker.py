@@ -1,18 +1,17 @@
 """Encoding without a server: `python -m bench.encode.worker in-process|sentence-transformers FOLDER`.
 
-Reads one JSON object a line, {"texts": [...], "concurrency": n, "count": n}, and writes one,
-{"latency_ms": [...], "per_second": x}. Latency includes tokenising.
+Latency includes tokenising.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bench.peers.protocol import serve
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.execution.request import TextRequest
@@ -97,16 +96,14 @@ KINDS: Choices[Callable[[Path], Encode]] = Choices(
 
 def main() -> None:
     """Serve requests from standard input until it closes."""
-    answers = sys.stdout
-    sys.stdout = sys.stderr
     encode = KINDS[sys.argv[1]](Path(sys.argv[2]))
-    print(json.dumps({"ready": True}), file=answers, flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
+
+    def answer(texts: Sequence[str], concurrency: int, count: int) -> dict[str, object]:
         start = time.perf_counter()
-        latencies = encode(request["texts"], request["concurrency"], request["count"])
-        elapsed = time.perf_counter() - start
-        print(json.dumps({"latency_ms": latencies, "per_second": request["count"] / elapsed}), file=answers, flush=True)
+        latencies = encode(texts, concurrency, count)
+        return {"latency_ms": latencies, "per_second": count / (time.perf_counter() - start)}
+
+    serve(answer)
 
 
 if __name__ == "__main__":

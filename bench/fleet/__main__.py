@@ -16,13 +16,10 @@ PARTS: Choices[Callable[[Output, bool], None]] = Choices(
     "--parts",
     {
         "remote_call": "bench.fleet.remote_call:measure",
-        "router_fronts": "bench.fleet.router_fronts:measure",
-        "faults": "bench.fleet.faults.events:measure",
-        "members": "bench.fleet.faults.members:measure",
-        "broken_link": "bench.fleet.broken_link:measure",
+        "faults": "bench.fleet.faults.events:faults",
+        "members": "bench.fleet.faults.events:members",
         "control": "bench.fleet.control:measure",
         "drift": "bench.fleet.drift:measure",
-        "drift_served": "bench.fleet.drift_served:measure",
         "affinity": "bench.fleet.affinity:measure",
     },
 )

@@ -73,7 +73,7 @@ def _run(regime: Regime, rule: str, rate: float, requests: int, seed: int) -> tu
     longest = max(one.answer_tokens for one in drawn)
     servers = {
         name: SimulatedServer(
-            regime.machine, regime.adapters, system.own, caching, longest, Oracle(system.accuracy or 1.0, seed)
+            regime.machine, regime.adapters, system.scheduling, caching, longest, Oracle(system.accuracy or 1.0, seed)
         )
         for name in NODES
     }

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bench.common.output import Output, progress
+from bench.common.output import Output, Row, progress
 from bench.polymorph.emulated_server import SLO_MS, edges
 from bench.polymorph.fleet import read_curve
 from bench.polymorph.schemes import OURS, model
@@ -23,20 +23,17 @@ _CASES = {"stable": _TRAFFIC, "bursty": replace(_TRAFFIC, bursty=True)}
 def measure(output: Output, quick: bool) -> None:
     """Print a row for each kind of traffic and draw; the same requests for both, a third of them at each node."""
     draws = range(1 if quick else 5)
-    output.say(f"\nsimulated: {_NODES} nodes with {_WORKERS} workers each, bins of 64 tokens, {_TRAFFIC}; ms")
-    head = f"{'one for all: mean':>19}{'p98':>8}{'each for itself: mean':>23}{'p98':>9}{'ratio of p98':>14}"
-    output.say(f"  {'':8}{'draw':>5}{head}")
-    rows = []
+    rows: list[Row] = []
     for name, traffic in _CASES.items():
         for seed in draws:
             progress(f"drift: {name}, draw {seed}")
-            together, apart = latencies(traffic, seed)
-            ratio = _p98(together) / _p98(apart)
-            rows.append({"traffic": str(traffic), "seed": seed, "together": _p98(together), "apart": _p98(apart)})
-            output.say(
-                f"  {name:8}{seed:5}{together.mean():19.1f}{_p98(together):8.1f}"
-                f"{apart.mean():23.1f}{_p98(apart):9.1f}{ratio:14.2f}"
-            )
+            row: dict[str, object] = {"arrivals": name, "draw": seed}
+            p98 = []
+            for what, ms in zip(("one plan", "each for itself"), latencies(traffic, seed), strict=True):
+                p98.append(float(np.percentile(ms, 98)))
+                row |= {f"{what}: mean": float(ms.mean()), f"{what}: p98": p98[-1]}
+            rows.append({**row, "ratio of p98": p98[0] / p98[1]})
+    output.table(f"simulated: {_NODES} nodes with {_WORKERS} workers each, bins of 64 tokens, {_TRAFFIC}; ms", rows)
     output.data["drift"] = rows
 
 
@@ -49,10 +46,6 @@ def latencies(traffic: Traffic, seed: int) -> tuple[Floats, Floats]:
     node_of = np.random.default_rng(seed).integers(0, _NODES, len(at_s))
     apart = np.zeros(len(at_s))
     for node in range(_NODES):
-        own = node_of == node
-        apart[own] = run(served, _WORKERS, at_s[own], tokens[own], scheme).latency_ms
+        here = node_of == node
+        apart[here] = run(served, _WORKERS, at_s[here], tokens[here], scheme).latency_ms
     return together, apart
-
-
-def _p98(found: Floats) -> float:
-    return float(np.percentile(found, 98))

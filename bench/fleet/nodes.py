@@ -18,7 +18,7 @@ from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.triton.embedded.free_ports import on_free_ports
 from shapeshift.triton.embedded.server import TritonServer
 from shapeshift.triton.endpoint import Endpoint, Tls
-from shapeshift.triton.metrics import Samples, scrape
+from shapeshift.triton.metrics import scrape
 from shapeshift.triton.settings import ServerSettings
 
 WORK_FOLDER = FOLDER / "fleet"
@@ -45,22 +45,11 @@ class Nodes:
         shown = None if self.tls is None else _tls("{node}")
         replace_text(FILE, fleet_file.text("bench", shown, nodes), durable=False)
 
-    def write_for_sidecar(self, file: Path) -> None:
-        """Write a fleet file of all nodes that names the keys of their model control."""
-        nodes = [
-            Node(name, Endpoint(one.grpc_url), one.metrics_url, (one.settings.run_directory / "key").resolve())
-            for name, one in self.servers.items()
-        ]
-        file.write_text(fleet_file.text("bench", None, nodes))
-
-    def samples(self, node: str) -> Samples:
-        """The metrics of a node."""
-        return scrape(self.servers[node].metrics_url, timeout_s=10.0)
-
     def total(self, node: str, name: str, **labels: str) -> float:
         """The sum of a metric's series with these labels."""
-        wanted = set(labels.items())
-        return sum(value for (series, own), value in self.samples(node).items() if series == name and wanted <= own)
+        chosen = set(labels.items())
+        samples = scrape(self.servers[node].metrics_url, timeout_s=10.0).items()
+        return sum(value for (series, of_series), value in samples if series == name and chosen <= of_series)
 
     def wait_joined(self, node: str, front: str, workers: int) -> None:
         """Wait until the front of a node sends texts to so many workers."""
@@ -74,9 +63,9 @@ class Nodes:
 def build_fronts(fronts: Sequence[str], **parameters: object) -> None:
     """Build these fronts anew, with workers that hold all engines; parameters: of each."""
     empty(WORK_FOLDER)
-    stated = {"placement": "resident", "workers": 1, "min_workers": 1, **NO_LATENCY, **parameters}
+    settings = {"placement": "resident", "workers": 1, "min_workers": 1, **NO_LATENCY, **parameters}
     for front in fronts:
-        emulated_front(WORK_FOLDER, front, [32], **stated)
+        emulated_front(WORK_FOLDER, front, [32], **settings)
 
 
 @contextmanager

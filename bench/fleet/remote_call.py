@@ -8,13 +8,14 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common.output import Output
+from bench.common.output import Output, Row
 from bench.fleet.nodes import Nodes, build_fronts, running_nodes
 from shapeshift.triton.async_client import AsyncClient, ModelCall
 
 # The front `near` has its only worker on its own node `a`, `far` on the node `b`.
 _MODELS = {"a": ("near", "near_w00", "far"), "b": ("far_w00",)}
 _IDS = np.arange(101, 117)[None]
+_FRONTS = ("near, on the front's node", "far, on another node")
 _PERCENTILES = (10, 50, 98)
 
 
@@ -22,26 +23,19 @@ def measure(output: Output, quick: bool) -> None:
     """Percentiles of each kind, and the median of the differences of neighbours: in plain text, and with mutual TLS."""
     requests = 2000 if quick else 10000
     build_fronts(("near", "far"))
-    output.say(f"\nrequests of one text, one at a time, workers without latency; {requests} of each kind, by turns")
+    rows: list[Row] = []
     for secured in (False, True):
         with running_nodes(_MODELS, secured) as nodes:
             for front in ("near", "far"):
                 nodes.wait_joined("a", front, 1)
             took_ms = asyncio.run(_by_turns(nodes, requests))
-        _show(output, "mutual TLS" if secured else "plain text", took_ms)
-
-
-def _show(output: Output, link: str, took_ms: NDArray[np.float64]) -> None:
-    output.say(f"  {link}")
-    for what, column in zip(("worker on the front's node", "worker on another node"), took_ms.T, strict=True):
-        shown = ", ".join(f"p{one} {np.percentile(column, one):.2f} ms" for one in _PERCENTILES)
-        output.say(f"    {what}: {shown}")
-    added = took_ms[:, 1] - took_ms[:, 0]
-    by_percentile = {f"p{one}": float(np.subtract(*np.percentile(took_ms[:, ::-1], one, 0))) for one in _PERCENTILES}
-    shown = ", ".join(f"{name} {ms:.2f} ms" for name, ms in by_percentile.items())
-    output.say(f"    remote call minus local call: {shown}; median of neighbours {np.median(added):.2f} ms")
-    found = {"requests": len(took_ms), **by_percentile, "neighbours": float(np.median(added))}
-    output.data.setdefault("remote_call", {})[link] = found
+        link = "mutual TLS" if secured else "plain text"
+        for what, ms in (*zip(_FRONTS, took_ms.T, strict=True), ("far minus near", took_ms[:, 1] - took_ms[:, 0])):
+            percentiles = {f"p{one}": float(np.percentile(ms, one)) for one in _PERCENTILES}
+            rows.append({"link": link, "worker": what, **percentiles})
+    title = f"ms of one text, one at a time, workers without latency; {requests} to each front, by turns"
+    output.table(title, rows)
+    output.data["remote_call"] = {"requests": requests, "rows": rows}
 
 
 async def _by_turns(nodes: Nodes, requests: int) -> NDArray[np.float64]:

@@ -26,12 +26,13 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from bench.common.output import BUILD, FOLDER, Output
 from bench.common.server import loaded_server
-from bench.fused_decode import beams, bound, plots, report
+from bench.common.worker import Worker
+from bench.fused_decode import bound, report
 from bench.fused_decode.cells import (
     ALONE,
     CONTINUOUS,
@@ -63,7 +64,7 @@ from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.errors import ShapeshiftError
 from shapeshift.fused_decode.model.precision import KV_PRECISIONS, WEIGHT_BITS, computed
 
-QUICK = Scale(requests=8, new_tokens=24, rounds=1, flights=(), poisson=(50,), fig5=(), lengths=False, budget_s=80.0)
+QUICK = Scale(requests=8, new_tokens=24, rounds=1, poisson=(50,), budget_s=80.0)
 FULL = Scale(
     requests=32,
     new_tokens=128,
@@ -74,22 +75,9 @@ FULL = Scale(
     lengths=True,
     budget_s=2400.0,
 )
-# Against RUNTIMES alone.
-FEW = Scale(
-    requests=32,
-    new_tokens=128,
-    rounds=3,
-    flights=(8,),
-    poisson=(50,),
-    fig5=(),
-    lengths=False,
-    budget_s=150.0,
-    others=False,
-)
-# Of the model of a billion parameters, against RUNTIMES.
-LARGE = Scale(
-    requests=8, new_tokens=64, rounds=2, flights=(), poisson=(), fig5=(), lengths=False, budget_s=600.0, others=False
-)
+# Against RUNTIMES alone; the second of the model of a billion parameters.
+FEW = Scale(requests=32, new_tokens=128, rounds=3, flights=(8,), poisson=(50,), budget_s=150.0, others=False)
+LARGE = Scale(requests=8, new_tokens=64, rounds=2, budget_s=600.0, others=False)
 LONGEST_PROMPT = random_llama.LENGTH - max_length(0)
 BATCHES = {STATIC: 0.0} | WINDOWS
 BATCHING = "batches"
@@ -98,45 +86,51 @@ ALL = (TRITON, UNARY, *RUNTIMES, *BATCHES, CONTINUOUS, INSTANCES)
 PARTS = ("loads", "beams")
 KEYS = {re.sub(r"[^a-z0-9.]+", "-", name.lower()): name for name in ALL}
 """The systems by the names that --only takes: without commas and spaces."""
-INSTANCE_MB = 100
-"""Memory of an instance beside the shared weights."""
-FEWER_INSTANCES = 8
+INSTANCE_MB, FEWER_INSTANCES = 100, 8
+"""Memory of an instance beside the shared weights, and how many there are where it does not suffice for all."""
+BEAMS, SEARCHES = 4, 8
+SEARCH = f"{SEARCHES} at once, {BEAMS} beams"
+"""The load of the part `beams`. Its rate counts the tokens of the answers, not those of all beams."""
 
 
 def main() -> int:
-    """Measure, print, and write tables, data and plots to build/bench/."""
-    parser = argparse.ArgumentParser(prog="python -m bench.fused_decode", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="under 3 minutes: short answers, one round, no OpenVINO, no llama.cpp"
-    )
-    parser.add_argument("--few", action="store_true", help="few loads: ours in process and in Triton, other runtimes")
-    parser.add_argument("--precision", choices=tuple(WEIGHT_BITS), default="f32")
-    parser.add_argument("--kv-precision", choices=KV_PRECISIONS, default="auto", help="of our cache and OpenVINO's")
-    parser.add_argument(
-        "--model", choices=tuple(random_llama.SIZES), default="110m", help="1b: few loads, ours, GenAI and llama.cpp"
-    )
-    parser.add_argument("--prompt", type=int, default=PROMPT, help=f"tokens of each prompt, 1 to {LONGEST_PROMPT}")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, help="default: all, with --quick only loads")
-    parser.add_argument("--only", nargs="+", choices=tuple(KEYS), default=[], help="beside ours, only these systems")
-    options = parser.parse_args()
-    if not 1 <= options.prompt <= LONGEST_PROMPT:
-        parser.error(f"--prompt: must be 1 to {LONGEST_PROMPT}")
-    options.parts = options.parts or PARTS[: 1 if options.quick or options.few or options.model == "1b" else None]
+    """Measure, print, and write tables and data to build/bench/."""
+    options = arguments()
+    size = random_llama.SIZES[options.model]
+    scale = LARGE if options.model == "1b" else QUICK if options.quick else FEW if options.few else FULL
     start_s = time.monotonic()
     memory: dict[str, tuple[float, float]] = {}
     try:
-        bench, model, settings = prepare(options)
+        model = random_llama.ensure(FOLDER / f"llama-{options.model}", size)
+        instances = scale.requests if available_mb() > scale.requests * INSTANCE_MB else FEWER_INSTANCES
+        settings = {
+            "seed": options.seed,
+            "precision": options.precision,
+            "kv_precision": options.kv_precision,
+            "threads": cores(),
+            "model": f"Llama, {size.parameters / 1e6:.1f}M random parameters",
+            "prompt_tokens": options.prompt,
+            "new_tokens": scale.new_tokens,
+            "requests": scale.requests,
+            "rounds": scale.rounds,
+            "instances": min(instances, scale.requests),
+        }
         output = Output("fused_decode", settings)
+        loads = LoadGenerator(options.seed, random_llama.words(model), scale.new_tokens, options.prompt)
+        bench = DecodeBench(scale, loads, options.seed)
         machine = bound.measure(options.precision)
-        with ExitStack() as stack:
-            if "loads" in options.parts:
-                systems = start(stack, names_of(options), options, int(settings["instances"]))
+        if "loads" in options.parts:
+            with ExitStack() as stack:
+                systems = start(stack, model, names_of(options), options, min(instances, scale.requests))
                 run(bench, systems)
-                memory = {name: one.memory_mb() for name, one in systems.items() if isinstance(one, DecodeWorker)}
-        with ExitStack() as stack:
-            if "beams" in options.parts:
-                beams.measure(bench, start_beams(stack, options))
+                memory = {name: one.memory_mb() for name, one in systems.items() if isinstance(one, Worker)}
+        if "beams" in options.parts:
+            with ExitStack() as stack:
+                commands = {
+                    OURS: ours_command(model, options),
+                    BATCHING: transformers_command(BATCHING, model, options.precision, cores()),
+                }
+                search(bench, start_workers(stack, commands))
         machine = machine.best_of(bound.measure(options.precision))
     except ShapeshiftError as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -146,9 +140,29 @@ def main() -> int:
     for name, (now, most) in memory.items():
         output.say(f"memory of the process of {name}: {now:.0f} MiB, at most {most:.0f} MiB")
     output.say(f"took {time.monotonic() - start_s:.0f} s")
-    output.data |= {"cells": report.cells(bench, limits), "memory_mb": memory}
-    output.save(plots.draw(bench, FOLDER))
+    output.data |= {"machine": vars(machine), "cells": report.cells(bench), "ratios": report.ratios(bench, limits)}
+    output.data["memory_mb"] = memory
+    output.save()
     return 0
+
+
+def arguments() -> argparse.Namespace:
+    """The command line's options."""
+    parser = argparse.ArgumentParser(prog="python -m bench.fused_decode", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="under 3 minutes: short answers, one round, no RUNTIMES")
+    parser.add_argument("--few", action="store_true", help="few loads: ours in process and in Triton, other runtimes")
+    parser.add_argument("--precision", choices=tuple(WEIGHT_BITS), default="f32")
+    parser.add_argument("--kv-precision", choices=KV_PRECISIONS, default="auto", help="of our cache and the runtimes'")
+    parser.add_argument("--model", choices=tuple(random_llama.SIZES), default="110m", help="1b: few loads, RUNTIMES")
+    parser.add_argument("--prompt", type=int, default=PROMPT, help=f"tokens of each prompt, 1 to {LONGEST_PROMPT}")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, help="default: all, with --quick only loads")
+    parser.add_argument("--only", nargs="+", choices=tuple(KEYS), default=[], help="beside ours, only these systems")
+    options = parser.parse_args()
+    if not 1 <= options.prompt <= LONGEST_PROMPT:
+        parser.error(f"--prompt: must be 1 to {LONGEST_PROMPT}")
+    options.parts = options.parts or PARTS[: 1 if options.quick or options.few or options.model == "1b" else None]
+    return options
 
 
 def names_of(options: argparse.Namespace) -> list[str]:
@@ -162,91 +176,55 @@ def names_of(options: argparse.Namespace) -> list[str]:
     return [name for name in ALL if not (options.quick and name in RUNTIMES)]
 
 
-def model_folder(options: argparse.Namespace) -> Path:
-    return FOLDER / f"llama-{options.model}"
-
-
-def prepare(options: argparse.Namespace) -> tuple[DecodeBench, Path, dict[str, Any]]:
-    """The benchmark, the folder of its model, and the settings to print."""
-    scale = LARGE if options.model == "1b" else QUICK if options.quick else FEW if options.few else FULL
-    size = random_llama.SIZES[options.model]
-    model = random_llama.ensure(model_folder(options), size)
-    loads = LoadGenerator(options.seed, random_llama.words(model), scale.new_tokens, options.prompt)
-    instances = scale.requests if available_mb() > scale.requests * INSTANCE_MB else FEWER_INSTANCES
-    settings = {
-        "seed": options.seed,
-        "precision": options.precision,
-        "kv_precision": options.kv_precision,
-        "threads": cores(),
-        "model": f"Llama, {size.parameters / 1e6:.1f}M random parameters",
-        "prompt_tokens": options.prompt,
-        "new_tokens": scale.new_tokens,
-        "requests": scale.requests,
-        "rounds": scale.rounds,
-        "instances": min(instances, scale.requests),
-    }
-    return DecodeBench(scale, loads, options.seed), model, settings
-
-
 def ours_command(model: Path, options: argparse.Namespace) -> list[str]:
-    stated = (str(model), options.precision, options.kv_precision, str(BUILD / "kernels"))
-    return [sys.executable, "-m", "bench.fused_decode.inprocess_worker", *stated, str(max_length(options.prompt))]
-
-
-def start_beams(stack: ExitStack, options: argparse.Namespace) -> list[DecodeSystem]:
-    """Start the systems of the part `beams`; they end with `stack`."""
-    model = model_folder(options)
-    commands = (
-        ours_command(model, options),
-        transformers_command("batches", model, options.precision, cores()),
-    )
-    workers = []
-    for number, command in enumerate(commands):
-        workers.append(DecodeWorker(beams.LOAD, command, FOLDER / "run" / f"decode-beams-{number}.log"))
-        stack.callback(workers[-1].stop)
-    for worker in workers:
-        worker.wait_ready()
-    return beams.systems(*workers)
+    """Our decode loop as a process."""
+    words = (model, options.precision, options.kv_precision, BUILD / "kernels", max_length(options.prompt))
+    return [sys.executable, "-m", "bench.fused_decode.inprocess_worker", *map(str, words)]
 
 
 def start(
-    stack: ExitStack, names: Collection[str], options: argparse.Namespace, instances: int
+    stack: ExitStack, model: Path, names: Collection[str], options: argparse.Namespace, instances: int
 ) -> dict[str, DecodeSystem]:
     """Start ours and the systems in `names`; they end with `stack`."""
-    model, threads, kernels = model_folder(options), cores(), BUILD / "kernels"
-    precision, kept, length = options.precision, options.kv_precision, max_length(options.prompt)
+    precision, kv_precision, length = options.precision, options.kv_precision, max_length(options.prompt)
     commands = {OURS: ours_command(model, options)}
     if GENAI in names:
-        commands[GENAI] = genai_command(model, precision, kept, threads, BUILD)
+        commands[GENAI] = genai_command(model, precision, kv_precision, cores(), BUILD)
     if LLAMA_CPP in names:
-        commands[LLAMA_CPP] = llama_cpp_command(model, precision, kept, length, threads, BUILD)
+        commands[LLAMA_CPP] = llama_cpp_command(model, precision, kv_precision, length, cores(), BUILD)
     if CONTINUOUS in names:
-        commands[CONTINUOUS] = transformers_command("continuous", model, computed(precision), threads)
+        commands[CONTINUOUS] = transformers_command("continuous", model, computed(precision), cores())
     if INSTANCES in names:
         commands[INSTANCES] = transformers_command("instances", model, computed(precision), instances)
     if any(name in names for name in BATCHES):
-        commands[BATCHING] = transformers_command("batches", model, computed(precision), threads)
-    workers = {}
-    for number, (name, command) in enumerate(commands.items()):
-        workers[name] = DecodeWorker(name, command, FOLDER / "run" / f"decode-{number}.log")
-        stack.callback(workers[name].stop)
+        commands[BATCHING] = transformers_command(BATCHING, model, computed(precision), cores())
+    workers = start_workers(stack, commands)
     systems: dict[str, DecodeSystem] = {name: worker for name, worker in workers.items() if name != BATCHING}
     for name, window_s in BATCHES.items():
         if name in names:
             systems[name] = ConfiguredWorker(name, workers[BATCHING], window_s=window_s)
     if TRITON in names or UNARY in names:
-        publish(model, precision, kept, length, FOLDER / "decode-repository", kernels)
-        served = {GENERATE: 0, GENERATE_UNARY: 0}
-        url = stack.enter_context(loaded_server(served, (FOLDER / "decode-repository",))).grpc_url
+        publish(model, precision, kv_precision, length, FOLDER / "decode-repository", BUILD / "kernels")
+        models = {GENERATE: 0, GENERATE_UNARY: 0}
+        url = stack.enter_context(loaded_server(models, (FOLDER / "decode-repository",))).grpc_url
         systems[TRITON] = TritonStreams(TRITON, url, GENERATE, model / TOKENIZER_FILE)
         systems[UNARY] = TritonUnary(UNARY, url, GENERATE_UNARY, model / TOKENIZER_FILE)
-    for worker in workers.values():
-        worker.wait_ready()
     return systems
 
 
+def start_workers(stack: ExitStack, commands: dict[str, list[str]]) -> dict[str, DecodeWorker]:
+    """A process for each command, all of which serve; they end with `stack`."""
+    workers = {}
+    for number, (name, command) in enumerate(commands.items()):
+        workers[name] = DecodeWorker(name, command, FOLDER / "run" / f"decode-{number}.log")
+        stack.callback(workers[name].stop)
+    for worker in workers.values():
+        worker.wait_ready()
+    return workers
+
+
 def run(bench: DecodeBench, systems: dict[str, DecodeSystem]) -> None:
-    """Measure all cells."""
+    """Measure all cells of the part `loads`."""
     scale, loads = bench.scale, bench.loads
 
     def named(*names: str) -> Sequence[DecodeSystem]:
@@ -267,7 +245,6 @@ def run(bench: DecodeBench, systems: dict[str, DecodeSystem]) -> None:
             bench.measure(loads.at_once(count), [*pair, *(slow if number == 0 else [])])
     if scale.others:
         interval = loads.constant(scale.requests, request_s)
-        bench.constant = interval.name
         bench.measure(interval, [*named(OURS, TRITON, *RUNTIMES, CONTINUOUS), *windows, *slow])
     for paper_ms in scale.poisson:
         load = loads.poisson(scale.requests, request_s, paper_ms)
@@ -281,6 +258,18 @@ def run(bench: DecodeBench, systems: dict[str, DecodeSystem]) -> None:
         load = loads.poisson(scale.requests, request_s, paper_ms)
         bench.poisson[paper_ms] = load.name
         bench.measure(load, named(OURS))
+
+
+def search(bench: DecodeBench, workers: dict[str, DecodeWorker]) -> None:
+    """Measure beam search: ours, and transformers' with all requests in one batch and with one after another."""
+    searching = [
+        ConfiguredWorker(OURS, workers[OURS], num_beams=BEAMS),
+        ConfiguredWorker("transformers, one batch", workers[BATCHING], num_beams=BEAMS),
+        ConfiguredWorker("transformers, one by one", workers[BATCHING], num_beams=BEAMS, most=1),
+    ]
+    bench.warm_up(searching)
+    for _ in range(bench.scale.rounds):
+        bench.measure(replace(bench.loads.at_once(SEARCHES), name=SEARCH), searching)
 
 
 if __name__ == "__main__":

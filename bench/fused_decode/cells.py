@@ -36,30 +36,29 @@ class Scale:
     requests    requests of each load
     new_tokens  tokens of each answer in loads of equal answers
     rounds      rounds of the loads whose ratios matter most; the others have one
+    budget_s    no cell begins later than this after the time of a single request is measured
     flights     further numbers of requests at once, for ours and RUNTIMES
     poisson     the paper's mean gaps in ms, for all systems
     fig5        further mean gaps, for ours
     lengths     whether answers of random lengths are measured
     others      whether requests at a constant interval, and beside a busy loop, are measured
-    budget_s    no cell begins later than this after the time of a single request is measured
     """
 
     requests: int
     new_tokens: int
     rounds: int
-    flights: tuple[int, ...]
-    poisson: tuple[int, ...]
-    fig5: tuple[int, ...]
-    lengths: bool
     budget_s: float
+    flights: tuple[int, ...] = ()
+    poisson: tuple[int, ...] = ()
+    fig5: tuple[int, ...] = ()
+    lengths: bool = False
     others: bool = True
 
 
 class DecodeBench:
     """Runs the cells and keeps every run by load and system.
 
-    poisson, constant: names of the loads with the paper's mean gaps, by gap in ms, and with its constant interval.
-    skipped: cells for which no time was left.
+    poisson: names of the loads with the paper's mean gaps, by gap in ms; skipped: cells for which no time was left.
     """
 
     def __init__(self, scale: Scale, loads: LoadGenerator, seed: int) -> None:
@@ -68,7 +67,6 @@ class DecodeBench:
         self.runs: dict[tuple[str, str], list[Run]] = {}
         self.skipped: list[str] = []
         self.poisson: dict[int, str] = {}
-        self.constant = ""
         self._shuffle = random.Random(seed)
         self._end = float("inf")
 

@@ -1,4 +1,4 @@
-"""Our decode loop without a server, as a system of bench.peers.decode_worker.
+"""Our decode loop without a server, as `bench.peers.protocol` has it.
 
 Tokens become text as in the backend. Also reported: iterations, and the generating thread's time in the model, in
 sampling, and elsewhere.
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.fused_decode.loads import SLOTS
-from bench.peers.decode_worker import DecodeRequest, Replayed, send
+from bench.peers.protocol import DecodeRequest, Replayed, send
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.fused_decode.engine.detokenize import TextStream, token_bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bench.peers.decode_worker import serve
+from bench.peers.protocol import serve_decoding
 from shapeshift.fused_decode.model import kernel_build
 
 
@@ -18,7 +18,7 @@ def main() -> None:
     from bench.fused_decode.inprocess import InProcess
 
     folder, precision, kv_precision, kernels, max_length = sys.argv[1:]
-    serve(InProcess(Path(folder), precision, kv_precision, Path(kernels), int(max_length)).replay)
+    serve_decoding(InProcess(Path(folder), precision, kv_precision, Path(kernels), int(max_length)).replay)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.peers.decode_worker import DecodeRequest, Replayed
+from bench.peers.protocol import DecodeRequest, Replayed
 
 PROMPT = 32
 SLOTS = 32
@@ -122,11 +122,6 @@ class Run:
         """From each token to the next of the same request."""
         gaps: NDArray[np.float64] = np.concatenate([np.diff(stamps) for stamps in self.replayed.stamps])
         return gaps * 1e3
-
-    def progress(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """The instants of all tokens in order, and the number of tokens by then (the paper's Fig. 7)."""
-        instants = np.sort(np.concatenate([np.array(stamps) for stamps in self.replayed.stamps]))
-        return instants, np.arange(1, len(instants) + 1)
 
     @property
     def _arrived(self) -> NDArray[np.float64]:

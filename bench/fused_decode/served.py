@@ -14,7 +14,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from bench.fused_decode.loads import SLOTS, Load, check
-from bench.peers.decode_worker import LEAD_S, DecodeRequest, Replayed
+from bench.peers.protocol import LEAD_S, DecodeRequest, Replayed
 from client.open_loop import INFER, PlannedRequest, serialise
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.errors import UnsupportedError

@@ -11,39 +11,34 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 
+from bench.common.output import Row
 from bench.gateway.ways import Way
 
 CLIENTS = 32
 
 
-async def measured(
-    direct: Way, http: Way, requests: int, rounds: int, seconds: float
-) -> tuple[list[str], dict[str, list[float]]]:
-    """The table, and its numbers by name: [direct, through the gateway]."""
-    lines = ["one client, p50 in ms              direct   gateway     added"]
-    data: dict[str, list[float]] = {}
-    one: dict[str, Callable[[Way], Awaitable[tuple[float, ...]]]] = {
+async def measured(direct: Way, http: Way, requests: int, rounds: int, seconds: float) -> tuple[list[Row], Row]:
+    """Medians in ms with one client, and embeddings a second with CLIENTS: direct, and through the gateway."""
+    rows: list[Row] = []
+    asks: dict[str, Callable[[Way], Awaitable[tuple[float, ...]]]] = {
         "embedding": lambda way: way.embed(),
         "first token, between tokens": lambda way: way.generate(),
     }
-    for name, ask in one.items():
-        found: dict[Way, list[tuple[float, ...]]] = {direct: [], http: []}
+    for name, ask in asks.items():
+        times: dict[Way, list[tuple[float, ...]]] = {direct: [], http: []}
         for _ in range(requests if name == "embedding" else requests // 10):
-            for way, own in found.items():
-                own.append(await ask(way))
+            for way, of_way in times.items():
+                of_way.append(await ask(way))
         for place, part in enumerate(name.split(", ")):
-            own_ms = [statistics.median(values[place] for values in found[way]) * 1e3 for way in (direct, http)]
-            lines.append(f"  {part:30}{own_ms[0]:9.2f}{own_ms[1]:10.2f}{own_ms[1] - own_ms[0]:10.2f}")
-            data[part] = own_ms
-    per_s: dict[Way, list[float]] = {direct: [], http: []}
+            ms = [statistics.median(took[place] for took in times[way]) * 1e3 for way in (direct, http)]
+            rows.append({"p50, ms": part, "direct": ms[0], "gateway": ms[1], "added": ms[1] - ms[0]})
+    rates: dict[Way, list[float]] = {direct: [], http: []}
     for _ in range(rounds):
-        for way, rates in per_s.items():
-            rates.append(await _rate(way, seconds))
-    own_rate = [statistics.median(per_s[way]) for way in (direct, http)]
-    lines.append(f"\n{CLIENTS} clients, embeddings/s         direct   gateway     share")
-    lines.append(f"  {'median of rounds':30}{own_rate[0]:9.0f}{own_rate[1]:10.0f}{own_rate[1] / own_rate[0]:10.2f}")
-    data["per_s"] = own_rate
-    return lines, data
+        for way, per_second in rates.items():
+            per_second.append(await _rate(way, seconds))
+    per_s = [statistics.median(rates[way]) for way in (direct, http)]
+    shown = {"clients": str(CLIENTS), "direct": per_s[0], "gateway": per_s[1], "share": per_s[1] / per_s[0]}
+    return rows, shown
 
 
 async def _rate(way: Way, seconds: float) -> float:

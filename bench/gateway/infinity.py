@@ -10,12 +10,12 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from bench.common.front_variants import ENGINES, publish_variant
-from bench.common.output import BUILD, FOLDER, Output, empty
+from bench.common.output import BUILD, FOLDER, Output, Row, empty
 from bench.common.server import loaded_server
+from bench.common.systems import HttpServer
 from bench.common.text_bench import CHECKPOINT, TextBench, TextScale
-from bench.encode.infinity import HttpServer, infinity_servers
 from bench.gateway.ways import wait_listed
-from bench.peers.infinity import Engine
+from bench.peers.infinity import Engine, infinity_servers
 from shapeshift.cli.gateway import child
 from shapeshift.engines import manifest
 from shapeshift.triton.embedded.free_ports import free_ports
@@ -45,28 +45,20 @@ def measure(output: Output, requests: int, rounds: int) -> None:
         for system in (*ours, *others):
             system.closed(bench.texts["short"], 8, requests // 4)
         bench.closed([*ours, *others])
-    output.say(_table(bench, [one.name for one in ours], [one.name for one in others]))
-    output.data["infinity"] = bench.records()
+    rows = ratios(bench, [one.name for one in ours], [one.name for one in others])
+    output.say(bench.tables("short"))
+    output.table("over the better one of infinity's engines", rows)
+    output.data |= {"infinity": bench.records(), "infinity ratios": rows}
 
 
-def _table(bench: TextBench, ours: list[str], others: list[str]) -> str:
-    """Rates, then processor times; below each, how far ours is ahead of the better one of infinity's engines."""
-    names = [*ours, *others]
-    lines = ["\nshort texts over HTTP, medians" + " " * 12 + "".join(f"{name:>20}" for name in names)]
-    for clients in CONCURRENCIES:
-        load = f"closed {clients}"
-        rate = {name: bench.per_second("short", load, name) for name in names}
-        best = max(rate[name] for name in others)
-        spent = {name: bench.processor_ms("short", load, name) for name in names}
-        least = min(spent[name] for name in others)
-        lines += [
-            _line(f"{clients} clients, texts/s", rate, 0),
-            _line("over the best of infinity", {name: rate[name] / best for name in ours}, 2),
-            _line(f"{clients} clients, ms of processors a text", spent, 1),
-            _line("of the best of infinity, over it", {name: least / spent[name] for name in ours}, 2),
-        ]
-    return "\n".join(lines)
-
-
-def _line(label: str, values: dict[str, float], digits: int) -> str:
-    return f"{label:42}" + "".join(f"{value:20.{digits}f}" for value in values.values())
+def ratios(bench: TextBench, ours: list[str], others: list[str]) -> list[Row]:
+    """How far each of ours is ahead, by rate and by processor time."""
+    rows: list[Row] = []
+    for load in [f"closed {clients}" for clients in CONCURRENCIES]:
+        best = max(bench.per_second("short", load, name) for name in others)
+        least = min(bench.processor_ms("short", load, name) for name in others)
+        for name in ours:
+            rate = bench.per_second("short", load, name) / best
+            spent = least / bench.processor_ms("short", load, name)
+            rows.append({"system": name, "load": load, "texts/s": rate, "processor time": spent})
+    return rows

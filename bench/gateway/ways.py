@@ -81,7 +81,8 @@ class HttpWay:
         self._port = int(port)
         self._free: list[Connection] = []
         self._embed = self._request("embeddings", {"model": "encode", "input": TEXT, "encoding_format": "base64"})
-        self._generate = self._generation("generate", TOKENS)
+        completion = {"model": "generate", "prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+        self._generate = self._request("completions", completion)
 
     async def wait_ready(self) -> None:
         end = time.monotonic() + _READY_S
@@ -120,16 +121,6 @@ class HttpWay:
         await reader.readuntil(b"\r\n0\r\n\r\n")
         self._free.append(connection)
         return times[0] - start, (times[-1] - times[0]) / max(1, len(times) - 1)
-
-    async def ask(self, model: str, tokens: int) -> Connection:
-        """A connection of its own on which a stream of so many tokens has been asked for."""
-        connection = await asyncio.open_connection(self._host, self._port)
-        connection[1].write(self._generation(model, tokens))
-        return connection
-
-    def _generation(self, model: str, tokens: int) -> bytes:
-        asked = {"model": model, "prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "stream": True}
-        return self._request("completions", asked)
 
     async def _sent(self, request: bytes) -> Connection:
         connection = self._free.pop() if self._free else await asyncio.open_connection(self._host, self._port)

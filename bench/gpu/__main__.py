@@ -7,6 +7,8 @@ small sizes on the CPU, in seconds. Rehearsals write to build/bench/gpu/, measur
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import sys
 import time
 import traceback
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.output import FOLDER, progress
-from bench.gpu import adapters, decode, engines, images, memory, mixed, report, trace
+from bench.gpu import adapters, decode, engines, images, memory, mixed, trace
 from bench.gpu.device import Device
 from bench.gpu.part import Part, Row
 from client.report import head
@@ -32,12 +34,12 @@ PARTS: dict[str, Part[Any]] = {
 }
 
 
-def main(given: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Measure the parts, print each row when it is there, and write a profile for each part."""
-    options = _options(given)
+    options = _options(arguments)
     is_rehearsal = options.rehearse or not has_nvidia_gpu()
     device = Device(None if is_rehearsal else options.device)
-    command = " ".join(["python -m bench.gpu", *(sys.argv[1:] if given is None else given)])
+    command = " ".join(["python -m bench.gpu", *(sys.argv[1:] if arguments is None else arguments)])
     about: dict[str, Any] = {"command": command, "seed": options.seed, "precision": device.precision}
     about |= {"rehearsal": True} if is_rehearsal else {}
     print(head({"settings": about, "hardware": device.describe()}), flush=True)
@@ -51,10 +53,7 @@ def main(given: list[str] | None = None) -> int:
             device.free()
             continue
         folder = FOLDER / "gpu" / "rehearsal" if is_rehearsal else Path("profiles")
-        print(f"written: {report.write(folder, name, {**about, 'hardware': device.describe()}, rows)}")
-        plot = FOLDER / "gpu" / f"{name}.png"
-        if report.plot_step_curve(plot, rows):
-            print(f"written: {plot}")
+        print(f"written: {write(folder, name, {**about, 'hardware': device.describe()}, rows)}")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
@@ -63,32 +62,42 @@ def main(given: list[str] | None = None) -> int:
 def run(part: Part[Any], device: Device, seed: int) -> list[Row]:
     """The rows of a part, printed. No row is begun after its minutes; then it says so."""
     print(f"{part.what}:", flush=True)
-    found, end = [], time.monotonic() + 60 * part.minutes
+    rows, end = [], time.monotonic() + 60 * part.minutes
     for row in part.measure(device, part.rehearsal if device.number is None else part.full, seed):
         progress()
-        print(report.line(row), flush=True)
-        found.append(row)
+        # Without the columns that the row does not have.
+        print("  " + ", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+        rows.append(row)
         if time.monotonic() > end:
             print(f"  stopped after {part.minutes:g} minutes; what is left is not measured", flush=True)
             break
     device.free()
-    return found
+    return rows
 
 
-def _options(given: list[str] | None) -> argparse.Namespace:
+def write(folder: Path, part: str, head: dict[str, Any], rows: list[Row]) -> Path:
+    """Write the profile of a part, which is named after it and its hardware; returns the file."""
+    name = str(head["hardware"].get("gpu") or head["hardware"]["cpu"]).partition(",")[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"gpu-{part}-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
+    file.write_text(json.dumps({**head, "part": part, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    return file
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--parts", type=_parts, default=list(PARTS), help=f"of {','.join(PARTS)}; all by default")
     parser.add_argument("--device", type=int, default=0, help="number of the GPU (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and texts (%(default)s)")
     parser.add_argument("--rehearse", action="store_true", help="small sizes on the CPU, also where there is a GPU")
-    return parser.parse_args(given)
+    return parser.parse_args(arguments)
 
 
 def _parts(text: str) -> list[str]:
-    found = text.split(",")
-    for name in found:
+    names = text.split(",")
+    for name in names:
         require(name in PARTS, "--parts", name, f"of {', '.join(PARTS)}")
-    return found
+    return names
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
         first[name] = report.first_ms(runs, 99)
         row = {"system": name, "requests/s": round(rate, 2), "first token p99, ms": round(first[name], 1)}
         theirs = next(iter(first.values()))
-        loaded = {"MiB loaded a request": round(report.megabytes(runs), 1)}
+        loaded = {"MiB loaded a request": round(report.record(runs)["mb_per_request"], 1)}
         yield row | {"S-LoRA's order / it": ratio(theirs, first[name])} | loaded
 
 

@@ -1,9 +1,9 @@
 """llama.cpp's batches: `python -m bench.peers.llama_cpp_worker FILE THREADS CACHE MAX_LENGTH`.
 
 Runs in its own environment, on a file made by llama_cpp_export.py. CACHE: the type of keys and values; MAX_LENGTH:
-the tokens of a request. Requests join
-between two calls of the library; each call has a token of every request that runs, or all of a prompt. The sequences
-share one cache, which is far faster on a CPU than one for each. The most likely token is taken.
+the tokens of a request. Requests join between two calls of the library; each call has a token of every request that
+runs, or all of a prompt. The sequences share one cache, which is far faster on a CPU than one for each. The most likely
+token is taken.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import llama_cpp as library
 import numpy as np
 
-from bench.peers.decode_worker import DecodeRequest, Replayed, send, serve
+from bench.peers.protocol import DecodeRequest, Replayed, send, serve_decoding
 
 SEQUENCES = 32
 CACHES = {"f32": 0, "f16": 1, "q8_0": 8}
@@ -55,8 +55,8 @@ class Batches:
     def replay(self, requests: list[DecodeRequest]) -> Replayed:
         due: queue.SimpleQueue[tuple[int, DecodeRequest]] = queue.SimpleQueue()
         start = send(requests, lambda number, request: due.put((number, request)))
-        stamps: list[list[float]] = [[] for _ in requests]
-        tokens: list[list[int]] = [[] for _ in requests]
+        replayed = Replayed.empty(len(requests))
+        stamps, tokens = replayed.stamps, replayed.tokens
         running: list[Running] = []
         free = list(range(SEQUENCES))
         left, calls = len(requests), 0
@@ -77,7 +77,8 @@ class Batches:
                     free.append(one.sequence)
                     left -= 1
             running = [one for one in running if len(tokens[one.number]) < requests[one.number].new_tokens]
-        return Replayed(stamps, tokens, {"iterations": calls})
+        replayed.extra["iterations"] = calls
+        return replayed
 
     def _decode(self, running: list[Running]) -> None:
         batch, at = self._batch, 0
@@ -101,4 +102,4 @@ class Batches:
 
 if __name__ == "__main__":
     file, threads, cache, max_length = sys.argv[1:]
-    serve(Batches(file, int(threads), cache, int(max_length)).replay)
+    serve_decoding(Batches(file, int(threads), cache, int(max_length)).replay)

@@ -15,7 +15,7 @@ import numpy as np
 import openvino
 import openvino_genai as genai
 
-from bench.peers.decode_worker import DecodeRequest, Replayed, send, serve
+from bench.peers.protocol import DecodeRequest, Replayed, send, serve_decoding
 
 CACHE_GB = 2
 SEQUENCES = 32
@@ -40,8 +40,8 @@ class Pipeline:
     def replay(self, requests: list[DecodeRequest]) -> Replayed:
         due: queue.SimpleQueue[tuple[int, DecodeRequest]] = queue.SimpleQueue()
         start = send(requests, lambda number, request: due.put((number, request)))
-        stamps: list[list[float]] = [[] for _ in requests]
-        tokens: list[list[int]] = [[] for _ in requests]
+        replayed = Replayed.empty(len(requests))
+        stamps, tokens = replayed.stamps, replayed.tokens
         running: dict[int, Any] = {}
         left, steps = len(requests), 0
         while left:
@@ -59,7 +59,8 @@ class Pipeline:
                 if len(tokens[number]) >= requests[number].new_tokens:
                     del running[number]
                     left -= 1
-        return Replayed(stamps, tokens, {"iterations": steps})
+        replayed.extra["iterations"] = steps
+        return replayed
 
     def _add(self, request: DecodeRequest) -> Any:
         config = genai.GenerationConfig()
@@ -73,4 +74,4 @@ class Pipeline:
 
 if __name__ == "__main__":
     folder, precision, threads, cache = sys.argv[1:]
-    serve(Pipeline(folder, precision, int(threads), cache).replay)
+    serve_decoding(Pipeline(folder, precision, int(threads), cache).replay)

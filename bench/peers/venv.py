@@ -11,7 +11,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,15 +105,9 @@ class PeerVenv:
         unfinished.replace(self._stamp)
 
     def _run(self, command: Sequence[str]) -> None:
-        """Run a command with its output in the log, without the user's PYTHONPATH and site settings."""
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-        with self.log.open("ab") as log:
-            code = subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode
-        if code != 0:
-            raise UnsupportedError(
-                f"cannot make the environment of peer {self.name!r}: {' '.join(command)} exited {code}; "
-                f"{self.log} ends\n{tail(self.log)}"
-            )
+        """Run a command without the user's PYTHONPATH and site settings."""
+        plain = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+        run_logged(f"environment of peer {self.name!r}", command, self.log, plain)
 
 
 def without_torch(name: str, build: Path) -> PeerVenv:
@@ -133,6 +127,21 @@ def main() -> int:
         print(f"bench.peers.venv: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def run_logged(
+    what: str,
+    command: Sequence[object],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> None:
+    """Run a command, and append its output to `log`. Raises UnsupportedError with the end of the log if it fails."""
+    words = [str(word) for word in command]
+    with log.open("ab") as output:
+        code = subprocess.run(words, stdout=output, stderr=output, env=environment, cwd=cwd, check=False).returncode
+    if code != 0:
+        raise UnsupportedError(f"{what}: {' '.join(words)} exited with status {code}; {log} ends\n{tail(log)}")
 
 
 def tail(log: Path, lines: int = 15) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -50,7 +49,7 @@ class Cell:
         """Serve the requests through Triton; a row of the table."""
         folder = WORK_FOLDER / "emulated"
         shutil.rmtree(folder, ignore_errors=True)
-        stated = {
+        parameters = {
             "bins": ",".join(map(str, edges())),
             "time_scale": f"{self.slower:g}",
             "slo_ms": f"{SLO_MS * self.slower:g}",
@@ -62,7 +61,7 @@ class Cell:
             "max_queue_ms": 0,
             **scheme.parameters(),
         }
-        repository = emulated_front(folder, "emulated", self._tokens.tolist(), **stated)
+        repository = emulated_front(folder, "emulated", self._tokens.tolist(), **parameters)
         with running_fleet(folder, (repository,), {"emulated": self.workers}, self.period_s) as running:
             requests = planned(self._at_s, self._tokens, self.seed)
             with ForeignLoad() as foreign:
@@ -102,14 +101,3 @@ class Cell:
             "retries": 0,
             "foreign": 0.0,
         }
-
-
-def lines(title: str, rows: list[dict[str, object]]) -> Iterator[str]:
-    """The table."""
-    yield f"\n{title}"
-    yield f"  {'':38}{'':>10}{'mean ms':>10}{'p98 ms':>10}{'requests':>9}{'failed':>7}{'retries':>8}{'foreign':>8}"
-    for row in rows:
-        yield (
-            f"  {row['scheme']:38}{row['what']:>10}{row['mean_ms']:10.1f}{row['p98_ms']:10.1f}"
-            f"{row['requests']:9}{row['failed']:7}{row['retries']:8}{row['foreign']:8.2f}"
-        )

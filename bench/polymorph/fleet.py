@@ -42,8 +42,8 @@ class LatencyCurve:
 
 def read_curve(path: Path = PROFILE) -> LatencyCurve:
     """The curve in a file of `profiles/`."""
-    given = json.loads(path.read_text())
-    return LatencyCurve(tuple(given["lengths"]), tuple(given["latency_ms"]))
+    curve = json.loads(path.read_text())
+    return LatencyCurve(tuple(curve["lengths"]), tuple(curve["latency_ms"]))
 
 
 def emulated_front(folder: Path, name: str, tokens: Sequence[int], **parameters: object) -> Path:
@@ -59,7 +59,7 @@ def emulated_front(folder: Path, name: str, tokens: Sequence[int], **parameters:
     curve = read_curve()
     (source / "profile.json").write_text(json.dumps({"lengths": curve.lengths, "latency_ms": curve.latency_ms}))
     (source / "lengths.json").write_text(json.dumps(np.bincount(tokens)[1:].tolist()))
-    stated = {
+    settings = {
         "length_histogram": "lengths.json",
         "checkpoint": str((BUILD / "checkpoints" / "all-MiniLM-L6-v2").resolve()),
         "provider": "emulated",
@@ -71,7 +71,7 @@ def emulated_front(folder: Path, name: str, tokens: Sequence[int], **parameters:
         "placement": "partitioned",
         **parameters,
     }
-    for field, value in stated.items():
+    for field, value in settings.items():
         model_config.set_parameter(config, field, str(value))
     model_config.write(config, source / "config.pbtxt")
     paths = BuildPaths(Path.cwd(), (folder / "build").resolve(), (folder / "source").resolve())
@@ -83,21 +83,9 @@ def emulated_front(folder: Path, name: str, tokens: Sequence[int], **parameters:
 
 @dataclass(frozen=True)
 class Fleet:
-    """A running server and its schedulers, the last of which is current."""
+    """A running server with its scheduler."""
 
     server: TritonServer
-    scheduler_command: list[str]
-    schedulers: list[subprocess.Popen[bytes]]
-
-    @property
-    def run_directory(self) -> Path:
-        """Where server and scheduler keep their files."""
-        return self.server.settings.run_directory
-
-    def start_scheduler(self) -> None:
-        """Start a scheduler process."""
-        log = (self.run_directory / "sidecar.log").open("ab")
-        self.schedulers.append(subprocess.Popen(self.scheduler_command, stdout=log, stderr=log))
 
     def samples(self) -> Samples:
         """The metrics now; empty while the server does not answer."""
@@ -130,14 +118,14 @@ def running_fleet(
         command = [sys.executable, "-m", "shapeshift.cli.main", "sidecar", "--build", str(folder)]
         command += ["--server", server.grpc_url, "--metrics", server.metrics_url, "--plan-period", f"{period_s:g}"]
         command += [part for repository in repositories for part in ("--repository", str(repository))]
-        running = Fleet(server, command, [])
-        running.start_scheduler()
+        running = Fleet(server)
+        with (server.settings.run_directory / "scheduler.log").open("ab") as log:
+            scheduler = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             for front, workers in fronts.items():
                 if workers:
                     running.wait_joined(front, workers)
             yield running
         finally:
-            for process in running.schedulers:
-                process.kill()
-                process.wait()
+            scheduler.kill()
+            scheduler.wait()

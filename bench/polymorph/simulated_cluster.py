@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from bench.common.output import Row
 from bench.polymorph.emulated_server import SLO_MS, edges
 from bench.polymorph.fleet import LatencyCurve, read_curve
 from bench.polymorph.schemes import ALLOCATIONS, DISPATCHES, INFAAS, OURS, PAPER, SchemeSettings, model
@@ -20,8 +20,6 @@ _DYNAMIC_SLOWER = 1.3
 """Assumed time of a dynamic engine over that of a static one of the same length: between our measurements in f32
 (1.0 to 1.2) and the paper's TensorRT."""
 
-Row = dict[str, Any]
-
 
 def tables(duration_s: float, seed: int) -> Iterator[tuple[str, list[Row]]]:
     """Titles and rows."""
@@ -30,7 +28,7 @@ def tables(duration_s: float, seed: int) -> Iterator[tuple[str, list[Row]]]:
     for load, drift in ((0.6, 0.1), (0.7, 0.2), (0.8, 0.1)):
         traffic = Traffic(load, drift=drift, drift_s=1200.0, duration_s=duration_s)
         rows = [_row(name, _serve(curve, workers, traffic, seed, settings)) for name, settings in ALLOCATIONS.items()]
-        rows.append(_row("M/D/1 + earliest finish", _serve(curve, workers, traffic, seed, OURS)))
+        rows.append(_row("ours", _serve(curve, workers, traffic, seed, OURS)))
         yield f"Table 3, allocations: {workers} workers, {traffic}", rows
     for count in (25, 80):
         traffic = Traffic(0.7, bursty=True, drift=0.1, drift_s=1200.0, duration_s=duration_s)
@@ -78,7 +76,7 @@ def _systems(curve: LatencyCurve, workers: int, traffic: Traffic, seed: int) -> 
     balanced = Scheme("even", dispatch="intra_group")
     for name, single in _single(curve).items():
         yield _row(name, run(single, workers, at_s, tokens, balanced))
-    for name, settings in {"INFaaS": INFAAS, "Arlo": PAPER, "M/D/1 + earliest finish": OURS}.items():
+    for name, settings in {"INFaaS": INFAAS, "Arlo": PAPER, "ours": OURS}.items():
         yield _row(name, _serve(curve, workers, traffic, seed, settings))
 
 
@@ -91,7 +89,7 @@ def _scaled(curve: LatencyCurve, workers: int, traffic: Traffic, seed: int) -> I
     for name, settings, scaling in (
         ("INFaaS", INFAAS, "headroom"),
         ("Arlo", PAPER, "target"),
-        ("M/D/1 + earliest finish", OURS, "target"),
+        ("ours", OURS, "target"),
     ):
         scheme = replace(settings.simulated(_PERIOD_S, _CHANGE_S), scaling=scaling, max_workers=100)
         yield _row(name, run(whole, workers, at_s, tokens, scheme))
@@ -105,13 +103,3 @@ def _row(name: str, result: Result) -> Row:
         "workers": result.mean_workers,
         "requests": len(result.latency_ms),
     }
-
-
-def lines(title: str, rows: list[Row]) -> Iterator[str]:
-    """A table."""
-    yield f"\nsimulated: {title}"
-    yield f"  {'':30}{'mean ms':>10}{'p98 ms':>10}{'workers':>9}{'requests':>10}"
-    for row in rows:
-        yield (
-            f"  {row['scheme']:30}{row['mean_ms']:10.1f}{row['p98_ms']:10.1f}{row['workers']:9.2f}{row['requests']:10}"
-        )

@@ -26,9 +26,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.common.output import BUILD, FOLDER, Output, empty, name_of_parts
+from bench.common.output import BUILD, FOLDER, Output, name_of_parts
 from bench.common.server import running_server
-from bench.token_adapt import plots, report, systems, vit_base
+from bench.token_adapt import report, systems, vit_base
 from bench.token_adapt.cells import measure_capacity
 from bench.token_adapt.loads import representatives
 from bench.token_adapt.part import FULL, QUICK, Part, Scale
@@ -57,9 +57,8 @@ def emulated_part(scale: Scale, profile: Path) -> tuple[Part, dict[str, Any]]:
     with running_server([scheme.slug for scheme in schemes.values()], (repository,)) as server:
 
         def of(load: str) -> Sequence[Scheme]:
-            wanted = [OURS, PAPER, PETS, infaas, systems.fixed(-15)]
-            wanted += [PLANNED] * (load.startswith("1.2") and scale.bursty)
-            return list(_by_name([*wanted, best[load]]).values())
+            planned = [PLANNED] * (load.startswith("1.2") and scale.bursty)
+            return list(_by_name([OURS, PAPER, PETS, infaas, systems.fixed(-15), *planned, best[load]]).values())
 
         part.measure(server.grpc_url, of, scale.at_once)
     return part, {"load_ms": {vit_base.SIZES[size][0]: round(ms) for size, ms in switch_ms.items()}}
@@ -89,8 +88,8 @@ def demo_part(scale: Scale) -> tuple[Part, dict[str, Any]]:
     with running_server([scheme.slug for scheme in schemes.values()], (repository,)) as server:
 
         def of(load: str) -> Sequence[Scheme]:
-            wanted = [OURS, PAPER, PETS, best[load], *[systems.fixed(like_15)] * load.startswith("1.2")]
-            return list(_by_name(wanted).values())
+            further = [systems.fixed(like_15)] * load.startswith("1.2")
+            return list(_by_name([OURS, PAPER, PETS, best[load], *further]).values())
 
         part.measure(server.grpc_url, of, 1)
     tasks = {name: task.name for name, task in representatives(model.tasks).items()}
@@ -104,7 +103,7 @@ def _by_name(schemes: Sequence[Scheme]) -> Mapping[str, Scheme]:
 
 
 def main() -> int:
-    """Measure, print, and write tables, data and plots to build/bench/."""
+    """Measure, print, and write tables and data to build/bench/."""
     parser = argparse.ArgumentParser(prog="python -m bench.token_adapt", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="under 3 minutes: one seed, one rate, short cells")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
@@ -121,23 +120,20 @@ def main() -> int:
         "seeds": ",".join(map(str, scale.seeds)),
         "cells": f"emulated {scale.emulated_s:g} s, demo {scale.demo_s:g} s, after {scale.warm_up_s:g} s of warm-up",
     }
-    file_name = name_of_parts("token_adapt", names, PARTS)
-    figures = FOLDER / file_name
-    empty(figures)
-    output = Output("token_adapt", settings, file_name)
-    output.data["cells"] = []
+    output = Output("token_adapt", settings, name_of_parts("token_adapt", names, PARTS))
+    output.data |= {"cells": [], "ratios": []}
     try:
         for name in names:
             part, further = emulated_part(scale, options.profile) if name == "emulated" else demo_part(scale)
-            output.say("\n".join([*report.tables(part.results), *report.ratios(part.results)]))
+            output.say(report.tables(part.results))
             output.say("\n" + ", ".join(f"{key}: {value}" for key, value in further.items()))
             output.data["cells"] += report.records(part.results)
-            plots.draw(name, part.model, part.results, part.fixed, figures)
+            output.data["ratios"] += [{"what": part.results.what, **row} for row in report.ratios(part.results)]
     except ShapeshiftError as error:
         print(f"make bench: {error}", file=sys.stderr)
         return 2
     output.say(f"\ntook {time.monotonic() - start:.0f} s")
-    output.save([f"{file_name}/*.png"])
+    output.save()
     return 0
 
 

@@ -1,7 +1,6 @@
 """Latencies of ViT-Base (random weights) by gamma and batch size: `python -m bench.token_adapt.vit_profile`.
 
-Every round runs every engine at every batch size once, in a new random order. Samples are kept in a file: a run that
-`--seconds` ends continues when it is started again; `--afresh` discards them. For one thread the result is processor
+Every round runs every engine at every batch size once, in a new random order. For one thread the result is processor
 time, which other processes disturb least; for several threads it is wall-clock time.
 """
 
@@ -9,23 +8,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
+import shutil
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
 
-from bench.token_adapt.vit_cells import Cell, Samples, calls, opened
+from shapeshift.build_engines.image.engines import ImageEngineBuilder, folder_of
 from shapeshift.build_engines.image.plan import ImageFrontConfig, ImagePlan, plan
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.progress import Progress
-from shapeshift.token_adapt.checkpoints.weights import as_timm
+from shapeshift.token_adapt.checkpoints.weights import as_timm, read_model
 from shapeshift.token_adapt.model.architecture import Architecture
 from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
+from shapeshift.token_adapt.model.gamma_module import GammaModule
 from shapeshift.token_adapt.model.manifest import BATCHES
 from shapeshift.token_adapt.model.schedule import activation_mb, count_multiplications, expand, output_tokens
 from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
@@ -36,26 +39,24 @@ SIZES = {"vit_small": (384, 12, 6), "vit_base": (768, 12, 12), "vit_large": (102
 PATCH, IMAGE = 16, 224
 
 
+class Cell(NamedTuple):
+    """One engine, or the eager model, at one batch size."""
+
+    gamma: int
+    images: int
+    eager: bool
+
+
 def main() -> int:
-    """Build the engines, measure, print the result as JSON and write it to --to; returns 1 if time runs out."""
+    """Build the engines, measure, print the result as JSON and write it to --to."""
     options = arguments()
     torch.set_num_threads(options.threads)
     progress = Progress(options.model)
     planned = plan_model(options, Path("build/bench/vit_profile").resolve())
-    ready = opened(planned, progress)
     batches = [int(part) for part in options.batches.split(",")]
-    wanted = [Cell(gamma, count, False) for gamma in ready for count in batches]
-    wanted += [Cell(gamma, options.eager, eager) for gamma in ready for eager in (True, False) if options.eager]
-    samples = Samples(planned.front.folder / "samples.json", planned.key(), options.afresh)
-    done = samples.measure(calls(ready, set(wanted)), options.rounds, options.most_ms, options.seconds, progress)
+    times = measure(calls(planned, batches, options.eager, progress), options.rounds, options.most_ms, progress)
     progress.done()
-    if not done:
-        print(
-            f"{samples.left} of {len(set(wanted))} cells are left: run the command again to continue", file=sys.stderr
-        )
-        return 1
-    result = report(options, planned, samples.times, batches)
-    text = json.dumps(result, indent=1)
+    text = json.dumps(report(options, planned, times, batches), indent=1)
     print(text)
     if options.to:
         options.to.write_text(text + "\n", encoding="utf-8")
@@ -78,10 +79,48 @@ def arguments() -> argparse.Namespace:
         "--most-ms", type=float, default=6000.0, help="no more samples of a cell once they take this long in all"
     )
     parser.add_argument("--eager", type=int, default=0, metavar="BATCH", help="also time the eager model at this batch")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop measuring after this time")
-    parser.add_argument("--afresh", action="store_true", help="discard the samples of earlier runs")
     parser.add_argument("--to", type=Path)
     return parser.parse_args()
+
+
+def calls(
+    planned: ImagePlan, batches: Sequence[int], eager: int, progress: Callable[[str], None]
+) -> dict[Cell, Callable[[], object]]:
+    """Build and open the engines: the call that each cell measures."""
+    work = planned.front.folder / "engines"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    engines = ImageEngineBuilder(planned, work, progress)
+    model, _, _ = read_model(planned.checkpoint.folder)
+    cells: dict[Cell, Callable[[], object]] = {}
+    for gamma in planned.gammas:
+        engines.build_gamma(gamma)
+        runtime = planned.provider.open(work / folder_of(gamma), planned.precision, planned.threads)
+        module, engine = GammaModule(model, gamma).eval(), runtime.engine(None, None)
+        for images in {*batches, *([eager] if eager else [])}:
+            example = module.example(images)
+            cells[Cell(gamma, images, False)] = lambda engine=engine, example=example: engine.run(example)  # type: ignore[misc]
+        if eager:
+            example = module.example(eager)
+            cells[Cell(gamma, eager, True)] = lambda module=module, example=example: module.features(example)  # type: ignore[misc]
+    return cells
+
+
+def measure(
+    cells: Mapping[Cell, Callable[[], object]], rounds: int, most_ms: float, progress: Callable[[str], None]
+) -> dict[Cell, list[tuple[float, float]]]:
+    """Wall-clock and processor milliseconds of each cell's calls, which an unmeasured round precedes."""
+    times: dict[Cell, list[tuple[float, float]]] = {cell: [] for cell in cells}
+    for turn in range(rounds + 1):
+        order = [cell for cell, pairs in times.items() if sum(wall for wall, _ in pairs) < most_ms]
+        for number, cell in enumerate(random.Random(turn).sample(order, len(order))):
+            progress(f"round {turn}, gamma {cell.gamma}, batch {cell.images}: {number} of {len(order)}")
+            wall, processor = time.perf_counter(), time.process_time()
+            cells[cell]()
+            if turn:
+                took = (time.perf_counter() - wall) * 1e3, (time.process_time() - processor) * 1e3
+                times[cell].append(took)
+    return times
 
 
 def plan_model(options: argparse.Namespace, work: Path) -> ImagePlan:
@@ -98,8 +137,8 @@ def plan_model(options: argparse.Namespace, work: Path) -> ImagePlan:
         torch.nn.init.normal_(model.position, std=0.02)
         save_file(as_timm(model), folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps({"architecture": f"{options.model}_patch{PATCH}_{IMAGE}"}))
-    own = ImageEngineSettings(str(folder), options.provider, options.precision, options.gammas)
-    front = ImageFrontConfig(options.model, folder, None, own, TokenAdaptSettings(threads=options.threads))
+    settings = ImageEngineSettings(str(folder), options.provider, options.precision, options.gammas)
+    front = ImageFrontConfig(options.model, folder, None, settings, TokenAdaptSettings(threads=options.threads))
     return plan(front, BuildPaths(work, work, work), has_tasks=True)
 
 

@@ -10,9 +10,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from bench.cascade import datasets, measurements, packing, plots, report, task_bench
+from bench.cascade import datasets, measurements, report, task_bench
 from bench.cascade.measurements import Measurements
-from bench.cascade.report import Row
+from bench.cascade.report import System
 from bench.common import public_data
 from shapeshift.cascade.candidates import Candidate, CandidateTable, Gap, LevelModel
 from shapeshift.cascade.profiling.observation import ModelRunner
@@ -79,42 +79,22 @@ def test_pruned_texts_are_measured_apart(measured: Measurements) -> None:
     onward = ours.level == 2
     assert (ours.pruned[onward] == 1).all() and not ours.pruned[~onward].any()
     np.testing.assert_allclose(ours.last_ms[onward], 2)
-    (line,) = report.pruning(measured, ours, candidate(alpha=0.5))
+    line = report.pruning(measured, ours, candidate(alpha=0.5))
     assert "33.3% of words pruned" in line and "3.000 > 2.000 ms" in line
 
 
 def test_tables_say_what_was_measured(measured: Measurements) -> None:
     ours = measurements.run_cascade(measured, TABLE, candidate(), seed=0)
-    rows = [Row("always large", measurements.run_single(measured, "large")), Row("ours", ours)]
-    text = report.table("title", rows)
-    assert "100.00%" in text and "75.0%" in text
-    early, onward = report.by_level(measured, ours, candidate())
-    assert "75.0% of texts" in early and "small 100.00%" in early and "small 0.00%" in onward
-    (bound,) = report.bound(measured, ours, candidate())
+    always, cascade = report.rows(
+        [System("always large", measurements.run_single(measured, "large")), System("ours", ours)]
+    )
+    assert always["accuracy"] == 1.0 and always["of the first"] == 1.0
+    assert cascade["system"] == "ours" and cascade["early"] == 0.75
+    early, onward = report.by_level(measured, ours, candidate()).splitlines()[-2:]
+    assert early.split()[2:] == ["0.75", "1", "1", "1"] and onward.split()[2:] == ["0.25", "1", "0", "1"]
+    bound = report.bound(measured, ours, candidate())
     assert "p 0.250" in bound and "ratio 1.00" in bound
-    (levels,) = report.levels(rows[1:])
-    assert "75.0%, 25.0%" in levels
-    plain = report.plain(rows[1])
-    assert plain["system"] == "ours" and plain["early"] == 0.75
-
-
-def test_cost_is_time_by_packing_factor(measured: Measurements) -> None:
-    packed = dataclasses.replace(measured, packing={"small": 3, "large": 1})
-    small, large = (Row(name, measurements.run_single(packed, name)) for name in ("small", "large"))
-    assert (small.cost, large.cost) == (1.0, 3.0)
-    ours = Row("ours", measurements.run_cascade(packed, TABLE, candidate(), seed=0))
-    assert ours.cost == pytest.approx(1.0 + 3.0 / 4)
-    assert Row("voting", measurements.run_voting(packed, ["small", "large"], [0.5, 0.5])).cost == 4.0
-
-
-@pytest.mark.parametrize(("slower", "wanted"), [([1.0, 1.2], 1), ([1.0, 1.05, 1.05, 1.3], 3), ([1.0] * 4, 4)])
-def test_packing_ends_when_copies_slow_each_other(
-    monkeypatch: pytest.MonkeyPatch, slower: list[float], wanted: int
-) -> None:
-    monkeypatch.setattr(packing, "cores", lambda: 4)
-    monkeypatch.setattr(packing, "ModelRunner", lambda engines, name: name)
-    monkeypatch.setattr(packing, "_median_ms", lambda models, texts: 7.0 * slower[len(models) - 1])
-    assert packing.factors(Path(), ["model"], TEXTS) == {"model": wanted}
+    assert "75.0%, 25.0%" in report.levels(System("ours", ours))
 
 
 def test_the_best_chain_is_the_fastest_that_loses_little() -> None:
@@ -136,11 +116,6 @@ def test_the_best_chain_is_the_fastest_that_loses_little() -> None:
     assert task_bench.best(table, task_bench.chains(table, 3)) is None
     with pytest.raises(NotFoundError, match="no cascade of task"):
         task_bench.best_chain(dataclasses.replace(table, candidates=(alone, made[3])))
-
-
-def test_plots_are_written(measured: Measurements, tmp_path: Path) -> None:
-    rows = [Row("ours", measurements.run_cascade(measured, TABLE, candidate(), seed=0))]
-    assert (tmp_path / plots.draw("task", rows, tmp_path)).stat().st_size > 1000
 
 
 def test_batches_hold_every_row_once() -> None:

@@ -17,7 +17,7 @@ from bench.fused_decode.loads import (
     check,
     max_length,
 )
-from bench.peers.decode_worker import DecodeRequest, Replayed
+from bench.peers.protocol import DecodeRequest, Replayed
 
 WORDS = range(10, 50)
 
@@ -65,8 +65,6 @@ def test_figures_of_a_run() -> None:
     assert run.latency_ms == pytest.approx([1000, 1000])
     assert run.first_token_ms == pytest.approx([500, 250])
     assert run.between_ms == pytest.approx([200, 300, 750])
-    instants, counts = run.progress()
-    assert instants.tolist() == [0.5, 0.7, 1.0, 1.25, 2.0] and counts.tolist() == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("stamps", [[[0.1]], [[0.2, 0.1]], [[0.1, 0.2, 0.3]]])

@@ -11,13 +11,13 @@ import pytest
 
 from bench.fused_decode.loads import Load
 from bench.fused_decode.systems import ConfiguredWorker, DecodeWorker
-from bench.peers.decode_worker import DecodeRequest, send
-from bench.peers.transformers_batches import Batches
+from bench.peers.protocol import DecodeRequest, send
+from bench.peers.transformers_decoding import Batches
 from shapeshift.errors import UnsupportedError
 
 ECHO = """
 import os, sys, multiprocessing, time
-from bench.peers.decode_worker import Replayed, serve
+from bench.peers.protocol import Replayed, serve_decoding
 child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,), daemon=True)
 child.start()
 def replay(requests, window_s=0.0):
@@ -27,7 +27,7 @@ def replay(requests, window_s=0.0):
     stamps = [[request.at_s + 0.5 * at for at in range(request.new_tokens)] for request in requests]
     tokens = [request.prompt * request.new_tokens for request in requests]
     return Replayed(stamps, tokens, {"child": child.pid, "window_s": window_s})
-serve(replay)
+serve_decoding(replay)
 """
 
 
@@ -85,8 +85,8 @@ def test_a_batch_starts_when_its_window_is_over(monkeypatch: pytest.MonkeyPatch)
             [7] * request.new_tokens for request in requests
         ]
 
-    monkeypatch.setattr("bench.peers.transformers_batches.generate", generate)
+    monkeypatch.setattr("bench.peers.transformers_decoding.generate", generate)
     requests = [DecodeRequest(0.0, [1], 1), DecodeRequest(0.0, [1], 2), DecodeRequest(1.5, [1], 1)]
-    assert Batches(None).replay(requests, 0.3).tokens == [[7], [7, 7], [7]]
-    assert Batches(None).replay(requests, 5.0).extra == {"batches": 1}
+    assert Batches(None, 1).replay(requests, 0.3).tokens == [[7], [7, 7], [7]]
+    assert Batches(None, 1).replay(requests, 5.0).extra == {"batches": 1}
     assert batches == [2, 1, 3]

@@ -12,7 +12,6 @@ import pytest
 from bench.gpu import __main__ as gpu_bench
 from bench.gpu.device import Device
 from bench.gpu.part import Part, Row
-from bench.gpu.report import line
 from shapeshift.errors import InvalidInputError
 from tests.sources import closure, imports
 from tests.token_adapt import timm_models
@@ -21,8 +20,6 @@ PROJECT = Path(__file__).resolve().parents[2]
 NEEDED = {"torch", "transformers", "peft", "timm"}
 # What these bring: numpy with each, safetensors with transformers.
 BROUGHT = {"numpy", "safetensors", "tokenizers"}
-# Imported where it is used, and done without where it is not installed.
-OPTIONAL = {"matplotlib"}
 
 
 def test_every_part_runs_and_writes_its_rows(
@@ -51,7 +48,6 @@ def test_every_part_runs_and_writes_its_rows(
     assert law["constant, ms"] > 0 and law["adapters, GB/s"] > 0
     assert [row["S-LoRA's order / it"] for row in systems][0] == 1.0 and len(systems) == 4
     assert all(row["first token p99, ms"] > 0 for row in systems)
-    assert (tmp_path / "gpu" / "engines.png").is_file()
     assert "static graphs, ms" in capsys.readouterr().out
 
 
@@ -87,8 +83,4 @@ def test_nothing_else_need_be_installed() -> None:
     files = {found for file in (PROJECT / "bench" / "gpu").glob("*.py") for found in closure(file, PROJECT)}
     tops = {module.partition(".")[0] for file in files for module, _ in imports(file, PROJECT)}
     outside = {top for top in tops if top not in sys.stdlib_module_names and not (PROJECT / top).is_dir()}
-    assert outside <= NEEDED | BROUGHT | OPTIONAL
-
-
-def test_a_row_as_text() -> None:
-    assert line({"rows": 2, "ms": 1.5}) == "  rows 2, ms 1.5"
+    assert outside <= NEEDED | BROUGHT

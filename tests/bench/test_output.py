@@ -41,3 +41,14 @@ def test_a_simulation_leaves_the_results_of_the_whole_bench(folder: Path, monkey
 def test_all_parts_in_any_order_are_the_whole_bench() -> None:
     assert output.name_of_parts("x", ["b", "a"], ("a", "b")) == "x"
     assert output.name_of_parts("x", ["a", "turns"], ("a", "b")) == "x-a-turns"
+
+
+def test_a_table_has_a_line_for_each_row_and_leaves_out_what_a_row_lacks() -> None:
+    text = output.table("what", [{"system": "ours", "ms": 1234.56, "failed": 0}, {"system": "others", "ms": 0.123456}])
+    assert text.splitlines() == [
+        "",
+        "what",
+        "  system      ms  failed",
+        "  ours      1235       0",
+        "  others  0.1235",
+    ]

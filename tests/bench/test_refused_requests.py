@@ -4,60 +4,63 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 from aiohttp import web
 
-from bench.common import systems
-from bench.common.systems import Outcome, TritonModel
+from bench.common.systems import HttpServer, Outcome, TritonModel
 from bench.common.text_bench import TextBench, TextScale
 from bench.encode import report
-from bench.peers import http_load
 from client.open_loop import INFER
-
-T = TypeVar("T")
-
-
-async def over_http(run: Callable[[str], Awaitable[T]]) -> T:
-    """What `run` returns of the URL of a server that refuses every other request."""
-    numbers = itertools.count()
-
-    async def embed(request: web.Request) -> web.Response:
-        return web.json_response({}, status=503 if next(numbers) % 2 else 200)
-
-    app = web.Application()
-    app.router.add_post("/embeddings", embed)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        return await run(f"http://127.0.0.1:{runner.addresses[0][1]}")
-    finally:
-        await runner.cleanup()
 
 
 @pytest.mark.parametrize("loop", ["closed", "open"])
-def test_refusals_over_http_are_counted(monkeypatch: pytest.MonkeyPatch, loop: str) -> None:
-    monkeypatch.setattr(http_load, "_PAUSE_S", 0.0)
+def test_refusals_over_http_are_counted_and_a_server_of_several_models_is_told_which(loop: str) -> None:
+    """A server that refuses every other request."""
+    bodies: list[dict[str, object]] = []
 
-    async def run(url: str) -> http_load.Load:
-        if loop == "closed":
-            return await http_load.closed_loop(url, ["a"], 2, count=10)
-        return await http_load.open_loop(url, ["a"], [0.0] * 10)
+    async def embed(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        return web.json_response({}, status=200 if len(bodies) % 2 else 503)
 
-    load = asyncio.run(over_http(run))
-    assert (len(load.latencies), load.failed) == (5, 5)
-    assert load.rate > 0 and not np.isnan(load.latencies).any()
+    app = web.Application()
+    app.router.add_post("/embeddings", embed)
+    with running(app) as url:
+        server = HttpServer("ours", url, "encode")
+        outcome = server.closed(["a"], 2, 10) if loop == "closed" else server.open(["a"], np.zeros(10))
+    assert (len(outcome.latency_ms), outcome.failed) == (5, 5)
+    assert outcome.per_second > 0 and not np.isnan(outcome.latency_ms).any()
+    assert bodies[0] == {"model": "encode", "input": ["a"], "encoding_format": "base64"}
 
 
-def test_refusals_of_triton_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(systems, "_PAUSE_S", 0.0)
+@contextmanager
+def running(app: web.Application) -> Iterator[str]:
+    """The URL of a server on a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def start() -> web.AppRunner:
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return runner
+
+    runner = asyncio.run_coroutine_threadsafe(start(), loop).result(60)
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(60)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+
+
+def test_refusals_of_triton_are_counted() -> None:
     numbers = itertools.count()
 
     def infer(request: bytes, context: Any) -> bytes:
@@ -89,7 +92,9 @@ def test_a_baseline_that_answers_nothing_has_a_row() -> None:
             bench.outcomes["short", load, name] = [outcome]
             bench.own_ms["short", load, name] = bench.foreign["short", load, name] = [1.0]
     with np.errstate(divide="ignore"):
-        lines = report.tables(bench, "f32", {"short": 100.0}).splitlines()
-    (row,) = [line for line in lines if line.startswith(f"  {report.STATIC} ") and "nan" in line][:1]
-    assert row.split()[-2] == "3"
-    assert any(line.split()[-1] == "inf" for line in lines if "throughput over ST" in line)
+        rows = {row["of"]: row for row in report.ratios(bench)}
+        text = report.tables(bench, {"short": 100.0})
+    assert rows["short, closed 8, over ST: texts/s; p98"]["value"] == np.inf
+    assert [line.split()[1:7] for line in text.splitlines() if line.startswith(f"  {report.STATIC} ")][0] == [
+        *("1", "0", "nan", "nan", "nan", "3")
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.shared_cores.shares import Cell, loads, pair_shares, table
+from bench.shared_cores import Cell, alone_rows, loads, pair_rows
 
 
 def test_every_model_alone_and_every_pair() -> None:
@@ -21,11 +21,10 @@ def test_shares_are_of_half_the_rate_alone_in_the_same_round() -> None:
 
     # The second round has twice the foreign load: the rates alone are halved, the shares stay.
     rounds = [cells(100.0, 60.0, 20.0, 1.5), cells(50.0, 30.0, 20.0, 1.5), cells(100.0, 50.0, 10.0, 2.0)]
-    (pair,) = pair_shares(rounds)
-    assert pair.models == ("a", "b")
-    assert pair.shares == pytest.approx({"a": 1.2, "b": 0.8})
-    assert pair.together == pytest.approx((1.0, 0.7, 1.0))
+    (pair,) = pair_rows(rounds)
+    assert pair["pair"] == "a and b"
+    assert (pair["share 1"], pair["share 2"]) == pytest.approx((1.2, 0.8))
+    assert (pair["both"], pair["least"], pair["most"]) == pytest.approx((1.0, 0.7, 1.0))
     # 50 answers of 10 ms and 5 of 200 ms.
-    assert pair.per_cpu == pytest.approx(1.0)
-    said = table(rounds)
-    assert "1.20" in said and "0.80" in said and "most 0.50" in said and "3 rounds" in said
+    assert pair["of CPU"] == pytest.approx(1.0)
+    assert [(row["alone"], row["CPU ms"]) for row in alone_rows(rounds)] == [("a", 10.0), ("b", 200.0)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import math
 import random
 import sys
@@ -20,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common.foreign_load import ForeignLoad
-from bench.common.output import BUILD, Output, progress
+from bench.common.output import BUILD, Output, Row, progress
 from bench.common.server import running_server, wait_loaded
 from bench.common.systems import closed_loop
-from bench.shared_cores.shares import Busy, Cell, Round, loads, pair_shares, table
 from client.open_loop import PlannedRequest, serialise
 from shapeshift.cli.served_models import with_called
 from shapeshift.engines import hardware, manifest
@@ -48,6 +48,70 @@ class Scale:
 
 
 QUICK, FULL = Scale(3, 3.0, 16), Scale(12, 5.0, 16)
+
+Busy = tuple[str, ...]
+"""The models that are busy at once, in the order of the command line."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One load of one round.
+
+    rates    answers a second of each busy model while all of them are busy
+    answers  of each busy model, with those before and after that time
+    cpu_s    processor time of server and client for these answers
+    foreign  cores that other processes used
+    """
+
+    rates: Mapping[str, float]
+    answers: Mapping[str, int]
+    cpu_s: float
+    foreign: float
+
+
+Round = Mapping[Busy, Cell]
+
+
+def loads(models: Sequence[str]) -> list[Busy]:
+    """Each model alone, then each two."""
+    return [*((model,) for model in models), *itertools.combinations(models, 2)]
+
+
+def pair_rows(rounds: Sequence[Round]) -> list[Row]:
+    """Each pair of busy models; medians over the rounds, whose loads alone and together are compared within a round.
+
+    share        the rate of each over half of its rate alone
+    both         the mean of both shares, with its least and most. 1: they get as much done as taking turns
+    of CPU       the same for processor time: what the answers would have cost alone, over what they cost. Other load on
+                 the machine, which distorts rates, hardly changes it
+    """
+    rows: list[Row] = []
+    for pair in [busy for busy in rounds[0] if len(busy) == 2]:
+        shares = [[cells[pair].rates[model] / (cells[(model,)].rates[model] / 2) for cells in rounds] for model in pair]
+        both = np.mean(shares, axis=0)
+        row: dict[str, object] = {"pair": " and ".join(pair)}
+        for number, (model, of_model) in enumerate(zip(pair, shares, strict=True), 1):
+            row[f"answers/s {number}"] = float(np.median([cells[pair].rates[model] for cells in rounds]))
+            row[f"share {number}"] = float(np.median(of_model))
+        row |= {"both": float(np.median(both)), "least": float(both.min()), "most": float(both.max())}
+        rows.append(row | {"of CPU": float(np.median([_alone_s(pair, one) / one[pair].cpu_s for one in rounds]))})
+    return rows
+
+
+def _alone_s(pair: Busy, cells: Round) -> float:
+    """The processor time that the answers of a pair would have cost alone, in seconds."""
+    alone = {model: cells[(model,)].cpu_s / cells[(model,)].answers[model] for model in pair}
+    return sum(cells[pair].answers[model] * alone[model] for model in pair)
+
+
+def alone_rows(rounds: Sequence[Round]) -> list[Row]:
+    """Each model alone: answers a second, and processor time of server and client for one."""
+    rows: list[Row] = []
+    for busy in [busy for busy in rounds[0] if len(busy) == 1]:
+        cells, (model,) = [one[busy] for one in rounds], busy
+        ms = float(np.median([1e3 * cell.cpu_s / cell.answers[model] for cell in cells]))
+        rows.append({"alone": model, "answers/s": float(np.median([c.rates[model] for c in cells])), "CPU ms": ms})
+    return rows
 
 
 def main() -> int:
@@ -74,9 +138,12 @@ def main() -> int:
     except ShapeshiftError as error:
         print(f"make bench: {error}", file=sys.stderr)
         return 2
-    output.say(table(rounds))
+    output.table("one model busy", alone_rows(rounds))
+    output.table("two models busy; share: of half of a model's rate alone", pair_rows(rounds))
+    foreign = [cell.foreign for cells in rounds for cell in cells.values()]
+    output.say(f"\nother processes used {np.median(foreign):.2f} cores (median; most {max(foreign):.2f})")
     output.data["rounds"] = [{" and ".join(busy): vars(cell) for busy, cell in cells.items()} for cells in rounds]
-    output.data["pairs"] = [vars(pair) for pair in pair_shares(rounds)]
+    output.data["pairs"] = pair_rows(rounds)
     output.save()
     return 0
 
@@ -101,8 +168,8 @@ def _measure(payloads: Mapping[str, Sequence[bytes]], scale: Scale, seed: int) -
 def _cell(url: str, busy: Busy, payloads: Mapping[str, Sequence[bytes]], scale: Scale) -> Cell:
     with ForeignLoad() as load:
         window, answered = asyncio.run(_answers(url, busy, payloads, scale))
-    rates = {model: window.rate(own) for model, own in answered.items()}
-    return Cell(rates, {model: len(own) for model, own in answered.items()}, load.own_s, load.cores)
+    rates = {model: window.rate(at) for model, at in answered.items()}
+    return Cell(rates, {model: len(at) for model, at in answered.items()}, load.own_s, load.cores)
 
 
 class _Window:
@@ -137,7 +204,7 @@ async def _answers(
         return closed_loop(url, payloads[model], scale.clients, lambda _: window.is_open(model))
 
     times = await asyncio.gather(*map(loop, busy))
-    return window, {model: own[:, 1] for model, own in zip(busy, times, strict=True)}
+    return window, {model: of_model[:, 1] for model, of_model in zip(busy, times, strict=True)}
 
 
 def _payloads(model: str, seed: int) -> list[bytes]:

@@ -1,7 +1,7 @@
-"""The protocol of processes that generate for a benchmark; standard library only, for any interpreter.
+"""The protocol of processes that work for a benchmark; standard library only, for any interpreter.
 
-One JSON object a line each way: {"requests": [{"at_s": 0.0, "prompt": [ids], "new_tokens": n}, ...], "options": {}} in,
-the fields of `Replayed` out. Every answer has exactly `new_tokens` tokens, chosen greedily, whatever they are.
+One JSON object a line each way. A process that generates gives every answer exactly `new_tokens` tokens, chosen
+greedily, whatever they are.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 LEAD_S = 0.05
 
@@ -39,15 +40,28 @@ class Replayed:
     tokens: list[list[int]]
     extra: dict[str, float] = field(default_factory=dict)
 
+    @classmethod
+    def empty(cls, requests: int) -> Replayed:
+        """For so many requests, to be filled as they are answered."""
+        return cls([[] for _ in range(requests)], [[] for _ in range(requests)])
 
-def serve(replay: Callable[..., Replayed]) -> None:
-    """Answer lines by replay(requests, **options) until standard input closes; other prints go to standard error."""
+
+def serve(answer: Callable[..., object]) -> None:
+    """Answer lines by answer(**message) until standard input closes; other prints go to standard error."""
     answers, sys.stdout = sys.stdout, sys.stderr
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
-        message = json.loads(line)
-        replayed = replay([DecodeRequest(**request) for request in message["requests"]], **message["options"])
-        print(json.dumps(dataclasses.asdict(replayed)), file=answers, flush=True)
+        print(json.dumps(answer(**json.loads(line))), file=answers, flush=True)
+
+
+def serve_decoding(replay: Callable[..., Replayed]) -> None:
+    """Answer messages {"requests": [{"at_s": 0.0, "prompt": [ids], "new_tokens": n}, ...], "options": {}} by the fields
+    of replay(requests, **options)."""
+
+    def answer(requests: list[dict[str, Any]], options: dict[str, Any]) -> dict[str, Any]:
+        return dataclasses.asdict(replay([DecodeRequest(**request) for request in requests], **options))
+
+    serve(answer)
 
 
 def send(requests: Sequence[DecodeRequest], submit: Callable[[int, DecodeRequest], None]) -> float:

@@ -1,0 +1,197 @@
+"""transformers as its users run it: `python -m bench.peers.transformers_decoding KIND FOLDER PRECISION THREADS`.
+
+batches     dynamic batching: a batch starts when it is full, or when the window that its first request opens is
+            over; requests that all arrive at once make one static batch
+continuous  transformers' own continuous batching
+instances   THREADS processes that share the weights, as the paper's instances do; each answers one request at a time
+            on one thread
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from bench.peers.protocol import DecodeRequest, Replayed, send, serve_decoding
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+ROWS = 32
+PAGE, BLOCKS, TOKENS = 32, 512, 288
+
+Answers = tuple[list[list[float]], list[list[int]]]
+"""Of each request, the perf_counter instant of every token, and the tokens."""
+
+
+class _Stamps(StoppingCriteria):
+    """Never stops; records the instant of each token."""
+
+    def __init__(self) -> None:
+        self.at: list[float] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self.at.append(time.perf_counter())
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+def generate(model: Any, requests: list[DecodeRequest], num_beams: int = 1) -> Answers:
+    """One `generate` for all requests, whose prompts are equally long.
+
+    With beams, every token has the instant at which all are known. The call runs until the longest answer is complete;
+    further tokens of the others are dropped.
+    """
+    stamps = _Stamps()
+    prompts = torch.tensor([request.prompt for request in requests])
+    config = GenerationConfig(
+        max_new_tokens=max(request.new_tokens for request in requests),
+        do_sample=False,
+        pad_token_id=0,
+        num_beams=num_beams,
+    )
+    with torch.inference_mode():
+        texts = model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            generation_config=config,
+            stopping_criteria=StoppingCriteriaList([stamps]),
+        )
+    if num_beams > 1:
+        stamps.at = [time.perf_counter()] * len(stamps.at)
+    counts = [request.new_tokens for request in requests]
+    answers = texts[:, prompts.shape[1] :].tolist()
+    return [stamps.at[:count] for count in counts], [row[:count] for row, count in zip(answers, counts, strict=True)]
+
+
+class Batches:
+    """One model, whose batches follow one another."""
+
+    def __init__(self, model: Any, threads: int) -> None:
+        self._model = model
+
+    def replay(
+        self, requests: list[DecodeRequest], window_s: float = 0.0, num_beams: int = 1, most: int = ROWS
+    ) -> Replayed:
+        """most: requests of a batch. With beams, all tokens of an answer are there when its batch has ended."""
+        due: queue.SimpleQueue[int] = queue.SimpleQueue()
+        start = send(requests, lambda number, request: due.put(number))
+        replayed = Replayed.empty(len(requests))
+        left, batches = len(requests), 0
+        while left:
+            numbers = _gather(due, min(most, left), window_s)
+            answers = generate(self._model, [requests[number] for number in numbers], num_beams)
+            for number, instants, tokens in zip(numbers, *answers, strict=True):
+                replayed.stamps[number], replayed.tokens[number] = [at - start for at in instants], tokens
+            left -= len(numbers)
+            batches += 1
+        replayed.extra["batches"] = batches
+        return replayed
+
+
+def _gather(due: queue.SimpleQueue[int], most: int, window_s: float) -> list[int]:
+    numbers = [due.get()]
+    end = time.perf_counter() + window_s
+    while len(numbers) < most:
+        try:
+            numbers.append(due.get(timeout=max(0.0, end - time.perf_counter())))
+        except queue.Empty:
+            break
+    return numbers
+
+
+class Continuous:
+    """One manager, with one queue for all answers."""
+
+    def __init__(self, model: Any, threads: int) -> None:
+        self._manager = model.init_continuous_batching(
+            generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=256),
+            continuous_batching_config=ContinuousBatchingConfig(
+                page_size=PAGE,
+                num_blocks=BLOCKS,
+                max_requests_per_batch=ROWS,
+                max_batch_tokens=TOKENS,
+                allow_block_sharing=False,
+            ),
+        )
+        self._manager.start()
+
+    def replay(self, requests: list[DecodeRequest]) -> Replayed:
+        start = send(requests, self._submit)
+        replayed = Replayed.empty(len(requests))
+        left = len(requests)
+        while left:
+            output = self._manager.get_result(timeout=1.0)
+            if output is None:
+                if not self._manager.is_running():
+                    raise RuntimeError("transformers' generation thread has stopped")
+                continue
+            if output.error is not None:
+                raise RuntimeError(output.error)
+            if output.is_finished():
+                number = int(output.request_id.partition("/")[0])
+                replayed.stamps[number] = [at - start for at in output.timestamps]
+                replayed.tokens[number] = list(output.generated_tokens)
+                left -= 1
+        return replayed
+
+    def _submit(self, number: int, request: DecodeRequest) -> None:
+        self._manager.add_request(
+            request.prompt,
+            request_id=f"{number}/{id(request)}",
+            max_new_tokens=request.new_tokens,
+            record_timestamps=True,
+        )
+
+
+class Instances:
+    """Processes, forked from one that has loaded the model, that take requests from one queue."""
+
+    def __init__(self, model: Any, count: int) -> None:
+        torch.set_num_threads(1)
+        fork = multiprocessing.get_context("fork")
+        self._requests: Any = fork.SimpleQueue()
+        self._answers: Any = fork.SimpleQueue()
+        for _ in range(count):
+            fork.Process(target=self._serve, args=(model,), daemon=True).start()
+        for _ in range(count):
+            self._answers.get()
+
+    def replay(self, requests: list[DecodeRequest]) -> Replayed:
+        start = send(requests, lambda number, request: self._requests.put((number, request)))
+        replayed = Replayed.empty(len(requests))
+        for _ in requests:
+            number, instants, tokens = self._answers.get()
+            replayed.stamps[number], replayed.tokens[number] = [at - start for at in instants], tokens
+        return replayed
+
+    def _serve(self, model: Any) -> None:
+        self._answers.put(None)
+        while True:
+            number, request = self._requests.get()
+            (instants,), (tokens,) = generate(model, [request])
+            self._answers.put((number, instants, tokens))
+
+
+def main() -> None:
+    """Serve a model that never stops at an end-of-sequence token."""
+    kind, folder, precision, threads = sys.argv[1:]
+    torch.set_num_threads(1 if kind == "instances" else int(threads))
+    model = AutoModelForCausalLM.from_pretrained(Path(folder), dtype=DTYPES[precision]).eval()
+    model.generation_config.eos_token_id = None
+    kinds: dict[str, Any] = {"batches": Batches, "continuous": Continuous, "instances": Instances}
+    serve_decoding(kinds[kind](model, int(threads)).replay)
+
+
+if __name__ == "__main__":
+    main()
