@@ -23,8 +23,8 @@ def bytes_per_rank(model: Path) -> int:
 def ensure(folder: Path, model: Path, adapters: Mapping[str, AdapterInfo]) -> Path:
     """A registry in `folder` with `adapters`, which are made if missing (half a minute)."""
     stamp, state = folder / "made.json", {"form": _FORM, "targets": TARGETS, "adapters": sorted(adapters)}
-    wanted = json.loads(json.dumps(state))
-    if not stamp.exists() or json.loads(stamp.read_text()) != wanted:
+    content = json.loads(json.dumps(state))
+    if not stamp.exists() or json.loads(stamp.read_text()) != content:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for seed, (name, adapter) in enumerate(sorted(adapters.items())):
@@ -32,7 +32,7 @@ def ensure(folder: Path, model: Path, adapters: Mapping[str, AdapterInfo]) -> Pa
             write(source, model, adapter.rank, TARGETS, seed)
             store.add(folder, name, source, pinned=False)
             shutil.rmtree(source)
-        stamp.write_text(json.dumps(wanted))
+        stamp.write_text(json.dumps(content))
     return folder
 
 

@@ -42,17 +42,19 @@ def main() -> None:
     from client.hardware import describe
     from shapeshift.engines import hardware
 
-    stated = hardware.resolve_precision(options.precision)
+    precision = hardware.resolve_precision(options.precision)
     folder = ensure(options.build / "bench" / "llama-110m")
     adapters = [make(options.build / "bench" / "adapters-of-a-step", folder, number) for number in range(len(RANKS))]
     print(json.dumps(describe()))
-    print(f"{stated}, context {CONTEXT}, ranks {RANKS}, {options.rounds} rounds of {options.steps} steps; ms, medians")
-    found = {}
+    print(
+        f"{precision}, context {CONTEXT}, ranks {RANKS}, {options.rounds} rounds of {options.steps} steps; ms, medians"
+    )
+    times_by_batch = {}
     for batch in BATCHES:
-        variants = ours(folder, adapters, stated, options.build / "kernels", batch)
+        variants = ours(folder, adapters, precision, options.build / "kernels", batch)
         if not options.no_peft:
-            variants |= peft(folder, adapters, stated, batch)
-        found[batch] = times = measure(variants, options.rounds, options.steps)
+            variants |= peft(folder, adapters, precision, batch)
+        times_by_batch[batch] = times = measure(variants, options.rounds, options.steps)
         print(f"batch {batch}: " + ", ".join(f"{name} {value:.2f}" for name, value in times.items()), flush=True)
         plain = times["ours"]
         added = {name: value - plain for name, value in times.items() if name.startswith("ours, ")}
@@ -63,10 +65,10 @@ def main() -> None:
             theirs = times["PEFT, mixed"] - times["PEFT's base"]
             print(f"  PEFT adds {theirs:.2f}: ours is {mine / theirs:.3f} of it", flush=True)
     if options.json:
-        options.json.write_text(json.dumps(found))
+        options.json.write_text(json.dumps(times_by_batch))
 
 
-def ours(folder: Path, adapters: list[Path], stated: str, kernels: Path, batch: int) -> dict[str, Step]:
+def ours(folder: Path, adapters: list[Path], precision: str, kernels: Path, batch: int) -> dict[str, Step]:
     """Steps of `batch` rows without adapters, and with all of them in each available form."""
     import torch
 
@@ -82,7 +84,7 @@ def ours(folder: Path, adapters: list[Path], stated: str, kernels: Path, batch: 
         print(text, file=sys.stderr)
 
     model = DecodeModel.load(
-        folder, precision=stated, slots=batch, max_length=CONTEXT * 2, threads=cores(), cache_dir=kernels, log=say
+        folder, precision=precision, slots=batch, max_length=CONTEXT * 2, threads=cores(), cache_dir=kernels, log=say
     )
     records = records_of(folder, adapters, model)
     memory = torch.zeros(sum(one.elements for one in records), dtype=model.memory.dtype)
@@ -103,7 +105,7 @@ def ours(folder: Path, adapters: list[Path], stated: str, kernels: Path, batch: 
         return StepBatch(torch.randint(9, 999, (batch,)), rows, rows * 0 + CONTEXT, one_token, rows.long(), owners)
 
     plain, mixed = step(None), step((rows % len(adapters)).int())
-    made: dict[str, Step] = {"ours": lambda: model.forward(plain)}
+    steps: dict[str, Step] = {"ours": lambda: model.forward(plain)}
     for name, lora_kernels in forms.items():
         hook = LoraHook(memory, lambda numbers: ([places[number] for number in numbers], 0), lora_kernels)
 
@@ -111,11 +113,11 @@ def ours(folder: Path, adapters: list[Path], stated: str, kernels: Path, batch: 
             model.linear_hook = hook
             return model.forward(mixed)
 
-        made[f"ours, {name}"] = run
-    return made
+        steps[f"ours, {name}"] = run
+    return steps
 
 
-def peft(folder: Path, adapters: list[Path], stated: str, batch: int) -> dict[str, Step]:
+def peft(folder: Path, adapters: list[Path], precision: str, batch: int) -> dict[str, Step]:
     """The same steps by transformers without adapters, and by PEFT with a mixed batch."""
     import torch
     import transformers
@@ -124,7 +126,7 @@ def peft(folder: Path, adapters: list[Path], stated: str, batch: int) -> dict[st
     from shapeshift.fused_decode.model.cpu_runtime import DTYPES
 
     def base() -> Any:
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[stated])
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[precision])
         return model.eval()
 
     plain = base()
@@ -140,10 +142,10 @@ def peft(folder: Path, adapters: list[Path], stated: str, batch: int) -> dict[st
 
         def run() -> object:
             with torch.inference_mode():
-                found = model(tokens, past_key_values=cache, use_cache=True, **options)
+                answer = model(tokens, past_key_values=cache, use_cache=True, **options)
             # Keep the context at the same length for the next step.
             cache.crop(-1)
-            return found
+            return answer
 
         return run
 
@@ -165,10 +167,10 @@ def records_of(folder: Path, adapters: list[Path], model: Any) -> list[Any]:
 
     base = peft.BaseModel(model.architecture, {folder.name}, max(RANKS), folder)
     width = model.memory.element_size()
-    made = [make_adapter(one.name, "0", peft.read(one, base), model.architecture, width) for one in adapters]
-    for one in made:
+    records = [make_adapter(one.name, "0", peft.read(one, base), model.architecture, width) for one in adapters]
+    for one in records:
         one.verified = True
-    return made
+    return records
 
 
 def measure(variants: dict[str, Step], rounds: int, steps: int) -> dict[str, float]:

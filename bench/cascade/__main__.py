@@ -74,7 +74,7 @@ def full(options: argparse.Namespace, output: Output) -> None:
     for task in tasks:
         splits = datasets.read(task)
         train.train_missing(task, splits, depths)
-        names = build.build_models(task, depths, len(splits.labels))
+        names = build.build_models(task, depths)
         paths = build.build_paths()
         table = profile(task, splits, paths.engines, names, options.profile_texts, options.seed)
         bench = TaskBench(splits, paths.engines, table, best_chain(table), options)

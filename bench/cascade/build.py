@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,22 +21,7 @@ from shapeshift.triton import model_config
 ROOT = Path("build/bench/cascade")
 CANDIDATES = ROOT / "candidates"
 _SMALL = 3
-_HEAD = """name: "{name}"
-backend: "{backend}"
-max_batch_size: 64
-input [ {{ name: "TEXT" data_type: TYPE_STRING dims: [ 1 ]{optional} }}{more} ]
-"""
-_IDS = """,
-  { name: "INPUT_IDS" data_type: TYPE_INT64 dims: [ -1 ] optional: true },
-  { name: "ATTENTION_MASK" data_type: TYPE_INT64 dims: [ -1 ] optional: true }"""
-_FRONT_OUTPUTS = """output [
-  { name: "LABEL" data_type: TYPE_STRING dims: [ 1 ] },
-  { name: "CONFIDENCE" data_type: TYPE_FP32 dims: [ 1 ] },
-  { name: "LEVEL" data_type: TYPE_INT32 dims: [ 1 ] },
-  { name: "ENGINE_MS" data_type: TYPE_FP32 dims: [ 1 ] },
-  { name: "CONTROL_MS" data_type: TYPE_FP32 dims: [ 1 ] }
-]
-"""
+_PRUNING = ("IMPORTANCE", "OFFSETS")
 
 
 def build_paths() -> BuildPaths:
@@ -49,10 +34,10 @@ def model_name(task: str, depth: int) -> str:
     return f"{task}_{depth}"
 
 
-def build_models(task: str, depths: Sequence[int], labels: int) -> list[str]:
+def build_models(task: str, depths: Sequence[int]) -> list[str]:
     """Compile and verify missing engines; the names of the models."""
     for depth in depths:
-        _write_model(task, depth, labels)
+        _write_model(task, depth)
     names = [model_name(task, depth) for depth in depths]
     for front in front_models(build_paths(), set(names)):
         assert isinstance(front, TextFrontConfig)
@@ -63,11 +48,7 @@ def build_models(task: str, depths: Sequence[int], labels: int) -> list[str]:
 def publish_front(task: str) -> str:
     """Publish the cascade that serves the task's chosen candidate; its name."""
     name = f"cascade_{task}"
-    folder = build_paths().repository / name
-    folder.mkdir(parents=True, exist_ok=True)
-    text = _HEAD.format(name=name, backend="cascade", optional="", more="") + _FRONT_OUTPUTS
-    text += _parameters({"candidates_dir": CANDIDATES.resolve(), "task": task})
-    (folder / "config.pbtxt").write_text(text)
+    folder = _write(name, "cascade", (), {"candidates_dir": CANDIDATES.resolve(), "task": task})
     config = model_config.read(folder / "config.pbtxt")
     cascade.publish(cascade.read(folder, config, model_config.parameters(config)), build_paths())
     return name
@@ -93,31 +74,23 @@ def _tell(name: str, step: str) -> None:
     print(f"{name}: {step}", file=sys.stderr)
 
 
-def _write_model(task: str, depth: int, labels: int) -> None:
-    name = model_name(task, depth)
+def _write_model(task: str, depth: int) -> None:
+    parameters: dict[str, object] = {"checkpoint": checkpoint(task, depth).resolve(), "max_tokens": 128, "max_bins": 6}
+    if head_file(task, depth).is_file():
+        parameters |= {"head": head_file(task, depth).resolve(), "pooling": "mean", "normalize": "false"}
+    outputs = ("LOGITS", *(_PRUNING if depth <= _SMALL else ()), "ENGINE_MS")
+    _write(model_name(task, depth), "polymorph", outputs, parameters)
+
+
+def _write(name: str, backend: str, outputs: Sequence[str], parameters: Mapping[str, object]) -> Path:
+    """Write the configuration of a front, which the build completes; its folder."""
     folder = build_paths().repository / name
     folder.mkdir(parents=True, exist_ok=True)
-    more = ""
-    if depth <= _SMALL:
-        more = """  { name: "IMPORTANCE" data_type: TYPE_FP32 dims: [ -1 ] },
-  { name: "OFFSETS" data_type: TYPE_INT32 dims: [ -1, 2 ] },
-"""
-    outputs = f"""output [
-  {{ name: "LOGITS" data_type: TYPE_FP32 dims: [ {labels} ] }},
-{more}  {{ name: "ENGINE_MS" data_type: TYPE_FP32 dims: [ 1 ] }}
-]
-"""
-    head = _HEAD.format(name=name, backend="polymorph", optional=" optional: true", more=_IDS)
-    stated: dict[str, object] = {"checkpoint": checkpoint(task, depth).resolve(), "max_tokens": 128, "max_bins": 6}
-    if head_file(task, depth).is_file():
-        stated |= {"head": head_file(task, depth).resolve(), "pooling": "mean", "normalize": "false"}
-    (folder / "config.pbtxt").write_text(head + outputs + _parameters(stated))
-
-
-def _parameters(values: dict[str, object]) -> str:
     entries = [
-        f"{{ key: {json.dumps(name)} value {{ string_value: {json.dumps(str(value))} }} }}"
-        for name, value in values.items()
+        f"{{ key: {json.dumps(key)} value {{ string_value: {json.dumps(str(value))} }} }}"
+        for key, value in parameters.items()
     ]
-    kind = "instance_group [ { kind: KIND_CPU count: 1 } ]\n"
-    return f"{kind}parameters [ {', '.join(entries)} ]\n"
+    listed = ", ".join(f'{{ name: "{output}" }}' for output in outputs)
+    lines = [f'name: "{name}"', f'backend: "{backend}"', *([f"output [ {listed} ]"] if outputs else [])]
+    (folder / "config.pbtxt").write_text("\n".join([*lines, f"parameters [ {', '.join(entries)} ]"]) + "\n")
+    return folder

@@ -30,9 +30,9 @@ class Splits:
 def read(task: str) -> Splits:
     """The three parts of a task. Raises NotFoundError naming a missing file."""
     parts = _clinc150() if task == "clinc150" else _sst2()
-    made = [Sample([[text.encode()] for text, _ in part], [label for _, label in part]) for part in parts]
+    samples = [Sample([[text.encode()] for text, _ in part], [label for _, label in part]) for part in parts]
     labels = tuple(sorted({label for _, label in parts[0]}))
-    return Splits(train=made[0], val=made[1], test=made[2], labels=labels)
+    return Splits(train=samples[0], val=samples[1], test=samples[2], labels=labels)
 
 
 def _clinc150() -> list[list[tuple[str, str]]]:

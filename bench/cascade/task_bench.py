@@ -47,8 +47,8 @@ def profile(
 
 def chains(table: CandidateTable, levels: int, algorithm: str = "sigmoid") -> tuple[Candidate, ...]:
     """The cascades of so many levels that end in the last model."""
-    found = [one for one in table.candidates if len(one.levels) == levels and one.levels[-1] == table.models[-1].name]
-    return tuple(one for one in found if all(gap.algorithm == algorithm for gap in one.gaps))
+    chosen = [one for one in table.candidates if len(one.levels) == levels and one.levels[-1] == table.models[-1].name]
+    return tuple(one for one in chosen if all(gap.algorithm == algorithm for gap in one.gaps))
 
 
 def best(table: CandidateTable, candidates: Sequence[Candidate]) -> Candidate | None:
@@ -123,7 +123,7 @@ class TaskBench:
     def heavier(self, layers: int, texts: int, output: Output) -> None:
         """Compare latencies alone: the same first level and decisions, with a large model of random weights."""
         task = build.heavy_checkpoint(layers, self.table.labels)
-        (name,) = build.build_models(task, [layers], len(self.table.labels))
+        (name,) = build.build_models(task, [layers])
         sample = self._splits.test.subset(texts)
         truth = sample.classes(self.table.labels)
         small = self.ours.levels[0]

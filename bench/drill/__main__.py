@@ -78,8 +78,8 @@ def _run(options: argparse.Namespace, output: Output) -> list[str]:
         with Site(environment) as site, ForeignLoad() as foreign:
             site.wait_ready(_READY_S)
             start_s = time.monotonic() - began
-            made = questions.make(options.seed)
-            with Traffic(site.grpc_url, made, questions.judge(), options.seed) as traffic:
+            questions_by_front = questions.make(options.seed)
+            with Traffic(site.grpc_url, questions_by_front, questions.judge(), options.seed) as traffic:
                 left = traffic.learn()
                 carried = traffic.carried(_IN_FLIGHT, _CARRIED_S)
                 share = SOAK_SHARE if options.soak else SHARE
@@ -118,10 +118,8 @@ def _measure(
     with Churn(scene.traffic) as churn:
         for result in drill.run(_faults(options, scene.rng)):
             results.append(result)
-            scene.say(report.line(result).strip())
-    output.say("\nfaults; what stays behind is on the right")
-    for line in report.table(results):
-        output.say(line)
+            scene.say(", ".join(f"{name} {value}" for name, value in report.row(result).items() if value))
+    output.table("faults; what stays behind is on the right", [report.row(result) for result in results])
     output.say(f"registries changed {churn.changes} times meanwhile; refused: {len(churn.failed)}")
     output.say(f"`serve` started {scene.site.starts} times")
     output.data |= {"results": [report.record(one) for one in results], "churn_failed": churn.failed}

@@ -66,30 +66,30 @@ class Drill:
         self.scene.say(f"{fault.name}")
         reason = ""
         try:
-            told = fault.inject(self.scene)
+            answer = fault.inject(self.scene)
         except (ShapeshiftError, OSError, TimeoutError) as error:
-            told, reason = False, f"{type(error).__name__}: {error}"
-        if isinstance(told, str):
+            answer, reason = False, f"{type(error).__name__}: {error}"
+        if isinstance(answer, str):
             traffic.pause()
-            self.scene.say(f"  left out: {told}")
-            return Result(fault.name, within_s, skipped=told)
-        from_s = began_s if told else time.monotonic()
+            self.scene.say(f"  left out: {answer}")
+            return Result(fault.name, within_s, skipped=answer)
+        from_s = began_s if answer else time.monotonic()
         self._wait_whole(first, from_s, within_s, usual)
         ended_s = time.monotonic()
         traffic.pause()
         outcomes = traffic.outcomes[first:]
-        found = cost(outcomes, began_s, fault.holders, fault.held_s, time_until_whole(outcomes, from_s, ended_s, usual))
+        price = cost(outcomes, began_s, fault.holders, fault.held_s, time_until_whole(outcomes, from_s, ended_s, usual))
         after = self._quiet(self.usual.processes)
-        missed = [*gates.missed(fault.name, found, within_s), *gates.left_behind(fault.name, self.usual, after)]
+        missed = [*gates.missed(fault.name, price, within_s), *gates.left_behind(fault.name, self.usual, after)]
         if not fault.restarts:
             missed += gates.server_ended(fault.name, server, self.scene.site.processes().get("server"))
         if reason:
             missed.append(f"{fault.name}: could not be brought about: {reason}")
-        for text, number in found.errors.items():
+        for text, number in price.errors.items():
             self.scene.say(f"  {number} x {text[:200]}")
         for line in missed:
             self.scene.say(f"  MISSED {line}")
-        return Result(fault.name, within_s, found, before, after, tuple(missed))
+        return Result(fault.name, within_s, price, before, after, tuple(missed))
 
     def _wait_whole(self, first: int, from_s: float, within_s: float, usual: Mapping[str, float]) -> None:
         traffic = self.scene.traffic

@@ -41,9 +41,9 @@ def not_flat(samples: Mapping[str, Sequence[Footprint]]) -> Iterator[str]:
 
     The medians of the first and the last quarter are compared.
     """
-    for process, found in samples.items():
-        quarter = max(1, len(found) // 4)
-        first, last = found[:quarter], found[-quarter:]
+    for process, footprints in samples.items():
+        quarter = max(1, len(footprints) // 4)
+        first, last = footprints[:quarter], footprints[-quarter:]
         for what, share in (("rss_mb", FLAT), ("threads", 0.0), ("fds", 0.0)):
             was, now = (_median([getattr(one, what) for one in part]) for part in (first, last))
             if now > was * (1 + share):

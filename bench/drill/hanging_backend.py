@@ -21,10 +21,10 @@ _PAUSE_S = 0.05
 
 
 def _hanging(method: Callable[..., Any]) -> Callable[..., Any]:
-    file, own = Path(os.environ[FILE]), str(os.getpid())
+    file, pid = Path(os.environ[FILE]), str(os.getpid())
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        while file.exists() and file.read_text() == own:
+        while file.exists() and file.read_text() == pid:
             time.sleep(_PAUSE_S)
         return method(*args, **kwargs)
 

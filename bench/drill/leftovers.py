@@ -43,8 +43,8 @@ def of_process(pid: int) -> Footprint:
 
 def total(pids: Iterable[int], prefixes: Iterable[str]) -> Footprint:
     """What the processes hold together, with all shared-memory regions whose names begin with one of `prefixes`."""
-    known = tuple(prefixes)
-    regions = sum(file.name.startswith(known) for file in _SHM.iterdir()) if known else 0
+    beginnings = tuple(prefixes)
+    regions = sum(file.name.startswith(beginnings) for file in _SHM.iterdir()) if beginnings else 0
     return sum((of_process(pid) for pid in pids), Footprint(regions=regions))
 
 

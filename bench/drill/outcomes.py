@@ -68,8 +68,8 @@ def kind_of_refusal(text: str) -> str:
 
     A front of ours puts its code into the text; Triton itself refuses a model that is not loaded without one.
     """
-    if (found := _CODE_IN_TEXT.match(text)) is not None:
-        return INTERNAL if found[1] == INTERNAL.upper() else CODED
+    if (match := _CODE_IN_TEXT.match(text)) is not None:
+        return INTERNAL if match[1] == INTERNAL.upper() else CODED
     return CODED if any(part in text.lower() for part in _NOT_LOADED) else INTERNAL
 
 

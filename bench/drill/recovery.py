@@ -26,7 +26,7 @@ def p99_by_front(outcomes: Iterable[Outcome]) -> dict[str, float]:
     for one in outcomes:
         if one.kind == RIGHT and not one.extra:
             latencies[one.front].append(one.latency_s)
-    return {front: float(np.percentile(found, 99)) for front, found in latencies.items()}
+    return {front: float(np.percentile(values, 99)) for front, values in latencies.items()}
 
 
 def is_whole(window: Sequence[Outcome], before: Mapping[str, float]) -> bool:

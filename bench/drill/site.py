@@ -94,31 +94,31 @@ class Site:
 
     def pid(self, role: str) -> int:
         """The process id of `serve`, `guard`, `server`, `sidecar`, or of the model `role`. Raises NotFoundError."""
-        found = self.processes()
-        if role not in found:
-            raise NotFoundError(f"no process of {role}; there are: {', '.join(found)}")
-        return found[role]
+        pids = self.processes()
+        if role not in pids:
+            raise NotFoundError(f"no process of {role}; there are: {', '.join(pids)}")
+        return pids[role]
 
     def processes(self) -> dict[str, int]:
         """The process ids by role; of a model with two processes, the newer one and `MODEL (old)`."""
-        found = {"serve": self._process.pid} if self._process is not None else {}
+        pids = {"serve": self._process.pid} if self._process is not None else {}
         if (sidecar := run_files.lock_holder(self.settings.run_directory)) is not None:
-            found["sidecar"] = sidecar
+            pids["sidecar"] = sidecar
         record = run_record.read(self.settings.record)
         if record is None:
-            return found
+            return pids
         self._prefixes.add(record.prefix)
-        found |= {"guard": record.guard.pid, "server": record.server.pid}
+        pids |= {"guard": record.guard.pid, "server": record.server.pid}
         # /proc may list a process twice while others begin and end.
         running = sorted({(member.start, member.pid) for member in processes.members(record)})
-        for pid in (pid for _, pid in running if pid not in found.values()):
+        for pid in (pid for _, pid in running if pid not in pids.values()):
             stub = processes.stub(pid)
             # MODEL_GROUP_NUMBER
             name = stub.instance.rsplit("_", 2)[0] if stub is not None else f"process {pid}"
-            if name in found:
-                found[f"{name} (old)"] = found[name]
-            found[name] = pid
-        return found
+            if name in pids:
+                pids[f"{name} (old)"] = pids[name]
+            pids[name] = pid
+        return pids
 
     def footprint(self) -> Footprint:
         """What all processes hold, with the shared memory of this and of earlier servers."""

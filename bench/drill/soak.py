@@ -40,17 +40,17 @@ def soak(
         say(f"  {number} x {text}")
     say(f"  {'process':24}{'RSS MB first':>13}{'last':>8}{'fds':>10}{'threads':>12}")
     after_s = _WARM_UP * 60.0 * minutes
-    warm = {name: [one for at_s, one in found if at_s >= after_s] for name, found in samples.items()}
+    warm = {name: [one for at_s, one in taken if at_s >= after_s] for name, taken in samples.items()}
     most = max(map(len, warm.values()))
     # Others began or ended meanwhile, such as a worker that was replaced and a process that is just being started.
-    throughout = {name: found for name, found in warm.items() if len(found) > _THROUGHOUT * most}
-    for name, found in throughout.items():
-        one, last = found[0], found[-1]
+    throughout = {name: taken for name, taken in warm.items() if len(taken) > _THROUGHOUT * most}
+    for name, taken in throughout.items():
+        one, last = taken[0], taken[-1]
         fds, threads = f"{one.fds} {last.fds}", f"{one.threads} {last.threads}"
         say(f"  {name:24}{one.rss_mb:13.1f}{last.rss_mb:8.1f}{fds:>10}{threads:>12}")
     data["samples"] = {
-        name: [[round(at_s), round(one.rss_mb, 1), one.fds, one.threads] for at_s, one in found]
-        for name, found in samples.items()
+        name: [[round(at_s), round(one.rss_mb, 1), one.fds, one.threads] for at_s, one in taken]
+        for name, taken in samples.items()
     }
     yield from gates.not_flat(throughout)
     yield from (f"soak: {counts[kind]} {kind}" for kind in (WRONG, LOST) if counts[kind])

@@ -57,21 +57,14 @@ class Overload:
 
     def missed(self, bound_ms: float) -> list[str]:
         """A line for each demand that does not hold."""
-        found = []
+        lines = []
         if self.refusal_p99_ms > REFUSED_WITHIN_MS:
-            found.append(f"{self.name}: refusals within {self.refusal_p99_ms:.0f} ms at p99, not {REFUSED_WITHIN_MS:g}")
+            lines.append(f"{self.name}: refusals within {self.refusal_p99_ms:.0f} ms at p99, not {REFUSED_WITHIN_MS:g}")
         if self.good_max_ms > bound_ms:
-            found.append(f"{self.name}: good answers within {self.good_max_ms:.0f} ms, the bound is {bound_ms:g}")
+            lines.append(f"{self.name}: good answers within {self.good_max_ms:.0f} ms, the bound is {bound_ms:g}")
         if self.other:
-            found.append(f"{self.name}: {self.other} requests ended otherwise")
-        return found
-
-    def line(self) -> str:
-        """The line of the table."""
-        return (
-            f"  {self.name:6}{self.capacity_per_s:10.1f}{self.offered_per_s:9.1f}{self.good:7}{self.refused:9}"
-            f"{self.other:7}{self.refusal_p99_ms:16.1f}{self.good_max_ms:14.0f}{self.late_p99_ms:13.1f}"
-        )
+            lines.append(f"{self.name}: {self.other} requests ended otherwise")
+        return lines
 
 
 def summarise(name: str, capacity_per_s: float, report: Report) -> Overload:
@@ -107,29 +100,23 @@ def main() -> int:
     repository = FOLDER / "repository"
     empty(repository)
     publish_variant(_MODEL, engines, repository, packs_rows=True, parameters={"max_queue_ms": f"{bound_ms:g}"})
-    found = []
+    overloads = []
     with loaded_server({_MODEL: len(engines)}, (repository,)) as server, ForeignLoad() as foreign:
         # Once the server runs: it must not inherit this.
         with contextlib.suppress(PermissionError):
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
         for name, (tokens, times) in LOADS.items():
-            made = _inputs(tokens, rng)
-            capacity = asyncio.run(_capacity(server.grpc_url, made, options.in_flight, options.seconds / 2))
+            inputs = _inputs(tokens, rng)
+            capacity = asyncio.run(_capacity(server.grpc_url, inputs, options.in_flight, options.seconds / 2))
             instants = poisson(times * capacity, options.seconds, rng).tolist()
-            planned = [PlannedRequest(at_s, made[number % len(made)]) for number, at_s in enumerate(instants)]
-            found.append(summarise(name, capacity, asyncio.run(replay(server.grpc_url, _MODEL, planned))))
-    output.say(
-        f"  {'texts':6}{'carries/s':>10}{'offered':>9}{'good':>7}{'refused':>9}{'other':>7}"
-        f"{'refused p99 ms':>16}{'good max ms':>14}{'late p99 ms':>13}"
-    )
-    missed = []
-    for one in found:
-        output.say(one.line())
-        missed += one.missed(bound_ms)
+            planned = [PlannedRequest(at_s, inputs[number % len(inputs)]) for number, at_s in enumerate(instants)]
+            overloads.append(summarise(name, capacity, asyncio.run(replay(server.grpc_url, _MODEL, planned))))
+    output.table("texts beyond capacity; times in ms", [vars(one) for one in overloads])
+    missed = [line for one in overloads for line in one.missed(bound_ms)]
     output.say(f"other processes used {foreign.cores:.2f} cores meanwhile")
     for line in missed:
         output.say(f"MISSED {line}")
-    output.data |= {"loads": [vars(one) for one in found], "missed": missed}
+    output.data |= {"loads": [vars(one) for one in overloads], "missed": missed}
     output.save()
     return int(bool(missed))
 
@@ -139,11 +126,11 @@ def _inputs(tokens: int, rng: np.random.Generator) -> list[dict[str, NDArray[Any
     return [{"TEXT": np.array([[maker.text(tokens)]], dtype=object)} for _ in range(_TEXTS)]
 
 
-async def _capacity(url: str, made: list[dict[str, NDArray[Any]]], in_flight: int, seconds: float) -> float:
+async def _capacity(url: str, inputs: list[dict[str, NDArray[Any]]], in_flight: int, seconds: float) -> float:
     """Right answers a second with so many requests open all the time: a replay whose requests are all due at once."""
     count = in_flight
     while True:
-        planned = [PlannedRequest(0.0, made[number % len(made)]) for number in range(count)]
+        planned = [PlannedRequest(0.0, inputs[number % len(inputs)]) for number in range(count)]
         report = await replay(url, _MODEL, planned, max_in_flight=count)
         took = float(np.nanmax(report.done_s))
         if took >= seconds / 4 or not report.ok.all():

@@ -48,9 +48,9 @@ def main() -> int:
     options = parser.parse_args()
     empty(_WORK_FOLDER)
     trace = drifting(options.seconds, options.per_second)
-    own = {"workers": _WORKERS, "min_workers": _WORKERS, "max_queue_ms": 0, "slo_ms": _SLO_MS}
+    settings = {"workers": _WORKERS, "min_workers": _WORKERS, "max_queue_ms": 0, "slo_ms": _SLO_MS}
     first = [tokens for _, tokens in trace[: len(trace) // 10]]
-    emulated_front(_WORK_FOLDER, _FRONT, first, bins="64,128,256,512", **own)
+    emulated_front(_WORK_FOLDER, _FRONT, first, bins="64,128,256,512", **settings)
     file = _WORK_FOLDER / "fleet.toml"
     file.write_text(fleet_file(_NAME, _FRONT, _NODES, _FIRST_PORT))
     fleet = RayFleet(file)
@@ -71,7 +71,7 @@ def _show(fleet: RayFleet, trace: list[tuple[float, int]]) -> None:
     sidecar = fleet.home / SIDECAR
     log, run_directory = _Log(sidecar / "sidecar.log"), sidecar / "fleet" / _NAME
     _wait_for_workers(fleet, log)
-    found: dict[str, list[Result]] = {}
+    results_by_plan: dict[str, list[Result]] = {}
     for title, change in (("the first plan, frozen", run_files.freeze), ("the sidecar at work", run_files.thaw)):
         change(run_directory)
         seconds = trace[-1][0]
@@ -84,18 +84,18 @@ def _show(fleet: RayFleet, trace: list[tuple[float, int]]) -> None:
                 _say(f"  {end_s:4.0f} s  of {sent} texts until now: {_latency(answered)}\n")
             load.wait()
         log.follow(0.0)
-        found[title] = load.results
+        results_by_plan[title] = load.results
     _say("\n")
-    for title, results in found.items():
+    for title, results in results_by_plan.items():
         _say(f"{title:24} {_latency(results)}\n")
 
 
 def _wait_for_workers(fleet: RayFleet, log: _Log) -> None:
     """Until the front of each node sends texts to the workers of all nodes."""
-    wanted, deadline = float(_NODES * _WORKERS), time.monotonic() + _READY_S
-    while any(workers_joined(fleet, name, _FRONT) != wanted for name in fleet.names):
+    workers, deadline = float(_NODES * _WORKERS), time.monotonic() + _READY_S
+    while any(workers_joined(fleet, name, _FRONT) != workers for name in fleet.names):
         if time.monotonic() > deadline:
-            raise TimedOutError(f"the fronts have not {wanted:g} workers after {_READY_S:g} s")
+            raise TimedOutError(f"the fronts have not {workers:g} workers after {_READY_S:g} s")
         log.follow(1.0)
 
 

@@ -83,7 +83,7 @@ class MemberLoad:
                 if node.name not in self._clients:
                     client = AsyncClient(node.grpc.address, node.grpc.tls)
                     self._clients[node.name] = client
-            names = [nodes[(number + own) % len(nodes)].name for own in range(len(nodes))]
+            names = [nodes[(number + turn) % len(nodes)].name for turn in range(len(nodes))]
             running.append(asyncio.create_task(self._ask(names, self._call(tokens), now - began)))
         await asyncio.gather(*running)
         for client in self._clients.values():

@@ -32,4 +32,4 @@ def fleet_file(name: str, front: str, nodes: int, port: int, address: str = "") 
 def workers_joined(fleet: RayFleet, node: str, front: str) -> float:
     """To how many workers the front of a node sends texts. Raises ShapeshiftError where the node does not answer."""
     name, label = "shapeshift_workers_joined", ("model", front)
-    return sum(value for (series, own), value in fleet.page(node).items() if series == name and label in own)
+    return sum(value for (series, labels), value in fleet.page(node).items() if series == name and label in labels)

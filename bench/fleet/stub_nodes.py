@@ -59,8 +59,8 @@ class StubNode(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Take over the parameters."""
         config = json.loads(request.parameters["config"].string_param)
-        stated = {name: value["string_value"] for name, value in config["parameters"].items()}
-        self._configs[request.model_name] = stated
+        parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
+        self._configs[request.model_name] = parameters
         return service_pb2.RepositoryModelLoadResponse()
 
     async def metrics(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -78,10 +78,10 @@ class StubNode(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
     def _lines(self) -> Iterator[str]:
         seconds = self._seconds
         for place, name in enumerate(self._configs):
-            own = f'model="{name}",pid="{1000 + place}"'
-            yield f"shapeshift_heartbeat_total{{{own}}} {seconds}"
+            labels = f'model="{name}",pid="{1000 + place}"'
+            yield f"shapeshift_heartbeat_total{{{labels}}} {seconds}"
             for le in (*_LATENCY_MS, "+Inf"):
-                yield f'shapeshift_request_latency_ms_bucket{{le="{le}",{own}}} {seconds * 60}'
+                yield f'shapeshift_request_latency_ms_bucket{{le="{le}",{labels}}} {seconds * 60}'
             for metric in ("success", "failure", "count", "exec_count", "duration_us", "queue_us", "compute_us"):
                 yield f'nv_inference_{metric}{{model="{name}",version="1"}} {seconds * 60}'
             if name != FRONT:
@@ -89,10 +89,10 @@ class StubNode(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             total = 0.0
             for edge in range(8, 520, 8):
                 total += _RATES.get(edge, 0.0) * (1 + self._number % 3) * seconds
-                yield f'shapeshift_request_tokens_bucket{{le="{edge}",{own}}} {total}'
+                yield f'shapeshift_request_tokens_bucket{{le="{edge}",{labels}}} {total}'
             for worker in self._configs:
-                yield f'shapeshift_worker_outstanding{{worker="{worker}",{own}}} 1'
-                yield f'shapeshift_worker_timeouts{{worker="{worker}",{own}}} 0'
+                yield f'shapeshift_worker_outstanding{{worker="{worker}",{labels}}} 1'
+                yield f'shapeshift_worker_timeouts{{worker="{worker}",{labels}}} 0'
 
 
 def _profile() -> dict[str, str]:

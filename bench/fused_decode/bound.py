@@ -34,8 +34,8 @@ class Machine:
 def measure(precision: str, seconds: float = 1.5) -> Machine:
     """The best rates within `seconds` each. Those of 8-bit integers, which torch computes slowly, are taken for twice
     those of the activations' type: AMX and AVX512 multiply twice as many in an instruction as of bf16."""
-    stated = computed(precision)
-    flops = max(gemm_flops(stated, seconds), packed_flops(stated, seconds))
+    number = computed(precision)
+    flops = max(gemm_flops(number, seconds), packed_flops(number, seconds))
     return Machine(2 * flops if precision in QUANTISED else flops, read_rate(seconds))
 
 

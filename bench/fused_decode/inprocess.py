@@ -77,9 +77,9 @@ class InProcess:
         return Replayed(stamps, [text.tokens for text in texts], {name: after[name] - before[name] for name in after})
 
     def _submit(self, request: DecodeRequest, text: RecordedText, num_beams: int) -> None:
-        wanted = SamplingParams(max_tokens=request.new_tokens, temperature=0.0, ignore_eos=True, num_beams=num_beams)
+        params = SamplingParams(max_tokens=request.new_tokens, temperature=0.0, ignore_eos=True, num_beams=num_beams)
         prompt, stream = np.array(request.prompt, np.int64), num_beams == 1
-        self._loop.submit(Request("", prompt, wanted, text, max_length=self._max_length, stream=stream))
+        self._loop.submit(Request("", prompt, params, text, max_length=self._max_length, stream=stream))
 
     def _deliver(self, requests: list[Request]) -> None:
         for request in requests:

@@ -38,12 +38,12 @@ class System:
 
         torch.set_num_threads(self._threads)
         self.model.forward(step)
-        found = []
+        times_ms = []
         for _ in range(count):
             start = time.perf_counter()
             self.model.forward(step)
-            found.append((time.perf_counter() - start) * 1e3)
-        return found
+            times_ms.append((time.perf_counter() - start) * 1e3)
+        return times_ms
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,7 +83,7 @@ def _systems(folder: Path, precision: str) -> list[System]:
     from shapeshift.fused_decode.settings import FusedDecodeSettings
 
     def load(ranks: int) -> Any:
-        stated = FusedDecodeSettings(
+        settings = FusedDecodeSettings(
             checkpoint=str(folder),
             precision=precision,
             max_concurrency=max(ROWS),
@@ -91,7 +91,7 @@ def _systems(folder: Path, precision: str) -> list[System]:
             threads=THREADS,
             tensor_parallel_size=ranks,
         )
-        return load_runtime(folder, stated, KERNELS, "cpu", lambda line: None)
+        return load_runtime(folder, settings, KERNELS, "cpu", lambda line: None)
 
     by_kernel = load(1)
     by_kernel._fused_forward = None

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.common.output import Row, table
 from bench.peers.venv import tail, without_torch
 from shapeshift.errors import UnsupportedError
 
@@ -72,14 +73,14 @@ def main() -> int:
     options = parser.parse_args()
     try:
         program = without_torch("aiperf", options.build).ensure().with_name("aiperf")
-        found = {}
+        exports = {}
         for name in options.profiles:
             folder = options.build.resolve() / "bench" / f"aiperf-{name}"
-            found[name] = run(program, command(PROFILES[name], options), folder)
+            exports[name] = run(program, command(PROFILES[name], options), folder)
     except UnsupportedError as error:
         print(f"bench.gateway.aiperf: {error}", file=sys.stderr)
         return 2
-    print(table(found))
+    print(table(options.url, rows(exports)))
     return 0
 
 
@@ -117,19 +118,17 @@ def run(program: Path, arguments: list[str], folder: Path) -> Mapping[str, Any]:
     export = folder / "profile_export_aiperf.json"
     if code or not export.is_file():
         raise UnsupportedError(f"aiperf ended with status {code}; {log} ends\n{tail(log)}")
-    found: dict[str, Any] = json.loads(export.read_text())
-    return found
+    metrics: dict[str, Any] = json.loads(export.read_text())
+    return metrics
 
 
-def table(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line for each of `LINES` that a profile has, a column for each profile."""
-    lines = ["".join(f"{name:>16}" for name in ("", *found))]
+def rows(exports: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """A row for each of `LINES` that a profile has, a column for each profile."""
+    shown: list[Row] = []
     for title, (metric, value) in LINES.items():
-        cells = [own.get(metric, {}).get(value) for own in found.values()]
-        if any(cell is not None for cell in cells):
-            shown = ("-" if cell is None else f"{cell:.1f}" for cell in cells)
-            lines.append(f"{title:24}" + "".join(f"{cell:>14}" for cell in shown))
-    return "\n".join(lines)
+        cells = {name: export[metric][value] for name, export in exports.items() if value in export.get(metric, {})}
+        shown += [{"": title, **cells}] if cells else []
+    return shown
 
 
 if __name__ == "__main__":

@@ -53,11 +53,11 @@ def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
             "mixed": _with_graphs(model, mixed, True),
             "eager": _with_graphs(model, mixed, False),
         }
-        found = device.in_turn(steps, sizes.rounds)
-        row = _row("ours", sizes.rows, count, found)
+        times_ms = device.in_turn(steps, sizes.rounds)
+        row = _row("ours", sizes.rows, count, times_ms)
         yield row | {
-            "without a graph, ms": round(found["eager"], 3),
-            "eager / graph": ratio(found["eager"], found["mixed"]),
+            "without a graph, ms": round(times_ms["eager"], 3),
+            "eager / graph": ratio(times_ms["eager"], times_ms["mixed"]),
         }
         del steps
         model.linear_hook = None
@@ -79,8 +79,8 @@ def _with_graphs(model: GraphedModel, batch: StepBatch, uses_graphs: bool) -> St
     return run_step
 
 
-def _row(system: str, rows: int, count: int, found: dict[str, float]) -> Row:
-    none, mixed = found["none"], found["mixed"]
+def _row(system: str, rows: int, count: int, times_ms: dict[str, float]) -> Row:
+    none, mixed = times_ms["none"], times_ms["mixed"]
     row = {"system": system, "rows": rows, "adapters": count}
     return row | {"without, ms": round(none, 3), "with, ms": round(mixed, 3), "with / without": ratio(mixed, none)}
 
@@ -131,7 +131,7 @@ def _peft(device: Device, sizes: Sizes, count: int, seed: int) -> dict[str, floa
     base = reference_decoder(sizes.shape, device, seed)
     prompt = torch.randint(9, 500, (sizes.rows, sizes.context), device=device.torch_device)
     # PEFT replaces the linears of the model that it wraps.
-    found = device.in_turn({"none": _stepper(base, prompt)}, sizes.rounds)
+    times_ms = device.in_turn({"none": _stepper(base, prompt)}, sizes.rounds)
     ranks = list(islice(cycle(RANKS), count))
     configs = [LoraConfig(r=rank, lora_alpha=rank, target_modules=list(TARGETS)) for rank in ranks]
     model = get_peft_model(base, configs[0], adapter_name="0")
@@ -139,7 +139,7 @@ def _peft(device: Device, sizes: Sizes, count: int, seed: int) -> dict[str, floa
         model.add_adapter(str(number), config)
     model.to(device.torch_device, device.dtype).eval()
     names = [str(number) for number in owners(sizes.rows, count).tolist()]
-    return found | device.in_turn({"mixed": _stepper(model, prompt, adapter_names=names)}, sizes.rounds)
+    return times_ms | device.in_turn({"mixed": _stepper(model, prompt, adapter_names=names)}, sizes.rounds)
 
 
 def _stepper(model: Any, prompt: torch.Tensor, **options: Any) -> Step:
@@ -150,9 +150,9 @@ def _stepper(model: Any, prompt: torch.Tensor, **options: Any) -> Step:
 
     def run_step() -> object:
         with torch.inference_mode():
-            found = model(token, past_key_values=cache, use_cache=True, **options)
+            answer = model(token, past_key_values=cache, use_cache=True, **options)
         cache.crop(-1)
-        return found.logits.argmax(-1).cpu()
+        return answer.logits.argmax(-1).cpu()
 
     return run_step
 

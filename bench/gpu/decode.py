@@ -88,11 +88,11 @@ def _ours(
 ) -> tuple[Row, float]:
     """A row of the table, and the milliseconds of our step."""
     batch = step_of(rows, context)
-    found = device.in_turn({"ours": step(model, batch), "gathering": step(gathering(model), batch)}, rounds)
+    times_ms = device.in_turn({"ours": step(model, batch), "gathering": step(gathering(model), batch)}, rounds)
     least = 1e3 * _bytes(model, device, rows, context) / bandwidth
-    row = {"rows": rows, "context": context} | {f"{name}, ms": round(ms, 3) for name, ms in found.items()}
-    ours = found["ours"]
-    return row | {"of the bound": round(least / ours, 3), "gathering / ours": ratio(found["gathering"], ours)}, ours
+    row = {"rows": rows, "context": context} | {f"{name}, ms": round(ms, 3) for name, ms in times_ms.items()}
+    ours = times_ms["ours"]
+    return row | {"of the bound": round(least / ours, 3), "gathering / ours": ratio(times_ms["gathering"], ours)}, ours
 
 
 def step_of(rows: int, context: int, adapters: torch.Tensor | None = None, chunk: int = 0) -> StepBatch:
@@ -139,11 +139,11 @@ def _static_cache_step(device: Device, model: Any, rows: int, context: int, is_c
 
     def run_step() -> object:
         with torch.inference_mode():
-            found = run(token, past_key_values=cache, position_ids=place, use_cache=True)
+            answer = run(token, past_key_values=cache, position_ids=place, use_cache=True)
             # The next step has the same context.
             for layer in cache.layers:
                 layer.cumulative_length.fill_(context)
-            return found.logits[:, -1].argmax(-1).cpu()
+            return answer.logits[:, -1].argmax(-1).cpu()
 
     return run_step
 

@@ -47,12 +47,12 @@ class Device:
 
     def describe(self) -> dict[str, object]:
         """The machine, and the GPU with its compute capability and memory in MiB."""
-        found: dict[str, object] = dict(hardware.describe())
+        machine: dict[str, object] = dict(hardware.describe())
         if self.number is not None:
-            own = gpu.describe(self.number)
-            found["gpu"] = f"{own.name}, compute capability {'.'.join(map(str, own.capability))}"
-            found["gpu_memory_mb"] = round(own.memory_mb)
-        return found | {"torch": torch.__version__, "cuda": torch.version.cuda}
+            card = gpu.describe(self.number)
+            machine["gpu"] = f"{card.name}, compute capability {'.'.join(map(str, card.capability))}"
+            machine["gpu_memory_mb"] = round(card.memory_mb)
+        return machine | {"torch": torch.__version__, "cuda": torch.version.cuda}
 
     def wait(self) -> None:
         """Return when the device has finished."""

@@ -59,10 +59,12 @@ def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
         for length in sizes.lengths:
             for batch in sizes.batches:
                 texts = [_text(rng, length) for _ in range(batch)]
-                found = device.in_turn(model.variants(texts), sizes.rounds)
-                against = {f"{other} / ours": ratio(found[other], found[OURS]) for other in found if other != OURS}
+                times_ms = device.in_turn(model.variants(texts), sizes.rounds)
+                against = {
+                    f"{other} / ours": ratio(times_ms[other], times_ms[OURS]) for other in times_ms if other != OURS
+                }
                 row = {"model": name, "kind": "batch", "tokens": length, "texts": batch}
-                yield row | {f"{key}, ms": round(ms, 3) for key, ms in found.items()} | against
+                yield row | {f"{key}, ms": round(ms, 3) for key, ms in times_ms.items()} | against
         del model
         device.free()
 
@@ -89,7 +91,7 @@ class _Model:
 
     def variants(self, texts: Sequence[Ids]) -> dict[str, Step]:
         packs = list(self._packs(texts))
-        plain = [pack(own, sum(map(len, own)), len(own)) for own in packs]
+        plain = [pack(packed, sum(map(len, packed)), len(packed)) for packed in packs]
         batch = torch.from_numpy(np.stack(texts)).to(self._device.torch_device)
         return {
             OURS: self.ours(texts),
@@ -101,14 +103,14 @@ class _Model:
     def ours(self, texts: Sequence[Ids]) -> Step:
         """The step that encodes these texts with static engines."""
         calls: list[tuple[Engine, Mapping[str, Array]]] = []
-        for own in self._packs(texts):
-            engine = self._engine(sum(map(len, own)), len(own))
-            calls.append((engine, pack(own, engine.tokens or 0, engine.rows or 0)))
+        for packed in self._packs(texts):
+            engine = self._engine(sum(map(len, packed)), len(packed))
+            calls.append((engine, pack(packed, engine.tokens or 0, engine.rows or 0)))
         return lambda: [engine.run(inputs) for engine, inputs in calls]
 
     def _engine(self, tokens: int, rows: int) -> Engine:
         return next(
-            engine for own, engine in self._bins.items() if own >= tokens and engine.rows and engine.rows >= rows
+            engine for length, engine in self._bins.items() if length >= tokens and engine.rows and engine.rows >= rows
         )
 
     def _packs(self, texts: Sequence[Ids]) -> Iterator[Sequence[Ids]]:

@@ -45,15 +45,15 @@ def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
         ours = _Ours(device, sizes.images, seed)
         for gamma in sizes.gammas:
             steps = {"ours": ours.step(GammaModule(model, gamma).eval())}
-            found = device.in_turn(steps if theirs is None else {"timm": theirs, **steps}, sizes.rounds)
+            times_ms = device.in_turn(steps if theirs is None else {"timm": theirs, **steps}, sizes.rounds)
             layers = expand(gamma, architecture.patches, architecture.depth)
-            rates = {f"{system}, images/s": round(1e3 * sizes.images / ms, 1) for system, ms in found.items()}
+            rates = {f"{system}, images/s": round(1e3 * sizes.images / ms, 1) for system, ms in times_ms.items()}
             operations = round(count_multiplications(layers, architecture.width) / whole, 3)
             row = {"model": name, "gamma": gamma, "images": sizes.images, "operations": operations, **rates}
             # 1: as much faster than gamma 0 as there is less to compute.
-            unmerged = unmerged or found["ours"]
-            row["of the operations"] = round(unmerged / found["ours"] * operations, 2)
-            yield row if theirs is None else row | {"ours / timm": ratio(found["timm"], found["ours"])}
+            unmerged = unmerged or times_ms["ours"]
+            row["of the operations"] = round(unmerged / times_ms["ours"] * operations, 2)
+            yield row if theirs is None else row | {"ours / timm": ratio(times_ms["timm"], times_ms["ours"])}
         del ours, steps
         device.free()
 
@@ -103,8 +103,8 @@ def _timm(device: Device, name: str, architecture: Architecture, images: int) ->
     def step() -> object:
         with torch.inference_mode():
             # What ours does too: bytes to the device, and numbers made of them there.
-            given = pixels.to(device.torch_device).to(dtype).permute(0, 3, 1, 2).contiguous() / 127.5 - 1
-            return compiled(given).float().cpu()
+            inputs = pixels.to(device.torch_device).to(dtype).permute(0, 3, 1, 2).contiguous() / 127.5 - 1
+            return compiled(inputs).float().cpu()
 
     return step
 

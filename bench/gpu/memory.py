@@ -36,13 +36,13 @@ class Sizes:
 def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
     """See the module."""
     elements = adapter_elements(architecture_of(sizes.shape), sizes.rank)
-    found = copies(device, elements, sizes.rounds, seed)
+    times_ms = copies(device, elements, sizes.rounds, seed)
     yield {
         "rank": sizes.rank,
         "MiB": round(elements * device.dtype.itemsize / 2**20, 1),
-        "from pinned memory, ms": round(found["pinned"], 3),
-        "from a file, ms": round(found["file"], 3),
-        "file / pinned": ratio(found["file"], found["pinned"]),
+        "from pinned memory, ms": round(times_ms["pinned"], 3),
+        "from a file, ms": round(times_ms["file"], 3),
+        "file / pinned": ratio(times_ms["file"], times_ms["pinned"]),
     }
 
 

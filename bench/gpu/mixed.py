@@ -33,9 +33,9 @@ def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
     model = decoder(sizes.shape, device, max(sizes.rows) + 1, longest, seed)
     for rows in sizes.rows:
         for chunk in sizes.chunks:
-            found = _in_turn(device, model, step_of(rows, sizes.context, chunk=chunk), sizes.rounds)
-            row = {"rows": rows, "chunk": chunk} | {f"{name}, ms": round(ms, 3) for name, ms in found.items()}
-            yield row | {f"{name} / graph": ratio(found[name], found["graph"]) for name in ("eager", "gathering")}
+            times_ms = _in_turn(device, model, step_of(rows, sizes.context, chunk=chunk), sizes.rounds)
+            row = {"rows": rows, "chunk": chunk} | {f"{name}, ms": round(ms, 3) for name, ms in times_ms.items()}
+            yield row | {f"{name} / graph": ratio(times_ms[name], times_ms["graph"]) for name in ("eager", "gathering")}
 
 
 def _in_turn(device: Device, model: GraphedModel, batch: StepBatch, rounds: int) -> dict[str, float]:

@@ -113,20 +113,20 @@ def _machine(
         "chunk": step(model, step_of(rows, sizes.context, chunk=sizes.chunk)),
         "adapters": step(model, step_of(rows, sizes.context, owners(rows, len(RANKS)))),
     }
-    found = {name: ms / 1e3 for name, ms in device.in_turn(steps, sizes.rounds).items()}
+    times_s = {name: ms / 1e3 for name, ms in device.in_turn(steps, sizes.rounds).items()}
     del steps
     model.linear_hook = None
     del model
     device.free()
     ranks = int(np.resize(RANKS, rows).sum())
-    row_s = max(0.0, found["rows"] - found["one"]) / (rows - 1)
+    row_s = max(0.0, times_s["rows"] - times_s["one"]) / (rows - 1)
     return Machine(
         slots=rows,
         prefill_tokens=sizes.chunk,
-        base_s=max(_LEAST_S, found["one"] - row_s),
+        base_s=max(_LEAST_S, times_s["one"] - row_s),
         row_s=row_s,
-        token_s=max(0.0, found["chunk"] - found["rows"]) / sizes.chunk,
-        rank_s=max(0.0, found["adapters"] - found["rows"]) / ranks,
+        token_s=max(0.0, times_s["chunk"] - times_s["rows"]) / sizes.chunk,
+        rank_s=max(0.0, times_s["adapters"] - times_s["rows"]) / ranks,
         load_bytes_s=load_bytes_s,
         pool_bytes=pool_bytes,
         token_bytes=token_bytes,

@@ -48,13 +48,13 @@ def main() -> None:
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("none")
     for name, values in tensors(checkpoint / "model.safetensors"):
-        own = renamed(name)
-        if own.endswith(("attn_q", "attn_k")):
-            values = in_turns(values, heads if own.endswith("q") else kv_heads)
+        tensor = renamed(name)
+        if tensor.endswith(("attn_q", "attn_k")):
+            values = in_turns(values, heads if tensor.endswith("q") else kv_heads)
         kind = Kind.F32 if values.ndim == 1 else KINDS[weights]
-        if own == TABLE and weights == "int4":
+        if tensor == TABLE and weights == "int4":
             kind = Kind.Q8_0
-        writer.add_tensor(f"{own}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
+        writer.add_tensor(f"{tensor}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

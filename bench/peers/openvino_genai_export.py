@@ -46,7 +46,7 @@ def export(checkpoint: Path, folder: Path) -> None:
 
 def compress(model: openvino.Model, bits: int) -> None:
     """Compress the constant weights [outputs, inputs] of all matrix products. A lookup keeps its table."""
-    found = []
+    products = []
     for node in model.get_ordered_ops():
         if node.get_type_name() != "MatMul":
             continue
@@ -54,12 +54,12 @@ def compress(model: openvino.Model, bits: int) -> None:
         if source.get_type_name() == "Convert":
             source = source.input_value(0).get_node()
         if source.get_type_name() == "Constant":
-            found.append((node, source))
-    assert found, "no matrix product has constant weights"
-    for node, source in found:
+            products.append((node, source))
+    assert products, "no matrix product has constant weights"
+    for node, source in products:
         weight = np.array(source.data, dtype=np.float32)
         # The last product is the output head.
-        product = grouped(weight) if bits == 4 and node is not found[-1][0] else whole(weight)
+        product = grouped(weight) if bits == 4 and node is not products[-1][0] else whole(weight)
         node.input(1).replace_source_output(product.output(0))
 
 

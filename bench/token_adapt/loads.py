@@ -63,11 +63,11 @@ def _mixed(at_s: Floats, rng: np.random.Generator, images: int) -> Traffic:
 
 def representatives(tasks: Mapping[str, Task]) -> dict[str, Task]:
     """The task that represents each of the paper's data sets: by name, or by its accuracy at gamma 0."""
-    wanted = ("CIFAR100", "CIFAR10", "EuroSAT")
-    if set(wanted) <= set(tasks):
-        return {name: tasks[name] for name in wanted}
+    data_sets = ("CIFAR100", "CIFAR10", "EuroSAT")
+    if set(data_sets) <= set(tasks):
+        return {name: tasks[name] for name in data_sets}
     hardest_first = sorted(tasks.values(), key=lambda task: task.accuracy[0])
-    return {name: hardest_first[min(rank, len(hardest_first) - 1)] for rank, name in enumerate(wanted)}
+    return {name: hardest_first[min(rank, len(hardest_first) - 1)] for rank, name in enumerate(data_sets)}
 
 
 def utilities(traffic: Traffic) -> Floats:

@@ -28,8 +28,8 @@ class Scheme:
     @property
     def slug(self) -> str:
         """The name of its model on the server."""
-        kept = "".join(letter if letter.isalnum() else "_" for letter in self.name.replace("-", "minus"))
-        return f"scheme_{kept}"
+        plain = "".join(letter if letter.isalnum() else "_" for letter in self.name.replace("-", "minus"))
+        return f"scheme_{plain}"
 
 
 OURS = Scheme(OURS_NAME, {})

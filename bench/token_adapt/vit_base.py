@@ -93,7 +93,7 @@ def sizes(base: EmulatedImageModel) -> tuple[dict[int, GammaProfile], list[Task]
 def load_ms(folder: Path) -> dict[int, float]:
     """Time to read the weights of each size from a safetensors file into memory, the best of three."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = {}
+    best_ms = {}
     for size, (name, parameters, _, _) in SIZES.items():
         file = folder / f"{name}.safetensors"
         save_file({"weights": np.ones(parameters, np.float32)}, file)
@@ -102,6 +102,6 @@ def load_ms(folder: Path) -> dict[int, float]:
             before = time.perf_counter()
             load_file(file)["weights"].copy()
             times.append((time.perf_counter() - before) * 1e3)
-        found[size] = min(times)
+        best_ms[size] = min(times)
         file.unlink()
-    return found
+    return best_ms

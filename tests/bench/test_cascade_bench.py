@@ -100,7 +100,7 @@ def test_tables_say_what_was_measured(measured: Measurements) -> None:
 def test_the_best_chain_is_the_fastest_that_loses_little() -> None:
     one_level: dict[str, Any] = {"levels": ("large",), "gaps": (), "shares": (1.0,), "model_latencies": (3.0,)}
     alone = dataclasses.replace(candidate(), name="large", accuracy_bound=0.88, **one_level)
-    made = [
+    candidates = [
         dataclasses.replace(candidate(algorithm=algorithm), name=name, accuracy_bound=bound, latency_ms=ms, p75_ms=4.0)
         for name, algorithm, bound, ms in (
             ("fast", "sigmoid", 0.87, 3.5),
@@ -109,13 +109,13 @@ def test_the_best_chain_is_the_fastest_that_loses_little() -> None:
             ("cut", "cut", 0.88, 3.0),
         )
     ]
-    table = dataclasses.replace(TABLE, candidates=(alone, *made))
+    table = dataclasses.replace(TABLE, candidates=(alone, *candidates))
     assert task_bench.best_chain(table).name == "good"
-    assert task_bench.best(table, task_bench.chains(table, 2, "cut")) == made[3]
-    assert task_bench.best(table, made[:1]) == made[0]
+    assert task_bench.best(table, task_bench.chains(table, 2, "cut")) == candidates[3]
+    assert task_bench.best(table, candidates[:1]) == candidates[0]
     assert task_bench.best(table, task_bench.chains(table, 3)) is None
     with pytest.raises(NotFoundError, match="no cascade of task"):
-        task_bench.best_chain(dataclasses.replace(table, candidates=(alone, made[3])))
+        task_bench.best_chain(dataclasses.replace(table, candidates=(alone, candidates[3])))
 
 
 def test_batches_hold_every_row_once() -> None:
@@ -123,11 +123,11 @@ def test_batches_hold_every_row_once() -> None:
     from bench.cascade.train import BATCH, batches
 
     lengths = torch.randint(1, 100, (1000,))
-    found = batches(lengths)
-    assert sorted(row for batch in found for row in batch.tolist()) == list(range(1000))
-    assert max(map(len, found)) == BATCH
+    drawn = batches(lengths)
+    assert sorted(row for batch in drawn for row in batch.tolist()) == list(range(1000))
+    assert max(map(len, drawn)) == BATCH
     # In one pool, the batches' lengths do not overlap.
-    spreads = sorted((int(lengths[batch].min()), int(lengths[batch].max())) for batch in found)
+    spreads = sorted((int(lengths[batch].min()), int(lengths[batch].max())) for batch in drawn)
     assert all(before[1] <= after[0] for before, after in zip(spreads, spreads[1:], strict=False))
 
 

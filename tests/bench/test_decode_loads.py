@@ -53,9 +53,9 @@ def test_intervals_are_the_papers_in_proportion(maker: LoadGenerator) -> None:
 
 
 def test_lengths_are_uniform(maker: LoadGenerator) -> None:
-    wanted = [request.new_tokens for request in maker.lengths(4000).requests]
-    assert (min(wanted), max(wanted)) == (SHORTEST, LONGEST)
-    assert np.mean(wanted) == pytest.approx((SHORTEST + LONGEST) / 2, rel=0.05)
+    counts = [request.new_tokens for request in maker.lengths(4000).requests]
+    assert (min(counts), max(counts)) == (SHORTEST, LONGEST)
+    assert np.mean(counts) == pytest.approx((SHORTEST + LONGEST) / 2, rel=0.05)
 
 
 def test_figures_of_a_run() -> None:

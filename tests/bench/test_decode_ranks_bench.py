@@ -23,9 +23,9 @@ class Recorder:
 def test_each_system_computes_the_same_steps_with_its_own_threads() -> None:
     before = torch.get_num_threads()
     models = [Recorder(), Recorder()]
-    found = _cell([System("one", models[0], 2), System("two", models[1], 1)], rows=3, turns=2, steps=4)
+    times = _cell([System("one", models[0], 2), System("two", models[1], 1)], rows=3, turns=2, steps=4)
     torch.set_num_threads(before)
-    assert set(found) == {"one", "two"} and min(found.values()) > 0
+    assert set(times) == {"one", "two"} and min(times.values()) > 0
     assert [model.threads for model in models] == [{2}, {1}]
     for model in models:
         # One step of each turn is not timed.

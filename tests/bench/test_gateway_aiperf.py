@@ -28,10 +28,10 @@ def program(folder: Path, more: str) -> Path:
 
 @pytest.mark.parametrize("name", aiperf.PROFILES)
 def test_profiles_use_local_tokenizers(name: str) -> None:
-    told = aiperf.command(aiperf.PROFILES[name], OPTIONS)
-    (tokenizer,) = (value for option, value in zip(told, told[1:], strict=False) if option == "--tokenizer")
-    assert Path(tokenizer).is_absolute() and "--url" in told and "9" in told
-    assert ("--streaming" in told) is (name == "chat")
+    arguments = aiperf.command(aiperf.PROFILES[name], OPTIONS)
+    (tokenizer,) = (value for option, value in zip(arguments, arguments[1:], strict=False) if option == "--tokenizer")
+    assert Path(tokenizer).is_absolute() and "--url" in arguments and "9" in arguments
+    assert ("--streaming" in arguments) is (name == "chat")
 
 
 def test_the_export_is_read_and_a_failure_is_told(tmp_path: Path) -> None:
@@ -44,14 +44,10 @@ def test_the_export_is_read_and_a_failure_is_told(tmp_path: Path) -> None:
 
 
 def test_metrics_that_a_profile_lacks_are_left_out() -> None:
-    lines = aiperf.table(
+    rows = aiperf.rows(
         {
             "embeddings": {"request_throughput": {"avg": 7.83}},
             "chat": {"request_throughput": {"avg": 1.0}, "time_to_first_token": {"p50": 12.0}},
         }
-    ).splitlines()
-    assert [line.split() for line in lines] == [
-        ["embeddings", "chat"],
-        ["requests/s", "7.8", "1.0"],
-        ["first", "token", "ms,", "p50", "-", "12.0"],
-    ]
+    )
+    assert rows == [{"": "requests/s", "embeddings": 7.83, "chat": 1.0}, {"": "first token ms, p50", "chat": 12.0}]

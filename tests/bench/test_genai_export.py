@@ -31,9 +31,9 @@ def test_products_keep_their_results_within_the_levels(bits: int, layer: float, 
     kinds = [node.get_element_type() for node in constants]
     assert kinds.count(openvino.Type.i8) == (2 if bits == 8 else 1)
     assert kinds.count(openvino.Type.i4) == (0 if bits == 8 else 1)
-    found = openvino.compile_model(compressed, "CPU", {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"})(rows)
+    result = openvino.compile_model(compressed, "CPU", {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"})(rows)
     for output, bound in ((1, layer), (0, head)):
-        error = np.abs(found[output] - exact[output]).mean() / np.abs(exact[output]).mean()
+        error = np.abs(result[output] - exact[output]).mean() / np.abs(exact[output]).mean()
         assert 0 < error < bound
 
 

@@ -58,8 +58,8 @@ def keep_logs(folder: Path, target: Path) -> None:
 def _broken_engine(break_file: Callable[[Path], None], scene: Scene) -> bool:
     """A load of the broken engine must fail and leave the old one serving; the mended one must load."""
     engine = max((models.ENGINES / "encode").iterdir(), key=lambda file: file.stat().st_size)
-    kept = models.FOLDER / "kept_engine"
-    shutil.copyfile(engine, kept)
+    whole = models.FOLDER / "kept_engine"
+    shutil.copyfile(engine, whole)
     with scene.site.control() as control:
         # Read first: a file that is cut off under a process that has mapped it ends that process.
         once = generation_raised(control.config("encode"))
@@ -73,7 +73,7 @@ def _broken_engine(break_file: Callable[[Path], None], scene: Scene) -> bool:
             time.sleep(_BROKEN_S)
             if engine.is_dir():
                 engine.rmdir()
-            kept.replace(engine)
+            whole.replace(engine)
         control.load("encode", generation_raised(once))
     return False
 

@@ -35,8 +35,8 @@ class Site:
 
     def __init__(self, folder: Path, machines: Machines) -> None:
         empty(folder / "source")
-        own = {"placement": "resident", "workers": _WORKERS, "min_workers": _WORKERS, "time_scale": "0.1"}
-        emulated_front(folder, FRONT, [32], **own)
+        settings = {"placement": "resident", "workers": _WORKERS, "min_workers": _WORKERS, "time_scale": "0.1"}
+        emulated_front(folder, FRONT, [32], **settings)
         self._file, self._machines = folder / "fleet.toml", machines
         self._port = next(free_ports())
         self.fleet = self._of(_NODES - 1)
@@ -84,8 +84,8 @@ class Site:
 
     def take_replanned_s(self) -> float | None:
         """How long the last event's plan without the lost node took, if it lost one; told once."""
-        found, self._replanned_s = self._replanned_s, None
-        return found
+        replanned_s, self._replanned_s = self._replanned_s, None
+        return replanned_s
 
     def join(self) -> None:
         """One more node, on the last machine."""
