@@ -46,10 +46,18 @@ def read(cls: type[T], values: Mapping[str, str]) -> T:
     return cls(**arguments)
 
 
-def refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise InvalidInputError for the first name in `given` that is not in `known`, with what to write instead."""
+def refuse_unknown(
+    given: Iterable[str], known: Iterable[str], unfit: Mapping[str, Iterable[str]] | None = None
+) -> None:
+    """Raise InvalidInputError for the first name in `given` that is not in `known`, with what to write instead.
+
+    unfit: names that other models may set, by the reason why this one may not, such as `does not go with forward_to`.
+    """
     allowed = set(known)
+    reasons = {name: reason for reason, names in (unfit or {}).items() for name in names}
     for name in given:
+        if name not in allowed and name in reasons:
+            raise InvalidInputError(name, name, reasons[name])
         if name not in allowed and name in REMOVED:
             raise InvalidInputError(name, name, f"this setting is gone: {REMOVED[name]}")
         if name not in allowed:

@@ -59,10 +59,15 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> DecodeFrontCon
         ForwardSettings if "forward_to" in values else FusedDecodeSettings
     )
     completed = model_config.complete(config, signature(values))
+    adapters = settings.names(AdapterCacheSettings, SchedulingSettings, RegistrySettings)
     if config.backend == BACKEND or kind is ForwardSettings:
-        settings.refuse_unknown(values, settings.names(kind))
+        unfit = {f'goes with backend "{WITH_ADAPTERS}" only': adapters}
+        if kind is ForwardSettings:
+            of_generator = adapters | settings.names(FusedDecodeSettings)
+            unfit = {f"does not go with forward_to: set it in {values['forward_to']}, which generates": of_generator}
+        settings.refuse_unknown(values, settings.names(kind), unfit)
         return DecodeFrontConfig(folder.name, folder, completed, settings.read(kind, values))
-    settings.refuse_unknown(values, settings.names(kind, AdapterCacheSettings, SchedulingSettings, RegistrySettings))
+    settings.refuse_unknown(values, settings.names(kind) | adapters)
     settings.read(SchedulingSettings, values)
     settings.read(RegistrySettings, values)
     decoding, adapter_cache = settings.read(FusedDecodeSettings, values), settings.read(AdapterCacheSettings, values)

@@ -20,6 +20,7 @@ from shapeshift.cli.served_models import models_to_load, without_misfits
 from shapeshift.cli.stop_signals import stop_event
 from shapeshift.cli.supervisor import FleetNode, Supervisor, has_workers
 from shapeshift.errors import InvalidInputError, ShapeshiftError
+from shapeshift.settings import require
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.embedded.free_ports import on_free_ports
 from shapeshift.triton.embedded.server import ServerEndedError
@@ -169,6 +170,9 @@ def _external(options: argparse.Namespace) -> int:
     # The gRPC client is slow to import.
     from shapeshift.triton.control import ModelControl
 
+    for name in ("fleet", "node", "gateway_port", "triton", "backends"):
+        allowed = "does not go with --external: that server runs already, and is no node"
+        require(getattr(options, name) is None, f"--{name.replace('_', '-')}", getattr(options, name), allowed)
     host, _, port = options.external.rpartition(":")
     if not host or not port.isdigit():
         raise InvalidInputError("--external", options.external, "must be HOST:GRPCPORT")

@@ -218,6 +218,14 @@ BROKEN: dict[str, tuple[Callable[[Project], object], str]] = {
         lambda project: project.change(max_lenght=5),
         "max_lenght: .*; did you mean max_length. known: ",
     ),
+    "a parameter of the model that it forwards to": (
+        lambda project: project.change("generate_unary", max_concurrency=2),
+        "max_concurrency: got 'max_concurrency'; does not go with forward_to: set it in generate, which generates",
+    ),
+    "a parameter of models with adapters": (
+        lambda project: project.change(adapter_mb=64),
+        'adapter_mb: got .adapter_mb.; goes with backend "adapter_cache" only',
+    ),
     "a parameter of generated configs": (lambda project: project.change(kernel_cache="x"), "kernel_cache: "),
     "bad value": (lambda project: project.change(max_concurrency=0), "max_concurrency: got 0; 1 to 4096"),
     "ranks that do not divide the heads": (

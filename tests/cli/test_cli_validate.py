@@ -10,6 +10,12 @@ import pytest
 
 from shapeshift.cli.main import main
 
+UNFIT = """backend: "token_adapt"
+parameters [
+  { key: "provider" value { string_value: "emulated" } },
+  { key: "precision" value { string_value: "f32" } }
+]
+"""
 FORWARDS = 'backend: "fused_decode"\nparameters { key: "forward_to" value { string_value: "absent" } }\n'
 
 
@@ -35,7 +41,7 @@ def test_each_broken_model_gets_a_line(
     add_front(repository, "typo", poolng="mean")
     dims = add_front(repository, "dims") / "config.pbtxt"
     dims.write_text(dims.read_text().replace("dims: [ 8 ]", "dims: [ 9 ]"))
-    for name, text in {"forwards": FORWARDS, "torn": "backend"}.items():
+    for name, text in {"forwards": FORWARDS, "unfit": UNFIT, "torn": "backend"}.items():
         (repository / name).mkdir()
         (repository / name / "config.pbtxt").write_text(text)
     assert main(["validate"]) == 1
@@ -46,6 +52,7 @@ def test_each_broken_model_gets_a_line(
         "no_checkpoint": ("NOT_FOUND", "checkpoint: no folder absent"),
         "typo": ("INVALID_ARG", "poolng: got 'poolng'; unknown parameter; did you mean pooling? known: "),
         "dims": ("INVALID_ARG", "output EMBEDDING: got ['TYPE_FP32', 9]; data_type: TYPE_FP32 dims: [ 8 ]"),
+        "unfit": ("INVALID_ARG", "precision: got 'precision'; does not go with provider emulated"),
         "forwards": ("NOT_FOUND", "forward_to: no model absent in "),
     }.items():
         assert lines.pop(name).startswith(f"{code}: {repository / name / 'config.pbtxt'}: {said}"), name

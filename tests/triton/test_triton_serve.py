@@ -38,6 +38,7 @@ Traces = Callable[[ServerSettings], Callable[[], list[str]]]
         (["--http-port", "8001"], "must differ"),
         (["--repository", "absent"], "no model repository at absent; run `shapeshift engines`"),
         (["--external", "8001"], "HOST:GRPCPORT"),
+        (["--external", "127.0.0.1:1", "--gateway-port", "9"], "--gateway-port: got 9; does not go with --external"),
         (["--external", "127.0.0.1:1", "--models", "encode"], "no server answers at 127.0.0.1:1"),
     ],
 )

@@ -42,10 +42,13 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> ImageFrontConf
     """The front in `folder`. Raises InvalidInputError naming the field."""
     serving = settings.read(TokenAdaptSettings, values)
     completed = model_config.complete(config, signature(values))
+    engine, emulation = settings.names(ImageEngineSettings, RegistrySettings), settings.names(EmulatedSettings)
     if values.get("provider") == EMULATED:
-        settings.refuse_unknown(values, settings.names(EmulatedSettings, TokenAdaptSettings))
+        unfit = {f"does not go with provider {EMULATED}, which runs no model": engine}
+        settings.refuse_unknown(values, emulation | settings.names(TokenAdaptSettings), unfit)
         return EmulatedFrontConfig(folder.name, folder, completed, settings.read(EmulatedSettings, values), serving)
-    settings.refuse_unknown(values, settings.names(ImageEngineSettings, TokenAdaptSettings, RegistrySettings))
+    unfit = {f"goes with provider {EMULATED} only": emulation}
+    settings.refuse_unknown(values, engine | settings.names(TokenAdaptSettings), unfit)
     settings.read(RegistrySettings, values)
     return ImageFrontConfig(folder.name, folder, completed, settings.read(ImageEngineSettings, values), serving)
 
