@@ -56,9 +56,15 @@ class HealthLoop:
         # By node, so that loads that hang on one hold up no other.
         self._threads: dict[str, ThreadPoolExecutor] = {}
         # By model: why it is reloaded, and since when, in monotonic seconds.
-        self._pending: dict[str, tuple[DeadModel, float]] = {}
+        self._reloads: dict[str, tuple[DeadModel, float]] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
+
+    @property
+    def pending(self) -> frozenset[str]:
+        """The models that are being reloaded, or wait for it."""
+        with self._lock:
+            return frozenset(self._reloads)
 
     def step(self) -> None:
         """Scrape once and start the loads that are due. Does not wait for the loads."""
@@ -74,7 +80,7 @@ class HealthLoop:
         timed_out = timeouts_in_a_row(page, self._living(heartbeats))
         self._changed |= self._actuator.take_changed()
         own_heartbeats, own_timeouts, own_stalled = _by_node(heartbeats), _by_node(timed_out), _by_node(page.stalled())
-        loading = _by_node(dict.fromkeys(self._changed | self._pending_models(), True))
+        loading = _by_node(dict.fromkeys(self._changed | self.pending, True))
         expected = _by_node(dict.fromkeys(self.expected, True))
         dead: dict[str, DeadModel] = {}
         for node in page.nodes:
@@ -114,7 +120,7 @@ class HealthLoop:
 
     def _reload_ended(self, ended: frozenset[int]) -> None:
         heartbeats = self.page.heartbeats() if self.page is not None else {}
-        busy = self._actuator.changing | self._pending_models()
+        busy = self._actuator.changing | self.pending
         dead = {
             model: DeadModel(f"{listed(sorted(pids))} has ended", True, ended=self._have_all_ended(counts))
             for model, counts in heartbeats.items()
@@ -125,10 +131,6 @@ class HealthLoop:
 
     def _have_all_ended(self, pids: Iterable[int]) -> bool:
         return all(self._processes.state(pid) in (ProcessState.ENDED, ProcessState.ABSENT) for pid in pids)
-
-    def _pending_models(self) -> frozenset[str]:
-        with self._lock:
-            return frozenset(self._pending)
 
     def _reload_all(self, dead: dict[str, DeadModel]) -> None:
         try:
@@ -145,10 +147,10 @@ class HealthLoop:
                 # If all workers are slow at once, reloading all of them would make it worse: one at a time. But a
                 # reload that hangs must not keep the others from being healed.
                 since = time.monotonic() - _SLOW_RELOAD_S
-                slow = any(not other.certain and began > since for other, began in self._pending.values())
-                if name in self._pending or not known or (slow and not found.certain):
+                slow = any(not other.certain and began > since for other, began in self._reloads.values())
+                if name in self._reloads or not known or (slow and not found.certain):
                     continue
-                self._pending[name] = found, time.monotonic()
+                self._reloads[name] = found, time.monotonic()
             self._threads_of(name).submit(self._reload, name, found)
 
     def _threads_of(self, model: str) -> ThreadPoolExecutor:
@@ -162,7 +164,7 @@ class HealthLoop:
             self._journal.log("health", name, f"could not be reloaded: {error!r}")
         finally:
             with self._lock:
-                del self._pending[name]
+                del self._reloads[name]
 
 
 def _by_node(values: Mapping[str, V]) -> dict[str, dict[str, V]]:

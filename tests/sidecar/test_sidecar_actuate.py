@@ -12,7 +12,7 @@ import pytest
 from shapeshift.errors import EngineError
 from shapeshift.polymorph import engine_model
 from shapeshift.sidecar.actuate import Actuator
-from shapeshift.sidecar.health import DeadModel
+from shapeshift.sidecar.health import DeadModel, ReloadBackoff
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.policy.moves import Action
 from shapeshift.sidecar.run_files import OwedLoads
@@ -97,7 +97,7 @@ def test_a_worker_without_a_folder(case: Case) -> None:
 def test_a_reload_raises_the_generation_each_time(case: Case) -> None:
     case.server.fails = lambda name, bin_: "not now"
     assert not case.actuator.reload("enc_w01", DeadModel("dead", True))
-    case.actuator.backoff._attempts.clear()
+    case.actuator.backoff = ReloadBackoff()
     case.server.fails = lambda name, bin_: None
     assert case.actuator.reload("enc_w01", DeadModel("dead", True))
     # One above the failed attempt: the server ignores a load with the configuration that it got last.
@@ -155,7 +155,7 @@ def test_the_next_sidecar_loads_what_this_one_has_unloaded(case: Case, tmp_path:
     found = OwedLoads(tmp_path / "owed")
     assert found.names() == {"enc"}
     case.actuator.owed = found
-    case.actuator.backoff._attempts.clear()
+    case.actuator.backoff = ReloadBackoff()
     case.server.fails = lambda name, bin_: None
     assert case.actuator.reload("enc", DeadModel("owed", True))
     assert OwedLoads(tmp_path / "owed").names() == frozenset()

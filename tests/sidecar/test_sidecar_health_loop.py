@@ -13,6 +13,7 @@ import pytest
 from shapeshift.errors import ShapeshiftError
 from shapeshift.sidecar import health_loop
 from shapeshift.sidecar.actuate import Actuator
+from shapeshift.sidecar.health import ReloadBackoff
 from shapeshift.sidecar.health_loop import HealthLoop
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.process_tracker import ProcessTracker
@@ -68,7 +69,7 @@ class Case:
 
     def settle(self) -> None:
         """Wait for the started loads."""
-        wait_for(lambda: not self.loop._pending)
+        wait_for(lambda: not self.loop.pending)
 
     def logged(self, text: str) -> int:
         return sum(text in line for line in self.log)
@@ -123,7 +124,7 @@ def test_a_front_whose_load_fails_is_loaded_as_soon_as_it_can_be(case: Case) -> 
     # It has no metrics while it is not loaded.
     del case.pids["enc"]
     case.server.fails = lambda name, bin_: None
-    case.actuator.backoff._attempts.clear()
+    case.actuator.backoff = ReloadBackoff()
     case.scrapes(1)
     case.settle()
     assert case.server.parameter("enc", "slo_ms") == "77", "as it was loaded, not as its file says"
@@ -197,7 +198,7 @@ def test_workers_that_time_out_are_reloaded_one_at_a_time(case: Case) -> None:
     case.scrapes(5)
     case.timeouts = {"enc_w00": 2, "enc_w01": 3}
     case.scrapes(5)
-    assert len(case.loop._pending) == 1
+    assert len(case.loop.pending) == 1
     go_on.set()
     case.settle()
     case.scrapes(1)

@@ -13,7 +13,6 @@ from shapeshift.fleet.sidecar.connections import FleetConnections, NodeServer
 from shapeshift.fleet.sidecar.node_calls import NodeCalls
 from shapeshift.fleet.sidecar.presence import Presence
 from shapeshift.sidecar.actuate import Actuator
-from shapeshift.sidecar.health import DeadModel
 from shapeshift.sidecar.health_loop import HealthLoop
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.observe import MetricsPage, listed, timeouts_in_a_row
@@ -161,13 +160,15 @@ def test_a_front_that_cannot_reach_a_node_says_nothing_about_its_workers() -> No
 
 
 class HealthCase:
-    """A health loop over the nodes a and b, each with a front and a worker whose processes are on other machines."""
+    """A health loop over the nodes a and b, each with a front and workers whose processes are on other machines."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers_of_b: int = 1) -> None:
         self.servers = {name: FakeServer() for name in "ab"}
-        for server in self.servers.values():
+        self.workers = {"a": ["enc_w00"], "b": [f"enc_w0{number}" for number in range(workers_of_b)]}
+        for name, server in self.servers.items():
             server.add_front()
-            server.load("enc_w00")
+            for worker in self.workers[name]:
+                server.load(worker)
             server.calls.clear()
         self.beats, self.dead, self.log = 0.0, set[str](), list[str]()
         pages = {"a": lambda: self.scrape("a"), "b": lambda: self.scrape("b")}
@@ -181,7 +182,7 @@ class HealthCase:
     def scrape(self, name: str) -> Samples:
         self.servers[name].require_up()
         found: Samples = {}
-        for number, model in enumerate(("enc", "enc_w00")):
+        for number, model in enumerate(("enc", *self.workers[name])):
             found |= samples(model, NO_PID + number, 1.0 if f"{name}/{model}" in self.dead else self.beats)
         return found
 
@@ -191,7 +192,7 @@ class HealthCase:
             self.loop.step()
 
     def settle(self) -> None:
-        wait_for(lambda: not self.loop._pending)
+        wait_for(lambda: not self.loop.pending)
 
     def logged(self, text: str) -> int:
         return sum(text in line for line in self.log)
@@ -221,22 +222,19 @@ def test_models_of_a_node_that_does_not_answer_are_not_reloaded() -> None:
 
 def test_loads_that_hang_on_one_node_hold_up_no_other() -> None:
     never = threading.Event()
-    case = HealthCase()
-    for number in range(1, 6):
-        case.servers["b"].load(f"enc_w0{number}")
+    case = HealthCase(workers_of_b=5)
+    on_b = {f"b/{worker}" for worker in case.workers["b"]}
     case.servers["b"].fails = lambda name, bin_: "ended" if never.wait(60) else None
-    threads = [
-        case.loop._threads_of(f"b/enc_w0{number}").submit(
-            case.actuator.reload, f"b/enc_w0{number}", DeadModel("dead", True)
-        )
-        for number in range(1, 6)
-    ]
-    case.dead = {"a/enc_w00"}
+    case.dead = set(on_b)
     case.scrapes(7)
-    case.settle()
+    assert case.loop.pending == on_b
+    case.dead |= {"a/enc_w00"}
+    case.scrapes(7)
+    wait_for(lambda: case.loop.pending == on_b)
     assert case.servers["a"].calls == [("load", "enc_w00", "512")]
     never.set()
-    assert [thread.result(60) for thread in threads] == [False] * 5
+    case.settle()
+    assert case.logged("not loaded: ") == 5
 
 
 def test_spare_workers_fill_the_nodes_evenly_and_free_devices_first() -> None:
