@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,6 @@ FORMAT = 2
 _LOCK = ".lock"
 _KEEP_S = 60.0
 """Seconds that files stay after no entry names them, for servers that have not read the registry since."""
-
-Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 @dataclass
@@ -77,22 +74,28 @@ class Registry:
         except (OSError, ValueError, RecursionError) as error:
             raise InvalidInputError(FILE, str(self.file), f"JSON that can be read ({error})") from None
         require(isinstance(data, dict), FILE, str(self.file), "a JSON object")
-        content = self._current(data) if data.get("format") == FORMAT else self._of_version_0_1(data)
-        for name, entry in content.entries.items():
+        entries, removed = data.get("entries"), data.get("removed", {})
+        valid = data.get("format") == FORMAT and isinstance(entries, dict) and isinstance(removed, dict)
+        valid = valid and all(isinstance(time, int | float) for time in removed.values())
+        require(valid, FILE, str(self.file), f"format {FORMAT} with the object entries, of {self._kind}")
+        for name, entry in entries.items():
             valid = isinstance(entry, dict) and isinstance(entry.get("sha256"), str)
             valid = valid and isinstance(entry.get("pinned", False), bool)
             require(valid, f"{FILE} {name}", entry, "an object with sha256, a string, and pinned, true or false")
-        return content
+        return Content(entries, removed)
 
     @contextlib.contextmanager
     def changing(self, *beside: Path) -> Iterator[Content]:
-        """The content of the file, for one process at a time; written back as a whole unless an error is raised.
+        """The content of the file, for one process at a time; written back as a whole if it changes, and no error is
+        raised.
 
         beside: files that are replaced too; after an error, also of the write, they are what they were.
         """
         with files.exclusive_lock(self.folder / _LOCK), files.kept_on_error(*beside):
-            content = self.read()
+            before, content = self.read(), self.read()
             yield content
+            if content == before and self.file.exists():
+                return
             entries = dict(sorted(content.entries.items()))
             data = {"format": FORMAT, "entries": entries, "removed": content.removed}
             files.replace_text(self.file, json.dumps(data, indent=1) + "\n")
@@ -115,10 +118,10 @@ class Registry:
         for place, since in list(content.removed.items()):
             if now_s - since < _KEEP_S or not is_place(place):
                 continue
-            found = self.folder / place
+            path = self.folder / place
             # What others have written there may be any path.
-            if found.resolve().parent == self.folder.resolve():
-                shutil.rmtree(found, ignore_errors=True) if found.is_dir() else found.unlink(missing_ok=True)
+            if path.resolve().parent == self.folder.resolve():
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
             del content.removed[place]
 
     def now_s(self) -> float:
@@ -127,55 +130,24 @@ class Registry:
         lock.touch()
         return lock.stat().st_mtime
 
-    def _current(self, data: dict[str, Any]) -> Content:
-        entries, removed = data.get("entries"), data.get("removed", {})
-        valid = isinstance(entries, dict) and _are_times(removed)
-        require(valid, FILE, str(self.file), f"an object with the object entries, of {self._kind}")
-        return Content(entries or {}, removed)
-
-    def _of_version_0_1(self, data: dict[str, Any]) -> Content:
-        """Version 0.1 wrote three forms: {"format": 1, KIND: entries}, {KIND: entries, "removed": ...}, and entries."""
-        known = {"format", "removed", self._kind}
-        entries = data.get(self._kind) if data.keys() & known else data
-        removed = data.get("removed", {})
-        valid = data.get("format", 1) == 1 and isinstance(entries, dict) and _are_times(removed)
-        require(valid, FILE, str(self.file), f"format {FORMAT} with entries, of {self._kind}")
-        warnings.warn(
-            f"{self.file} has the format of version 0.1, which version 0.3 will not read; any command that changes it "
-            "writes the new one",
-            DeprecationWarning,
-            stacklevel=3,
-        )
-        return Content(entries or {}, removed)
-
-
-def _are_times(removed: object) -> bool:
-    """Whether it is an object of numbers."""
-    return isinstance(removed, dict) and all(isinstance(time, int | float) for time in removed.values())
-
 
 class FolderWatch:
     """Watches `files`, any of which may be missing. Used by one thread, about once a second."""
 
     def __init__(self, *files: Path) -> None:
         self._files = files
-        self._seen: Stamp | None = None
+        self._seen: tuple[tuple[int, int, int] | None, ...] | None = None
 
     def has_changed(self) -> bool:
         """Whether a file was replaced, written, made or removed since the last call; True at the first one."""
-        found = _stamp(self._files)
-        changed = found != self._seen
-        self._seen = found
-        return changed
+        before, self._seen = self._seen, tuple(map(_stamp, self._files))
+        return self._seen != before
 
 
-def _stamp(files: Sequence[Path]) -> Stamp:
-    """Time, size and inode of each file; None in the place of one that is missing."""
-    found: list[tuple[int, int, int] | None] = []
-    for file in files:
-        try:
-            status = file.stat()
-            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
-        except OSError:
-            found.append(None)
-    return tuple(found)
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    """Time, size and inode; None for a file that is missing."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -1,4 +1,4 @@
-"""The one format of registries, and the three that version 0.1 wrote."""
+"""The one format of registries, and how they change."""
 
 from __future__ import annotations
 
@@ -42,23 +42,14 @@ def test_an_error_changes_nothing(tmp_path: Path) -> None:
     assert registry.file.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("kind", "data"),
-    [
-        ("tasks", {"format": 1, "tasks": {"a": ENTRY}}),
-        ("adapters", {"adapters": {"a": ENTRY}, "removed": {}}),
-        ("candidates", {"a": ENTRY}),
-    ],
-)
-def test_formats_of_version_0_1_are_read_once_more(tmp_path: Path, kind: str, data: object) -> None:
-    registry = Registry(tmp_path, kind)
-    registry.file.write_text(json.dumps(data))
-    with pytest.warns(DeprecationWarning, match="version 0.3 will not read"):
-        assert registry.read().entries == {"a": ENTRY}
-    with pytest.warns(DeprecationWarning), registry.changing():
+def test_what_does_not_change_is_not_written(tmp_path: Path) -> None:
+    registry = Registry(tmp_path, "tasks")
+    with registry.changing():
         pass
-    assert json.loads(registry.file.read_text())["format"] == 2
-    assert registry.read().entries == {"a": ENTRY}
+    before = registry.file.stat()
+    with registry.changing():
+        pass
+    assert registry.file.stat().st_ino == before.st_ino
 
 
 @pytest.mark.parametrize(
@@ -66,9 +57,9 @@ def test_formats_of_version_0_1_are_read_once_more(tmp_path: Path, kind: str, da
     [
         ("{", "JSON that can be read"),
         ("[]", "a JSON object"),
-        ('{"format": 3, "entries": {}}', "format 2 with entries, of tasks"),
-        ('{"format": 2}', "an object with the object entries"),
-        ('{"format": 2, "entries": {}, "removed": []}', "an object with the object entries"),
+        ('{"format": 3, "entries": {}}', "format 2 with the object entries, of tasks"),
+        ('{"format": 2}', "format 2 with the object entries"),
+        ('{"format": 2, "entries": {}, "removed": []}', "format 2 with the object entries"),
         ('{"format": 2, "entries": {"a": 1}}', "registry.json a: got 1; an object with sha256"),
         ('{"format": 2, "entries": {"a": {"sha256": 1}}}', "registry.json a: .* an object with sha256"),
         ('{"format": 2, "entries": {"a": {"sha256": "", "pinned": 1}}}', "pinned, true or false"),

@@ -14,7 +14,7 @@ from shapeshift.build_engines.repository import front_folders
 from shapeshift.cli.checks import memory
 from shapeshift.cli.stop_signals import stop_on_sigterm
 from shapeshift.errors import EngineError, ShapeshiftError
-from shapeshift.registry_mirror.remote import is_url
+from shapeshift.registry_mirror.mirror import is_url
 from shapeshift.settings import require
 from shapeshift.sidecar import run_files
 

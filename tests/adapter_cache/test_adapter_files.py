@@ -282,7 +282,7 @@ def test_folders_outside_are_refused(source: Path, tmp_path: Path, place: str) -
     folder = tmp_path / "registry"
     folder.mkdir()
     entry = {"folder": place, "sha256": "0", "pinned": False}
-    (folder / "registry.json").write_text(json.dumps({"adapters": {"one": entry}}))
+    (folder / "registry.json").write_text(json.dumps({"format": 2, "entries": {"one": entry}}))
     with pytest.raises(InvalidInputError, match="folder"):
         store.entry_folder(folder, store.read(folder)["one"])
     (folder / "link").symlink_to(source)
@@ -291,7 +291,11 @@ def test_folders_outside_are_refused(source: Path, tmp_path: Path, place: str) -
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", '{"adapters": []}', '{"adapters": {"a": {"folder": "x"}}}', '{"adapters": {"../a": {}}}']
+    "content",
+    [
+        *("{", "[]", '{"format": 2, "entries": []}', '{"format": 1, "entries": {}}'),
+        *('{"format": 2, "entries": {"a": {"folder": "x"}}}', '{"format": 2, "entries": {"../a": {}}}'),
+    ],
 )
 def test_broken_registries_are_named(source: Path, tmp_path: Path, content: str) -> None:
     folder = tmp_path / "registry"

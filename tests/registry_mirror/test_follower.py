@@ -12,7 +12,7 @@ import pytest
 from shapeshift.errors import InvalidInputError, OverloadedError
 from shapeshift.registry import Registry
 from shapeshift.registry_mirror.follower import RegistryFollower, follow
-from shapeshift.registry_mirror.mirror import open_mirror
+from shapeshift.registry_mirror.mirror import Mirror
 from tests.registry_mirror.remote_registry import LAYOUT, RemoteRegistry
 from tests.waiting import wait_for
 
@@ -55,7 +55,7 @@ def start(mirror: Script, said: list[str]) -> Iterator[Start]:
     started: list[RegistryFollower] = []
 
     def make(limit_s: float = 5.0) -> RegistryFollower:
-        started.append(RegistryFollower(mirror, "s3://b/tasks", 0.01, said.append, limit_s))
+        started.append(RegistryFollower(mirror.update, "s3://b/tasks", 0.01, said.append, limit_s))
         return started[-1]
 
     yield make
@@ -109,13 +109,13 @@ def test_a_file_that_never_comes_leaves_the_copy_as_it_is(
 ) -> None:
     remote.put("one", "first")
     remote.publish()
-    copy = open_mirror("tasks_dir", remote.url, LAYOUT, tmp_path / "copy")
+    copy = Mirror("tasks_dir", remote.url, LAYOUT, tmp_path / "copy")
     copy.update()
     remote.put("two", "second")
     remote.publish()
     release = threading.Event()
     remote.hold(release)
-    follower = RegistryFollower(copy, remote.url, 0.01, said.append, 0.05)
+    follower = RegistryFollower(copy.update, remote.url, 0.01, said.append, 0.05)
     wait_for(lambda: failures(follower) >= 2)
     follower.close()
     assert list(Registry(tmp_path / "copy", "tasks").read().entries) == ["one"]

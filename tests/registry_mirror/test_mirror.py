@@ -14,8 +14,7 @@ import pytest
 
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
 from shapeshift.registry import FILE, Registry
-from shapeshift.registry_mirror import mirror as mirrors
-from shapeshift.registry_mirror.mirror import Mirror, open_mirror
+from shapeshift.registry_mirror.mirror import Mirror
 from tests.registry_mirror.remote_registry import LAYOUT, TABLES, HeldBack, RemoteRegistry
 
 
@@ -29,7 +28,7 @@ def mirror(remote: RemoteRegistry, folder: Path) -> Mirror:
     remote.put("one", "first", pinned=True)
     remote.put("two", "second")
     remote.publish()
-    return open_mirror("tasks_dir", remote.url, LAYOUT, folder)
+    return Mirror("tasks_dir", remote.url, LAYOUT, folder)
 
 
 def entries(folder: Path) -> dict[str, dict[str, Any]]:
@@ -39,6 +38,13 @@ def entries(folder: Path) -> dict[str, dict[str, Any]]:
 def texts(folder: Path) -> dict[str, str]:
     """What the files of each entry hold."""
     return {name: (folder / entry["folder"] / "a").read_text() for name, entry in entries(folder).items()}
+
+
+def let_a_minute_pass(folder: Path) -> None:
+    """For what was removed from the copy's registry."""
+    with Registry(folder, LAYOUT.kind).changing() as content:
+        for name in content.removed:
+            content.removed[name] -= 61.0
 
 
 def left_over(folder: Path) -> list[str]:
@@ -72,7 +78,7 @@ def test_a_new_process_trusts_hashes_and_not_names(mirror: Mirror, folder: Path,
     mirror.update()
     (folder / entries(folder)["two"]["folder"] / "b").write_text("damaged")
     remote.fetched.clear()
-    assert open_mirror("tasks_dir", remote.url, LAYOUT, folder).update() == {}
+    assert Mirror("tasks_dir", remote.url, LAYOUT, folder).update() == {}
     assert remote.fetched == [FILE, "two/a", "two/b"]
     assert (folder / entries(folder)["two"]["folder"] / "b").read_text() == "second"
 
@@ -141,7 +147,7 @@ def test_a_copy_that_is_damaged_or_of_another_url_has_no_age(
     mirror: Mirror, folder: Path, remote: RemoteRegistry
 ) -> None:
     mirror.update()
-    assert open_mirror("tasks_dir", f"{remote.url}/other", LAYOUT, folder).age_s() is None
+    assert Mirror("tasks_dir", f"{remote.url}/other", LAYOUT, folder).age_s() is None
     damaged = folder / entries(folder)["two"]["folder"] / "b"
     damaged.write_text("damaged")
     assert mirror.age_s() is None
@@ -151,9 +157,7 @@ def test_a_copy_that_is_damaged_or_of_another_url_has_no_age(
     assert mirror.age_s() is None
 
 
-def test_a_file_with_another_hash_changes_nothing(
-    mirror: Mirror, folder: Path, remote: RemoteRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_with_another_hash_changes_nothing(mirror: Mirror, folder: Path, remote: RemoteRegistry) -> None:
     mirror.update()
     remote.put("one", "new")
     remote.put("two", "newer")
@@ -166,8 +170,7 @@ def test_a_file_with_another_hash_changes_nothing(
     remote.fetched.clear()
     assert mirror.update() == {key: said} and remote.fetched == [FILE], "they are not fetched again at once"
     remote.write("one/b", b"new")
-    monkeypatch.setattr(mirrors, "_RETRY_S", 0.0)
-    assert mirror.update() == {}
+    assert Mirror("tasks_dir", remote.url, LAYOUT, folder, retry_s=0.0).update() == {}
     assert texts(folder)["one"] == "new"
 
 
@@ -272,9 +275,7 @@ def test_what_is_no_longer_wanted_installs_nothing(mirror: Mirror, folder: Path)
     assert entries(folder) == {}
 
 
-def test_removed_files_stay_for_a_while(
-    mirror: Mirror, folder: Path, remote: RemoteRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removed_files_stay_for_a_while(mirror: Mirror, folder: Path, remote: RemoteRegistry) -> None:
     mirror.update()
     kept = folder / entries(folder)["one"]["folder"]
     one = remote.entries.pop("one")
@@ -283,31 +284,28 @@ def test_removed_files_stay_for_a_while(
     assert list(entries(folder)) == ["two"] and kept.is_dir()
     remote.entries["one"] = one
     remote.publish()
-    monkeypatch.setattr(mirrors, "KEEP_S", 0.0)
+    let_a_minute_pass(folder)
     mirror.update()
     assert texts(folder)["one"] == "first", "what is added again stays"
     del remote.entries["one"]
     remote.publish()
     mirror.update()
+    let_a_minute_pass(folder)
     mirror.update()
     assert not kept.exists() and texts(folder) == {"two": "second"}
 
 
-def test_what_a_killed_process_left_is_deleted(
-    mirror: Mirror, folder: Path, remote: RemoteRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_killed_process_left_is_deleted(mirror: Mirror, folder: Path, remote: RemoteRegistry) -> None:
     mirror.update()
     (folder / ".fetch-old").mkdir()
     (folder / ".fetch-new").mkdir()
     os.utime(folder / ".fetch-old", (0, 0))
-    remote.put("one", "new")
-    remote.publish()
     mirror.update()
     assert left_over(folder) == [".fetch-new"]
 
 
 def test_two_processes_keep_one_copy(mirror: Mirror, folder: Path, remote: RemoteRegistry) -> None:
-    other = open_mirror("tasks_dir", remote.url, LAYOUT, folder)
+    other = Mirror("tasks_dir", remote.url, LAYOUT, folder)
 
     put: dict[str, int] = {}
 
@@ -328,7 +326,7 @@ def test_entries_may_be_single_files(remote: RemoteRegistry, folder: Path) -> No
     sha256 = hashlib.sha256(text).hexdigest()
     remote.entries["coin"] = {"table": "coin.json", "sha256": sha256, "candidate": "small"}
     remote.publish()
-    tables = open_mirror("candidates_dir", remote.url, TABLES, folder)
+    tables = Mirror("candidates_dir", remote.url, TABLES, folder)
     assert tables.update() == {}
     assert entries(folder)["coin"] == {"table": f"{sha256}.json", "sha256": sha256, "candidate": "small"}
     assert (folder / f"{sha256}.json").read_bytes() == text

@@ -201,7 +201,7 @@ def test_a_task_survives_an_invalid_registration(root: Path) -> None:
     assert len(model.reload_tasks()) == 1 and model.tasks["digits"] == kept
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": 2, "tasks": {}}', '{"format": 1, "tasks": {"digits": 1}}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 2, "tasks": {}}', '{"format": 2, "entries": {"digits": 1}}'])
 def test_a_broken_registry_changes_nothing(root: Path, text: str) -> None:
     model = opened(root)
     model.reload_tasks()

@@ -10,8 +10,7 @@ from pathlib import Path
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.errors import InvalidInputError, OverloadedError
 from shapeshift.registry import Layout
-from shapeshift.registry_mirror.mirror import open_mirror
-from shapeshift.registry_mirror.remote import is_url
+from shapeshift.registry_mirror.mirror import Mirror, is_url
 from shapeshift.settings import require
 
 _warn = logging.getLogger(__name__).warning
@@ -40,7 +39,7 @@ def update(
     if (target := folder(stated, front, paths)) is None:
         return
     require(not starter_dir, "starter_dir", starter_dir, f"left out: {field} is a URL, where nothing is written")
-    mirror = open_mirror(field, stated, layout, target)
+    mirror = Mirror(field, stated, layout, target)
     try:
         refused = mirror.update()
     except OverloadedError as error:

@@ -17,7 +17,7 @@ from shapeshift.cascade.profiling.register import ProfilingSettings
 from shapeshift.cascade.profiling.samples import read
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
 from shapeshift.progress import Progress
-from shapeshift.registry_mirror.remote import require_folder
+from shapeshift.registry_mirror.mirror import require_folder
 from shapeshift.settings import require
 from shapeshift.triton import metrics
 from shapeshift.triton.control import ModelControl

@@ -8,16 +8,22 @@ from pathlib import Path
 import pytest
 
 from shapeshift.errors import InvalidInputError, NotFoundError, UnsupportedError
-from shapeshift.registry_mirror.remote import Remote, is_url, require_folder
+from shapeshift.registry import Registry
+from shapeshift.registry_mirror.mirror import Mirror, is_url, require_folder
+from tests.registry_mirror.remote_registry import LAYOUT
+
+
+def mirror(url: str, tmp_path: Path = Path("nowhere")) -> Mirror:
+    return Mirror("tasks_dir", url, LAYOUT, tmp_path / "copy")
 
 
 def test_a_file_url_is_read(tmp_path: Path) -> None:
-    (tmp_path / "registry.json").write_text("{}")
-    remote = Remote("tasks_dir", f"file://{tmp_path}/")
-    remote.fetch("registry.json", tmp_path / "copy")
-    assert (tmp_path / "copy").read_text() == "{}"
-    with pytest.raises(NotFoundError, match=f"there is no file://{tmp_path}/absent"):
-        remote.fetch("absent", tmp_path / "copy")
+    with Registry(tmp_path / "registry", LAYOUT.kind).changing():
+        pass
+    assert mirror(f"file://{tmp_path}/registry/", tmp_path).update() == {}
+    assert Registry(tmp_path / "copy", LAYOUT.kind).file.is_file()
+    with pytest.raises(NotFoundError, match=f"there is no file://{tmp_path}/absent/registry.json"):
+        mirror(f"file://{tmp_path}/absent", tmp_path).update()
 
 
 def test_folders_are_no_urls() -> None:
@@ -40,19 +46,19 @@ def test_folders_are_no_urls() -> None:
 )
 def test_a_url_holds_no_secret(url: str) -> None:
     with pytest.raises(InvalidInputError, match="tasks_dir: got .*without password and query") as caught:
-        Remote("tasks_dir", url)
+        mirror(url)
     assert "secret" not in str(caught.value).replace("#secret", "")
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(UnsupportedError, match=r"tasks_dir: a registry at s3:// .* s3fs, .* install them with pip"):
-        Remote("tasks_dir", "s3://bucket/tasks")
+        mirror("s3://bucket/tasks")
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(UnsupportedError, match="fsspec"):
-        Remote("tasks_dir", "memory://tasks")
+        mirror("memory://tasks")
 
 
 def test_an_unknown_kind_of_url_is_named() -> None:
     with pytest.raises(InvalidInputError, match="tasks_dir: got 'moon://'; a kind of URL that fsspec knows"):
-        Remote("tasks_dir", "moon://tasks")
+        mirror("moon://tasks")
