@@ -43,7 +43,7 @@ def packed_flops(precision: str, seconds: float, size: int = 1024) -> float:
     """As `gemm_flops`, by oneDNN with packed weights; 0 where this torch has no packed linears."""
     import torch
 
-    from shapeshift.fused_decode.model.linear import PackedLinear, packs
+    from shapeshift.fused_decode.model.torch_operations import PackedLinear, packs
 
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
     if not packs(kind):

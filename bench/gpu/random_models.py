@@ -19,8 +19,8 @@ from shapeshift.fused_decode.model.assembly import LinearMakers, assemble
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 from shapeshift.fused_decode.model.graphs.operations import GATHERED
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
-from shapeshift.fused_decode.model.linear import PlainLinear
-from shapeshift.fused_decode.model.quantised.levels import Levels
+from shapeshift.fused_decode.model.quantised import Levels
+from shapeshift.fused_decode.model.torch_operations import PlainLinear
 from shapeshift.fused_decode.model.weights import linears, shapes
 
 Shape = Mapping[str, Any]

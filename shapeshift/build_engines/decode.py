@@ -24,9 +24,8 @@ from shapeshift.engines.text import tokenizer_files
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.files import HASHES
-from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.architecture import Architecture, packing_of
 from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, QUANTISED, require_kv_precision, resolve
-from shapeshift.fused_decode.model.quantised.packing import packing_of
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, MemoryNeed, signature
 from shapeshift.progress import ProgressCallback
 from shapeshift.registry_mirror.follower import RegistrySettings
@@ -184,7 +183,8 @@ def need(front: DecodeFrontConfig, checkpoint: Checkpoint) -> MemoryNeed:
 
 def precision_of(own: FusedDecodeSettings, front: DecodeFrontConfig, checkpoint: Checkpoint) -> str:
     """The precision that `auto` stands for. Raises InvalidInputError for a checkpoint that is quantised otherwise."""
-    return resolve(own.precision, gpu_of(front, checkpoint), packing_of(checkpoint.config))
+    packing = packing_of(checkpoint.config)
+    return resolve(own.precision, gpu_of(front, checkpoint), 0 if packing is None else packing.bits)
 
 
 def gpu_of(front: DecodeFrontConfig, checkpoint: Checkpoint) -> int | None:

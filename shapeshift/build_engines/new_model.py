@@ -84,7 +84,7 @@ def sizes_of(found: Recognised, folder: Path, available_mb: float, hashes: Path)
     from shapeshift.fused_decode.loading import need_of
 
     defaults = FusedDecodeSettings(str(folder), max_length=length)
-    need = need_of(architecture, defaults, resolve("auto", packing=architecture.packing))
+    need = need_of(architecture, defaults, resolve("auto", packed_bits=architecture.packed_bits))
     slots = max(1, min(defaults.max_concurrency, need.fitting(available_mb, defaults.max_concurrency)))
     return {"max_concurrency": str(slots), "max_length": str(length)}
 

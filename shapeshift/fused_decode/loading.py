@@ -83,7 +83,7 @@ def load_runtime(
     kind, ranks = device.partition(":")[0], decode.tensor_parallel_size
     architecture = Architecture.read(folder)
     require_kv_precision(decode.kv_precision, kind == "cuda")
-    stated = resolve(decode.precision, torch.device(device).index, architecture.packing)
+    stated = resolve(decode.precision, torch.device(device).index, architecture.packed_bits)
     need = need_of(architecture, decode, stated, extra_bytes)
     available, place = available_mb(), "available"
     if kind == "cuda":

@@ -12,7 +12,7 @@ import torch
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.graphs.operations import FixedRows, RowAttention
-from shapeshift.fused_decode.model.operations import AttentionLayer
+from shapeshift.fused_decode.model.network import AttentionLayer
 from tests.gpu_kernels import Recorder
 
 TARGETS = ((75, torch.float16), (86, torch.float32), (90, torch.bfloat16))

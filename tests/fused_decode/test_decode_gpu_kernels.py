@@ -20,7 +20,7 @@ from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.graphs import device_memory, division, operations
 from shapeshift.fused_decode.model.graphs.operations import GATHERED, FixedRows, GraphOperations, RowAttention
 from shapeshift.fused_decode.model.graphs.verify import verified
-from shapeshift.fused_decode.model.operations import AttentionLayer
+from shapeshift.fused_decode.model.network import AttentionLayer
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from tests.fused_decode import families
 from tests.fused_decode.compiled_attention import ROWS, launch

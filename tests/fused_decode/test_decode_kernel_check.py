@@ -13,7 +13,8 @@ from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.graphs import kernel_check, operations
 from shapeshift.fused_decode.model.graphs.operations import GATHERED, FixedRows
 from shapeshift.fused_decode.model.graphs.verify import verified
-from shapeshift.fused_decode.model.operations import AttentionLayer, TorchOperations
+from shapeshift.fused_decode.model.network import AttentionLayer
+from shapeshift.fused_decode.model.torch_operations import TorchOperations
 from tests.fused_decode.decode_models import Tiny, batch, texts
 from tests.fused_decode.test_decode_graphs import TOLERANCE, open_model, reference
 

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from shapeshift.fused_decode.interfaces import Groups
-from shapeshift.fused_decode.model import linear
-from shapeshift.fused_decode.model.linear import PackedLinear, PlainLinear
+from shapeshift.fused_decode.model.torch_operations import PackedLinear, PlainLinear, maker, packs
 
 
 def test_packed_linears_equal_plain_ones() -> None:
-    if not linear.packs(torch.float32):
+    if not packs(torch.float32):
         pytest.skip("this build of torch has no packed linears")
     generator = torch.Generator().manual_seed(0)
     weight, bias, rows = (torch.randn(*shape, generator=generator) for shape in ((70, 33), (70,), (9, 33)))
@@ -21,18 +20,18 @@ def test_packed_linears_equal_plain_ones() -> None:
             assert torch.allclose(packed(rows[:count]), plain(rows[:count]), atol=1e-4)
 
 
-def test_one_line_says_that_linears_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_line_says_that_linears_are_plain() -> None:
     lines: list[str] = []
-    monkeypatch.setattr(linear, "packs", lambda dtype: True)
-    assert linear.maker(torch.float32, lines.append) is PackedLinear
-    assert lines == []
-    monkeypatch.setattr(linear, "packs", lambda dtype: False)
-    assert linear.maker(torch.float32, lines.append) is PlainLinear
+    if packs(torch.float32):
+        assert maker(torch.float32, lines.append) is PackedLinear
+        assert lines == []
+    # Nobody packs numbers of 64 bits.
+    assert maker(torch.float64, lines.append) is PlainLinear
     assert len(lines) == 1
 
 
 @pytest.mark.parametrize("fault", ["missing", "refuses", "wrong"])
-def test_operators_with_wrong_results_are_not_used(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+def test_operators_with_wrong_results_are_not_used(fault: str) -> None:
     class Faulty(PlainLinear):
         def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
             if fault == "missing":
@@ -44,8 +43,8 @@ def test_operators_with_wrong_results_are_not_used(monkeypatch: pytest.MonkeyPat
                 raise RuntimeError("not on this CPU")
             return super().__call__(rows)
 
-    monkeypatch.setattr(linear, "PackedLinear", Faulty)
-    assert not linear.packs(torch.float32)
+    assert packs(torch.float32, PlainLinear)
+    assert not packs(torch.float32, Faulty)
 
 
 def test_groups_name_their_tokens() -> None:

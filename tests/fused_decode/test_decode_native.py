@@ -16,11 +16,11 @@ import torch
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
 from shapeshift.fused_decode.model import kernel_build, native_operations
-from shapeshift.fused_decode.model.linear import PlainLinear
 from shapeshift.fused_decode.model.native_operations import NativeLinear, NativeOperations
-from shapeshift.fused_decode.model.operations import AttentionLayer, Operations, TorchOperations
+from shapeshift.fused_decode.model.network import AttentionLayer, Operations
 from shapeshift.fused_decode.model.precision import KV_PRECISIONS
-from shapeshift.fused_decode.model.quantised.levels import quantise_rows
+from shapeshift.fused_decode.model.quantised import quantise_rows
+from shapeshift.fused_decode.model.torch_operations import PlainLinear, TorchOperations
 from tests.fused_decode.decode_models import batch
 
 PROJECT = Path(__file__).resolve().parents[2]

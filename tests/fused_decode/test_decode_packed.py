@@ -13,10 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.architecture import Architecture, packing_of
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
 from shapeshift.fused_decode.model.precision import resolve
-from shapeshift.fused_decode.model.quantised.packing import packing_of
 from shapeshift.fused_decode.model.weights import WeightFiles
 from tests.fused_decode.decode_models import Tiny, batch, texts
 
@@ -95,7 +94,7 @@ def test_a_packed_checkpoint_is_what_its_levels_stand_for(
     stated = FORMATS[name]
     meant = packed_copy(tiny("qwen2").folder, tmp_path / "packed", stated)
     architecture = Architecture.read(tmp_path / "packed")
-    precision = resolve("auto", packing=architecture.packing)
+    precision = resolve("auto", packed_bits=architecture.packed_bits)
     assert precision == f"int{stated['bits']}"
     files = WeightFiles(tmp_path / "packed", architecture)
     down, _ = files.linear(1, "down", torch.float32)

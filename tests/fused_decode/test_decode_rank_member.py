@@ -11,7 +11,7 @@ import torch
 
 from shapeshift.fused_decode.interfaces import blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.operations import TorchOperations
+from shapeshift.fused_decode.model.torch_operations import TorchOperations
 from shapeshift.fused_decode.ranks import member
 from shapeshift.fused_decode.ranks.collective import RankGroup
 from shapeshift.fused_decode.ranks.member import Gathered, RankSpec, Summed, load_member

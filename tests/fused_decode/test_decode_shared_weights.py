@@ -16,9 +16,7 @@ from shapeshift.fused_decode.model import kernel_build, native_operations
 from shapeshift.fused_decode.model.assembly import OwnWeights, WeightStore
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
 from shapeshift.fused_decode.model.precision import ON_CPU
-from shapeshift.fused_decode.model.shared import tensor_file
-from shapeshift.fused_decode.model.shared.tensor_file import TensorFileWriter
-from shapeshift.fused_decode.model.shared.weight_store import WeightsKey, shared_weights
+from shapeshift.fused_decode.model.shared_weights import TensorFileWriter, WeightsKey, read, shared_weights
 from shapeshift.fused_decode.model.weights import WeightFiles
 from tests.fakes import PbUtils
 from tests.fused_decode.checkpoints import make_checkpoint
@@ -203,7 +201,7 @@ def test_what_a_killed_process_left_is_replaced(tmp_path: Path, logged: list[str
         with shared_weights(key, tmp_path, logged.append) as weights:
             weights.table("embedding", lambda: torch.ones(3))
         assert len(mapped.read()) == 20_000, "its pages are still those of who maps them"
-    assert not left.exists() and tensor_file.read(key.path(tmp_path)).tensors["embedding"].tolist() == [1, 1, 1]
+    assert not left.exists() and read(key.path(tmp_path)).tensors["embedding"].tolist() == [1, 1, 1]
 
 
 def test_what_failed_leaves_nothing(tmp_path: Path, logged: list[str]) -> None:
@@ -228,11 +226,11 @@ def test_tensors_come_back(tmp_path: Path) -> None:
     writer = TensorFileWriter(tmp_path / "file")
     mapped = {name: writer.add(name, tensor) for name, tensor in given.items()}
     writer.finish({"x": [1, "y"]})
-    found = tensor_file.read(tmp_path / "file")
+    found = read(tmp_path / "file")
     assert found.notes == {"x": [1, "y"]} and [*found.tensors] == [*given]
     for name, tensor in given.items():
         assert torch.equal(found.tensors[name], tensor) and torch.equal(mapped[name], tensor)
         assert found.tensors[name].data_ptr() % 4096 == 0
     # A write stays in the process.
     found.tensors["b"].fill_(0)
-    assert torch.equal(tensor_file.read(tmp_path / "file").tensors["b"], given["b"])
+    assert torch.equal(read(tmp_path / "file").tensors["b"], given["b"])

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
-from shapeshift.fused_decode.model.linear import Linear
-from shapeshift.fused_decode.model.network import Layer, Network, Norm
-from shapeshift.fused_decode.model.operations import AttentionLayer
-from shapeshift.fused_decode.model.quantised.levels import Levels
+from shapeshift.fused_decode.model.native_operations import NativeLinear
+from shapeshift.fused_decode.model.network import AttentionLayer, Layer, Linear, Network, Norm
+from shapeshift.fused_decode.model.precision import QUANTISED
+from shapeshift.serving.model_args import Log
+from shapeshift.settings import Choices
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 """From weight [outputs, inputs] and bias [outputs] or None."""
+_MODEL = "shapeshift.fused_decode.model"
+MAKERS: Choices[Any] = Choices(
+    "linear", {"torch": f"{_MODEL}.torch_operations:maker", "levels": f"{_MODEL}.quantised:level_makers"}
+)
+"""What makes the linears that are not native ones of plain weights."""
 
 
 class Weights(Protocol):
@@ -24,7 +30,7 @@ class Weights(Protocol):
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor: ...
     def linear(self, layer: int, name: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]: ...
-    def levels(self, layer: int, name: str, dtype: torch.dtype) -> tuple[Levels, torch.Tensor | None]: ...
+    def levels(self, layer: int, name: str, dtype: torch.dtype) -> tuple[Any, torch.Tensor | None]: ...
 
 
 @dataclass(frozen=True)
@@ -34,14 +40,27 @@ class LinearMakers:
     linear  makes those of the layers
     head    makes the output head
     dtype   in which they get weights and biases
-    packed  makes those of the layers of a checkpoint with levels of `bits` bits from these
+    packed  makes those of the layers of a checkpoint with `quantised.Levels` of `bits` bits from these
     """
 
     linear: MakeLinear
     head: MakeLinear
     dtype: torch.dtype
-    packed: Callable[[Levels, torch.Tensor | None], Linear] | None = None
+    packed: Callable[[Any, torch.Tensor | None], Linear] | None = None
     bits: int = 0
+
+
+def linear_makers(precision: str, group_size: int, dtype: torch.dtype, native: bool, log: Log) -> LinearMakers:
+    """The makers of a network on a CPU whose activations are of `dtype`.
+
+    group_size  see `precision.group_of`
+    native      whether the native operations are loaded
+    """
+    if precision in QUANTISED:
+        makers: LinearMakers = MAKERS["levels"](precision, group_size, native)
+        return makers
+    make: MakeLinear = NativeLinear if native else MAKERS["torch"](dtype, log)
+    return LinearMakers(make, make, dtype)
 
 
 class WeightStore(Protocol):

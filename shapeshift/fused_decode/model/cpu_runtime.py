@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,19 +17,21 @@ from shapeshift.engines.hardware import cores, give_back_freed_memory
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, LinearDelta, LinearHook, StepBatch, blocks_of
 from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.assembly import OwnWeights, WeightStore, assemble
+from shapeshift.fused_decode.model.assembly import OwnWeights, WeightStore, assemble, linear_makers
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
-from shapeshift.fused_decode.model.linear_makers import linear_makers
-from shapeshift.fused_decode.model.network import Network
-from shapeshift.fused_decode.model.operations import Operations, TorchOperations
+from shapeshift.fused_decode.model.network import Network, Operations
 from shapeshift.fused_decode.model.precision import KV_PRECISIONS, ON_CPU, computed
-from shapeshift.fused_decode.model.shared.weight_store import key_of, shared_weights
+from shapeshift.fused_decode.model.shared_weights import key_of, shared_weights
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from shapeshift.serving.model_args import Log
-from shapeshift.settings import require
+from shapeshift.settings import Choices, require
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+OPERATIONS: Choices[Any] = Choices(
+    "native", {"false": "shapeshift.fused_decode.model.torch_operations:TorchOperations"}
+)
+"""What computes where there are no native operations."""
 T = TypeVar("T")
 warn = logging.getLogger(__name__).warning
 
@@ -152,7 +154,7 @@ class DecodeModel:
                 sharing = shared_weights(key_of(checkpoint_sha256, way, cache_dir), cache_dir, log)
             with sharing as weights:
                 network = assemble(architecture, files, cache, dtype, make, weights)
-            return cls(network, compiled or TorchOperations(), cache)
+            return cls(network, compiled or OPERATIONS["false"](), cache)
 
         return in_temporary_thread(build)
 

@@ -35,8 +35,8 @@ from shapeshift.fused_decode.model.graphs.operations import GATHERED, RowAttenti
 from shapeshift.fused_decode.model.graphs.step import GraphStep, new_pool
 from shapeshift.fused_decode.model.graphs.verify import attention_for
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
-from shapeshift.fused_decode.model.linear import PlainLinear
 from shapeshift.fused_decode.model.network import Network
+from shapeshift.fused_decode.model.torch_operations import PlainLinear
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from shapeshift.serving.model_args import Log

@@ -12,10 +12,7 @@ import torch
 
 from shapeshift.fused_decode.interfaces import LowRank, StepBatch
 from shapeshift.fused_decode.model import kernel_build
-from shapeshift.fused_decode.model.linear import Linear
-from shapeshift.fused_decode.model.network import Layer
-from shapeshift.fused_decode.model.operations import AttentionLayer, FusedForward, NetworkParts
-from shapeshift.fused_decode.model.quantised.levels import Levels
+from shapeshift.fused_decode.model.network import AttentionLayer, FusedForward, Layer, Linear, Network
 from shapeshift.serving.model_args import Log
 
 _NAMESPACE = "shapeshift_decode"
@@ -89,22 +86,14 @@ class NativeLinear:
         return out
 
 
-class NativeLevelLinear(NativeLinear):
-    """See `levels.LevelLinear`: the same sums, by `kernels/linear_levels.h`.
-
-    instructions: tiles (AMX), quads (VNNI), plain, or best.
-    """
-
-    def __init__(self, weight: Levels, bias: torch.Tensor | None, instructions: str = "best") -> None:
-        packed = getattr(torch.ops, _NAMESPACE).pack_levels(weight.levels, weight.bits)
-        outputs, inputs = weight.levels.shape
-        tensors = {"packed": packed, "scales": weight.scales, "zeros": weight.zeros}
-        tensors |= {} if bias is None else {"bias": bias}
-        self._hold(PackedWeight(f"LinearLevels{weight.bits}", (inputs, outputs, weight.group), tensors), instructions)
+def pack_levels(levels: torch.Tensor, bits: int) -> torch.Tensor:
+    """Levels as the native linears read them."""
+    packed: torch.Tensor = getattr(torch.ops, _NAMESPACE).pack_levels(levels, bits)
+    return packed
 
 
 class NativeOperations:
-    """See `operations.Operations`. Only `load` makes one: it loads the kernels into the process."""
+    """See `network.Operations`. Only `load` makes one: it loads the kernels into the process."""
 
     name = "native"
 
@@ -152,11 +141,13 @@ class NativeOperations:
         out: torch.Tensor = self._gate(both)
         return out
 
-    def fused_forward(self, network: NetworkParts) -> FusedForward | None:
-        """See `operations.Operations`. Exists where the linears are native too, and for layers as Llama's."""
+    def fused_forward(self, network: Network) -> FusedForward | None:
+        """See `network.Operations`. Exists where the linears are native too, and for layers as Llama's."""
         if not isinstance(network.head, NativeLinear) or not network.architecture.is_one_operation:
             return None
-        make = _class(f"Network{network.layers[0].qkv.kind}", network.embedding.dtype)
+        qkv = network.layers[0].qkv
+        assert isinstance(qkv, NativeLinear), "a network mixes kinds of linears"
+        make = _class(f"Network{qkv.kind}", network.embedding.dtype)
         native = make(network.embedding, network.norm.weight, network.head.packed, network.architecture.norm_eps)
         for layer in network.layers:
             native.add(*_parts(layer))

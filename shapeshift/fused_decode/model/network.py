@@ -1,19 +1,25 @@
-"""A decoder as linears, norms and embedding, and its forward pass. `architecture` describes what the layers are."""
+"""A decoder as linears, norms and embedding, its forward pass, and the operations that this is made of.
+
+`architecture` describes what the layers are; `native_operations` computes, and without a compiler `torch_operations`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
 
-from shapeshift.fused_decode.interfaces import DOWN, GATE_UP, OUTPUT, QKV, LinearDelta
+from shapeshift.fused_decode.interfaces import DOWN, GATE_UP, OUTPUT, QKV, LinearDelta, LowRank, StepBatch
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.linear import Linear
-from shapeshift.fused_decode.model.operations import AttentionLayer, Operations, cap
 
+Linear = Callable[[torch.Tensor], torch.Tensor]
+"""From [tokens, inputs] to [tokens, outputs], of the weights' dtype."""
+FusedForward = Callable[[torch.Tensor, Any, torch.Tensor, LowRank | None], torch.Tensor]
+"""From tokens, plan and last tokens, as in `Network.forward`, and the low-rank terms of the linears, to logits that are
+valid until the next call."""
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -22,6 +28,64 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu": functional.gelu,
     "gelu_tanh": lambda values: functional.gelu(values, approximate="tanh"),
 }
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """The tensors of one layer's attention.
+
+    keys, values          the cache, f32, bf16 or INT8 [blocks, kv_heads, BLOCK_TOKENS, head_dim]
+    cosines, sines        FLOAT32 [slots, max_length, head_dim / 2], see `kv_cache.RopeTables`
+    query_norm, key_norm  FLOAT32 [head_dim], RMS norm of each head's vector, or None
+    window                number of latest tokens that each token attends to, itself included; 0: all
+    scale                 of the scores
+    score_cap             c: a score x becomes c tanh(x / c); 0: it stays
+    key_scales, value_scales  FLOAT32 [blocks, kv_heads, BLOCK_TOKENS] of an INT8 cache, or None
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    cosines: torch.Tensor
+    sines: torch.Tensor
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    eps: float
+    window: int
+    scale: float
+    score_cap: float
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
+
+
+class Operations(Protocol):
+    """Kernels over contiguous tensors. Arithmetic is f32 for every storage type."""
+
+    name: str
+
+    def plan(self, batch: StepBatch, kv_heads: int) -> Any:
+        """The `plan` argument of `attention`, the same for every layer of one step."""
+        ...
+
+    def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
+        """Normalise and rotate queries and keys, write keys and values to the cache, attend causally.
+
+        `qkv` is [tokens, (heads + 2 kv_heads) head_dim]: queries, keys, values. Returns [tokens, heads head_dim].
+        """
+        ...
+
+    def add_norm(
+        self, state: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Add `delta` (of `dtype`) to `state`, FLOAT32 [tokens, hidden], in place; its RMS norm as `dtype`."""
+        ...
+
+    def gate(self, both: torch.Tensor) -> torch.Tensor:
+        """SiLU of the first half of each row times its second half: [tokens, 2 width] to [tokens, width]."""
+        ...
+
+    def fused_forward(self, network: Network) -> FusedForward | None:
+        """The forward pass of `network` as one operation; None where there is none."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -148,3 +212,8 @@ def apply(linear: Linear, rows: torch.Tensor, linear_delta: LinearDelta | None, 
     if linear_delta is not None:
         linear_delta.add(layer, name, rows, out)
     return out
+
+
+def cap(values: torch.Tensor, limit: float) -> torch.Tensor:
+    """limit tanh(values / limit)."""
+    return torch.tanh(values / limit) * limit

@@ -5,7 +5,6 @@ from __future__ import annotations
 from shapeshift.engines import hardware
 from shapeshift.engines import precision as native_precision
 from shapeshift.errors import UnsupportedError
-from shapeshift.fused_decode.model.quantised.packing import Packing
 
 COMPUTED_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 """Bytes of a number of the computation: an activation, a key, a value."""
@@ -21,14 +20,14 @@ KV_PRECISIONS = ("auto", "int8")
 _SCALE_BYTES = 4
 
 
-def resolve(requested: str, device: int | None = None, packing: Packing | None = None) -> str:
+def resolve(requested: str, device: int | None = None, packed_bits: int = 0) -> str:
     """One of WEIGHT_BITS; see `engines.precision.resolve`. Raises UnsupportedError for what the device lacks.
 
-    device: the number of a GPU, None for the CPU. With "auto", weights that are quantised in the checkpoint (`packing`)
-    stay as they are on a CPU.
+    device: the number of a GPU, None for the CPU. packed_bits: of weights that are quantised in the
+    checkpoint, which stay as they are on a CPU with "auto"; 0: they are not.
     """
-    if requested == "auto" and packing is not None and device is None:
-        return f"int{packing.bits}"
+    if requested == "auto" and packed_bits and device is None:
+        return f"int{packed_bits}"
     if requested not in QUANTISED:
         return native_precision.resolve(requested, "torch", device)
     if device is not None:

@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,10 +22,10 @@ from shapeshift.fused_decode.model.precision import (
     computed,
     group_of,
 )
-from shapeshift.fused_decode.model.quantised.levels import Levels
-from shapeshift.fused_decode.model.quantised.unpacking import levels_of, ordered, stacked
-from shapeshift.settings import require
+from shapeshift.settings import Choices, require
 
+UNPACKED: Choices[Any] = Choices("quantization_config", {"words": "shapeshift.fused_decode.model.quantised:unpacked"})
+"""What reads packed linears, see `quantised.unpacked`."""
 _DTYPES = ("F32", "F16", "BF16")
 _WORD_DTYPE, _WORDS = "I32", (".qweight", ".qzeros", ".g_idx")
 
@@ -188,19 +189,18 @@ class WeightFiles:
             weight, bias = weight[order], None if bias is None else bias[order]
         return weight.contiguous(), bias
 
-    def levels(self, layer: int, name: str, dtype: torch.dtype) -> tuple[Levels, torch.Tensor | None]:
-        """As `linear`, of a checkpoint that is packed, in levels; `dtype` is that of the bias."""
-        own, a = self._linears[name], self._architecture
+    def levels(self, layer: int, name: str, dtype: torch.dtype) -> tuple[Any, torch.Tensor | None]:
+        """As `linear`, of a checkpoint that is packed, in `quantised.Levels`; `dtype` is that of the bias."""
+        linear, a = self._linears[name], self._architecture
         assert a.packing is not None, "the linears are plain"
-        parts, biases = [], []
-        for part in own.names:
-            module = f"{a.tensors.layers}.{layer}.{part}"
-            tensors = {key: self._stored(f"{module}.{key}") for key in a.packing.parts}
-            parts.append(levels_of(module, tensors, a.packing))
-            biases += [self.read(f"{module}.bias", dtype)] if own.biased else []
-        weight, bias = stacked(parts), torch.cat(biases) if biases else None
+        modules = [f"{a.tensors.layers}.{layer}.{part}" for part in linear.names]
+        packed = {module: {key: self._stored(f"{module}.{key}") for key in a.packing.parts} for module in modules}
         order = qkv_order(a, layer) if name == "qkv" else None
-        return (weight, bias) if order is None else (ordered(weight, order), None if bias is None else bias[order])
+        weight = UNPACKED["words"](packed, a.packing, order)
+        if not linear.biased:
+            return weight, None
+        bias = torch.cat([self.read(f"{module}.bias", dtype) for module in modules])
+        return weight, bias if order is None else bias[order]
 
     def _stored(self, name: str) -> torch.Tensor:
         path, stored = self._places[name]

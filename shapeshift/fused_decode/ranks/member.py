@@ -13,14 +13,13 @@ import torch
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.assembly import LinearMakers, assemble
+from shapeshift.fused_decode.model.assembly import LinearMakers, assemble, linear_makers
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel, in_temporary_thread
 from shapeshift.fused_decode.model.graphs.operations import eager_operations
 from shapeshift.fused_decode.model.graphs.verify import attention_for
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
-from shapeshift.fused_decode.model.linear import Linear, PlainLinear
-from shapeshift.fused_decode.model.linear_makers import linear_makers
-from shapeshift.fused_decode.model.network import Network
+from shapeshift.fused_decode.model.network import Linear, Network
+from shapeshift.fused_decode.model.torch_operations import PlainLinear
 from shapeshift.fused_decode.ranks.collective import RankGroup
 from shapeshift.fused_decode.ranks.shards import RankWeights
 from shapeshift.serving.model_args import Log

@@ -22,7 +22,7 @@ import triton.language as tl
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.graphs.division import divide
 from shapeshift.fused_decode.model.graphs.operations import FixedRows, RowAttention
-from shapeshift.fused_decode.model.operations import AttentionLayer
+from shapeshift.fused_decode.model.network import AttentionLayer
 
 _TURN_BYTES = 16384
 """Of the keys of a turn, and of its values: with two turns in flight, four times as much fits any GPU."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
-from shapeshift.fused_decode.model.operations import (
-    AttentionLayer,
+from shapeshift.fused_decode.model.network import AttentionLayer
+from shapeshift.fused_decode.model.torch_operations import (
     TorchOperations,
     gather,
     mix,

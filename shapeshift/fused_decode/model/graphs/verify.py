@@ -16,14 +16,14 @@ from shapeshift.fused_decode.model.graphs.operations import (
     RowAttention,
     row_attention,
 )
-from shapeshift.fused_decode.model.operations import AttentionLayer, NetworkParts
+from shapeshift.fused_decode.model.network import AttentionLayer, Network
 from shapeshift.serving.model_args import Log
 
 _ROWS = ((3, 1, 64), (3, 1, 256), (1, 24, 64), (1, 24, 256))
 """Rows, tokens of each and places of each text: single tokens and chunks, with and without splits."""
 
 
-def attention_for(network: NetworkParts, device: torch.device, log: Log) -> RowAttention:
+def attention_for(network: Network, device: torch.device, log: Log) -> RowAttention:
     """The attention of a network on its device, `verified` there."""
     layers = [layer.attention for layer in network.layers]
     with torch.inference_mode():

@@ -1,94 +1,74 @@
-"""The operations of a decode step other than its linears: one protocol, and its reference in plain torch."""
+"""The decode step in plain torch: what needs no compiler, and the reference of the native operations.
+
+Linears for few rows have their weights packed once in oneDNN's layout, where this build of torch can.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn import functional
 
-from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, LowRank, StepBatch
-from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.quantised.levels import quantise_rows
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
+from shapeshift.fused_decode.model.network import AttentionLayer, Linear, Network, cap
+from shapeshift.fused_decode.model.quantised import quantise_rows
 
-FusedForward = Callable[[torch.Tensor, Any, torch.Tensor, LowRank | None], torch.Tensor]
-"""From tokens, plan and last tokens, as in `network.Network.forward`, and the low-rank terms of the linears, to logits
-that are valid until the next call."""
+_PROBE_SHAPE = (48, 32)
 
 
-@dataclass(frozen=True)
-class AttentionLayer:
-    """The tensors of one layer's attention.
+class PlainLinear:
+    """`torch.nn.functional.linear`."""
 
-    keys, values          the cache, f32, bf16 or INT8 [blocks, kv_heads, BLOCK_TOKENS, head_dim]
-    cosines, sines        FLOAT32 [slots, max_length, head_dim / 2], see `kv_cache.RopeTables`
-    query_norm, key_norm  FLOAT32 [head_dim], RMS norm of each head's vector, or None
-    window                number of latest tokens that each token attends to, itself included; 0: all
-    scale                 of the scores
-    score_cap             c: a score x becomes c tanh(x / c); 0: it stays
-    key_scales, value_scales  FLOAT32 [blocks, kv_heads, BLOCK_TOKENS] of an INT8 cache, or None
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return functional.linear(rows, self._weight, self._bias)
+
+
+class PackedLinear:
+    """oneDNN's linear over weights in its blocked layout, without a copy of the plain weights.
+
+    Its operators are private to torch: `packs` checks that this build has them and that their results are right.
     """
 
-    keys: torch.Tensor
-    values: torch.Tensor
-    cosines: torch.Tensor
-    sines: torch.Tensor
-    query_norm: torch.Tensor | None
-    key_norm: torch.Tensor | None
-    eps: float
-    window: int
-    scale: float
-    score_cap: float
-    key_scales: torch.Tensor | None = None
-    value_scales: torch.Tensor | None = None
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._run = torch.ops.mkldnn._linear_pointwise.default
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+        self._bias = bias
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self._run(rows, self._weight, self._bias, "none", [], "")
+        return out
 
 
-class NetworkParts(Protocol):
-    """The data of a `network.Network`, without its methods."""
+def maker(dtype: torch.dtype, log: Callable[[str], None]) -> Callable[[torch.Tensor, torch.Tensor | None], Linear]:
+    """The class for linears of `dtype` on this CPU: made from weight [outputs, inputs] and bias [outputs] or None.
 
-    @property
-    def architecture(self) -> Architecture: ...
-    @property
-    def embedding(self) -> torch.Tensor: ...
-    @property
-    def layers(self) -> Sequence[Any]: ...
-    @property
-    def norm(self) -> Any: ...
-    @property
-    def head(self) -> Any: ...
+    Logs one line where it is the plain class.
+    """
+    if packs(dtype):
+        return PackedLinear
+    log(f"linears in plain torch, slower: this torch build or CPU has no packed linears for {dtype}")
+    return PlainLinear
 
 
-class Operations(Protocol):
-    """Kernels over contiguous tensors. Arithmetic is f32 for every storage type."""
-
-    name: str
-
-    def plan(self, batch: StepBatch, kv_heads: int) -> Any:
-        """The `plan` argument of `attention`, the same for every layer of one step."""
-        ...
-
-    def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
-        """Normalise and rotate queries and keys, write keys and values to the cache, attend causally.
-
-        `qkv` is [tokens, (heads + 2 kv_heads) head_dim]: queries, keys, values. Returns [tokens, heads head_dim].
-        """
-        ...
-
-    def add_norm(
-        self, state: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Add `delta` (of `dtype`) to `state`, FLOAT32 [tokens, hidden], in place; its RMS norm as `dtype`."""
-        ...
-
-    def gate(self, both: torch.Tensor) -> torch.Tensor:
-        """SiLU of the first half of each row times its second half: [tokens, 2 width] to [tokens, width]."""
-        ...
-
-    def fused_forward(self, network: NetworkParts) -> FusedForward | None:
-        """The forward pass of `network` as one operation; None where there is none."""
-        ...
+def packs(dtype: torch.dtype, kind: type[PlainLinear] | type[PackedLinear] = PackedLinear) -> bool:
+    """Whether packed linears (`kind`) of `dtype` exist here and agree with plain ones."""
+    outputs, inputs = _PROBE_SHAPE
+    generator = torch.Generator().manual_seed(0)
+    weight, rows, bias = (torch.randn(*shape, generator=generator) for shape in (_PROBE_SHAPE, (3, inputs), (outputs,)))
+    expected = functional.linear(rows, weight, bias)
+    try:
+        found = kind(weight.to(dtype), bias.to(dtype))(rows.to(dtype))
+    except (RuntimeError, AttributeError):
+        return False
+    tolerance = 1e-4 if dtype == torch.float32 else 0.2
+    return bool(torch.allclose(found.float(), expected, rtol=0.0, atol=tolerance))
 
 
 @dataclass(frozen=True)
@@ -108,7 +88,7 @@ class _Rows:
 
 
 class TorchOperations:
-    """See `Operations`. Needs no compiler; the native operations are tested against it."""
+    """See `network.Operations`. Needs no compiler; the native operations are tested against it."""
 
     name = "torch"
 
@@ -156,7 +136,7 @@ class TorchOperations:
         gate, up = both.float().chunk(2, dim=-1)
         return (functional.silu(gate) * up).to(both.dtype)
 
-    def fused_forward(self, network: NetworkParts) -> None:
+    def fused_forward(self, network: Network) -> None:
         return None
 
 
@@ -229,8 +209,3 @@ def mix(
     keys, values = (one.repeat_interleave(query.shape[1] // one.shape[1], dim=1) for one in (keys, values))
     scores = cap((query @ keys.transpose(2, 3)).float() * layer.scale, layer.score_cap)
     return scores.masked_fill(~seen, float("-inf")).softmax(dim=-1).to(values.dtype) @ values
-
-
-def cap(values: torch.Tensor, limit: float) -> torch.Tensor:
-    """limit tanh(values / limit)."""
-    return torch.tanh(values / limit) * limit

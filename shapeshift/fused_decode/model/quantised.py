@@ -1,0 +1,196 @@
+"""Weights and rows as integer levels: their products, and the linears of AWQ and GPTQ checkpoints as levels.
+
+Imported where weights or the cache are quantised. The products in plain torch are the reference of
+`kernels/linear_levels.h`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from shapeshift.errors import InvalidInputError
+from shapeshift.fused_decode.model.architecture import AWQ, WORD_BITS, Packing
+from shapeshift.fused_decode.model.assembly import LinearMakers, MakeLinear
+from shapeshift.fused_decode.model.native_operations import NativeLinear, PackedWeight, pack_levels
+from shapeshift.fused_decode.model.network import Linear
+from shapeshift.fused_decode.model.precision import HEAD_BITS, WEIGHT_BITS, group_of
+
+MOST_LEVEL = 127
+"""Of a row's levels, which are -127 to 127."""
+_EXACT_INPUTS = 512
+"""Inputs whose products of levels, at most 255 and 127, have sums that f32 holds exactly: below 2^24."""
+# The output of eight adjacent ones that each level of a word of AWQ belongs to, from the lowest bits on.
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_MOST_ZERO = 255
+
+
+@dataclass(frozen=True)
+class Levels:
+    """A weight [outputs, inputs]: scale times (level - zero), where groups of inputs share a scale and a zero.
+
+    levels  UINT8 [outputs, inputs], 0 to 2^bits - 1
+    scales  FLOAT32 [outputs, groups]
+    zeros   UINT8 [outputs, groups]
+    bits    8 or 4
+    group   inputs of a group, a multiple of 32; 0: all inputs are one group
+    """
+
+    levels: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+    bits: int
+    group: int
+
+    def weight(self) -> torch.Tensor:
+        """The weight that the levels stand for, FLOAT32 [outputs, inputs]."""
+        inputs = self.levels.shape[1]
+        scales, zeros = (
+            values.repeat_interleave(self.group or inputs, dim=1)[:, :inputs] for values in (self.scales, self.zeros)
+        )
+        return (self.levels.float() - zeros.float()) * scales
+
+
+def quantise(weight: torch.Tensor, bits: int, group: int) -> Levels:
+    """`weight` [outputs, inputs] as levels, symmetric: the largest magnitude of a group has the highest level.
+
+    group: inputs of a group, of which the last one may have fewer; 0: all inputs.
+    """
+    outputs, inputs = weight.shape
+    width = group or inputs
+    padded = torch.nn.functional.pad(weight.float(), (0, -inputs % width)).view(outputs, -1, width)
+    zero = 1 << (bits - 1)
+    scales = padded.abs().amax(dim=-1) / (zero - 1)
+    levels = (padded / scales.clamp(min=torch.finfo(torch.float32).tiny)[..., None]).round().add(zero)
+    levels = levels.to(torch.uint8).view(outputs, -1)[:, :inputs].contiguous()
+    return Levels(levels, scales, torch.full_like(scales, zero, dtype=torch.uint8), bits, group)
+
+
+def quantise_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Levels INT8 [..., inputs] and scales FLOAT32 [..., 1] of rows [..., inputs], each row by itself.
+
+    The scale of a row with a value that is not finite is not finite either.
+    """
+    values = rows.float()
+    largest = values.abs().amax(dim=-1, keepdim=True)
+    factors = torch.where(largest > 0, MOST_LEVEL / largest, 0.0)
+    levels = (values * factors).round().nan_to_num(nan=-MOST_LEVEL).clamp(-MOST_LEVEL, MOST_LEVEL)
+    return levels.to(torch.int8), largest / MOST_LEVEL
+
+
+class LevelLinear:
+    """y = x weight^T + bias, of rows in any dtype, over a weight in levels. Needs no compiler; slow.
+
+    Rows are quantised one by one. Sums within a group are exact, so that a row's result does not depend on the others.
+    """
+
+    def __init__(self, weight: Levels, bias: torch.Tensor | None) -> None:
+        self._weight = weight
+        self._bias = None if bias is None else bias.float()
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        levels, scales = quantise_rows(rows)
+        own = self._weight
+        width = own.group or own.levels.shape[1]
+        out = torch.zeros(rows.shape[0], own.levels.shape[0])
+        for group, given in enumerate(torch.split(levels, width, dim=1)):
+            sums = _products(given, own.levels[:, group * width : (group + 1) * width])
+            sums -= given.sum(dim=1, dtype=torch.int32)[:, None] * own.zeros[:, group].int()
+            out += own.scales[:, group] * sums.float()
+        out *= scales
+        return (out if self._bias is None else out + self._bias).to(rows.dtype)
+
+
+def _products(rows: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
+    """rows [rows, inputs] times levels [outputs, inputs], INT32 [rows, outputs], exact."""
+    parts = zip(torch.split(rows, _EXACT_INPUTS, dim=1), torch.split(levels, _EXACT_INPUTS, dim=1), strict=True)
+    found = torch.zeros(rows.shape[0], levels.shape[0], dtype=torch.int32)
+    for given, own in parts:
+        found += (given.float() @ own.float().T).int()
+    return found
+
+
+class NativeLevelLinear(NativeLinear):
+    """See `LevelLinear`: the same sums, by `kernels/linear_levels.h`.
+
+    instructions: tiles (AMX), quads (VNNI), plain, or best.
+    """
+
+    def __init__(self, weight: Levels, bias: torch.Tensor | None, instructions: str = "best") -> None:
+        packed = pack_levels(weight.levels, weight.bits)
+        outputs, inputs = weight.levels.shape
+        tensors = {"packed": packed, "scales": weight.scales, "zeros": weight.zeros}
+        tensors |= {} if bias is None else {"bias": bias}
+        self._hold(PackedWeight(f"LinearLevels{weight.bits}", (inputs, outputs, weight.group), tensors), instructions)
+
+
+def level_makers(precision: str, group_size: int, native: bool) -> LinearMakers:
+    """The makers of linears whose weights become levels; see `assembly.linear_makers`.
+
+    Weights are quantised here, from f32: it takes a second for a billion of them.
+    """
+    kind = NativeLevelLinear if native else LevelLinear
+
+    def of_bits(bits: int) -> MakeLinear:
+        def make(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+            return kind(quantise(weight, bits, group_of(bits, weight.shape[1], group_size)), bias)
+
+        return make
+
+    bits = WEIGHT_BITS[precision]
+    return LinearMakers(of_bits(bits), of_bits(HEAD_BITS), torch.float32, kind, bits)
+
+
+def unpacked(linears: Mapping[str, Mapping[str, torch.Tensor]], packing: Packing, order: torch.Tensor | None) -> Levels:
+    """The weights of linears of the same inputs, one after another, from their packed tensors, by name.
+
+    order: the places of the outputs, INT64 [outputs]; None: as they are.
+    """
+    parts = [_levels_of(name, tensors, packing) for name, tensors in linears.items()]
+    levels, scales, zeros = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("levels", "scales", "zeros")
+    )
+    if order is not None:
+        levels, scales, zeros = levels[order], scales[order], zeros[order]
+    return Levels(levels, scales, zeros, parts[0].bits, parts[0].group)
+
+
+def _levels_of(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> Levels:
+    """The weight [outputs, inputs] of the linear `name`, whose `tensors` have the shapes of `Packing.shapes`.
+
+    Raises InvalidInputError where inputs are not in the order of their groups, or a zero lies beyond all levels.
+    """
+    if "g_idx" in tensors:
+        _require_order(name, tensors["g_idx"], packing)
+    word = tensors["qweight"]
+    if packing.method == AWQ:
+        levels, zeros = (_unpacked(one, packing.bits, _AWQ_ORDER) for one in (word, tensors["qzeros"]))
+    else:
+        order = tuple(range(packing.per_word))
+        levels = _unpacked(word.T, packing.bits, order).T
+        zeros = _unpacked(tensors["qzeros"], packing.bits, order)
+    zeros = zeros.to(torch.int16) + packing.less
+    if int(zeros.max()) > _MOST_ZERO:
+        raise InvalidInputError(f"{name}.qzeros", int(zeros.max()), f"at most {_MOST_ZERO}")
+    scales = tensors["scales"].float().T.contiguous()
+    return Levels(levels.T.contiguous(), scales, zeros.T.to(torch.uint8).contiguous(), packing.bits, packing.group)
+
+
+def _unpacked(words: torch.Tensor, bits: int, order: Sequence[int]) -> torch.Tensor:
+    """Levels UINT8 [rows, columns x levels of a word] of INT32 words [rows, columns]."""
+    shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
+    found = (words.int()[..., None] >> shifts) & ((1 << bits) - 1)
+    places = torch.tensor(order).argsort()
+    return found[..., places].flatten(1).to(torch.uint8)
+
+
+def _require_order(name: str, groups: torch.Tensor, packing: Packing) -> None:
+    inputs = len(groups)
+    wanted = torch.arange(inputs) // (packing.group or inputs)
+    if not torch.equal(groups.long(), wanted):
+        place = int((groups.long() != wanted).nonzero()[0])
+        raise InvalidInputError(
+            f"{name}.g_idx", int(groups[place]), f"{int(wanted[place])} at input {place}: desc_act is not supported"
+        )
