@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from shapeshift.errors import UnsupportedError
 from shapeshift.settings import Choices
@@ -17,6 +18,8 @@ DEVICE_MEMORY: Choices[Callable[[int], tuple[float, str]]] = Choices(
     "device", {"cuda": "shapeshift.engines.cuda_device:free_memory"}
 )
 """By kind of device, what is free on the one of a number: see `cuda_device.free_memory`, which imports torch."""
+GPUS: Choices[Any] = Choices("device", {"cuda": "shapeshift.engines.gpu:describe"})
+"""By kind of device, what the one of a number is, see `gpu.Gpu`."""
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -72,11 +75,19 @@ def cpu_has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     return any(flag in flags.split() for flag in _BF16_FLAGS)
 
 
-def resolve_precision(requested: str) -> str:
-    """The precision to build: `requested`, or for "auto" bf16 if the hardware computes it natively, else f32.
+def resolve_precision(requested: str, provider: str = "", device: int | None = None) -> str:
+    """The precision to build: `requested`, or for "auto" the fastest that is native there, at least 16 bits.
 
-    Raises UnsupportedError for bf16 on a CPU that only emulates it.
+    provider: of engines, empty for none. device: the number of the GPU that is used, None for the CPU. Raises
+    UnsupportedError for what the device lacks or only emulates.
     """
+    if requested == "auto" and provider == "onnxruntime":
+        # Its CPU kernels do not support bf16.
+        return "f32"
+    if device is not None:
+        return _of_gpu(requested, device)
+    if requested == "f16":
+        raise UnsupportedError("precision: f16 is for GPUs; on a CPU set f32, bf16 or auto")
     has_bf16 = cpu_has_bf16()
     if requested == "auto":
         return "bf16" if has_bf16 else "f32"
@@ -85,6 +96,18 @@ def resolve_precision(requested: str) -> str:
             "precision: bf16 needs a CPU with avx512_bf16 or AMX, which this one lacks; set f32 or auto"
         )
     return requested
+
+
+def _of_gpu(requested: str, device: int) -> str:
+    if requested in ("f32", "f16"):
+        return requested
+    gpu = GPUS["cuda"](device)
+    if requested == "bf16" and not gpu.has_bf16:
+        capability = ".".join(map(str, gpu.capability))
+        raise UnsupportedError(
+            f"precision: bf16 needs compute capability 8.0; GPU {device} ({gpu.name}) has {capability}; set f16"
+        )
+    return "bf16" if gpu.has_bf16 else "f16"
 
 
 def give_back_freed_memory() -> None:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.serving import description, model_args, parameters
-from shapeshift.serving.cancellations import CancellationWatch
 from shapeshift.serving.description import Description
 from shapeshift.serving.liveness import Liveness, StepCounter
 from shapeshift.serving.metrics import Metric, MetricsFlusher, RequestMetrics
@@ -29,7 +28,7 @@ from shapeshift.serving.pb_utils import (
     ResponseSender,
     Returned,
 )
-from shapeshift.serving.responses import Responder, SingleResponse
+from shapeshift.serving.responses import CancellationWatch, Responder, SingleResponse
 
 FLEET_FILE_VARIABLE = "SHAPESHIFT_FLEET"
 NODE_VARIABLE = "SHAPESHIFT_NODE"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shapeshift.adapter_cache.policy.admission_base import AdmissionBase
+from shapeshift.adapter_cache.policy.admission import AdmissionBase
 from shapeshift.adapter_cache.policy.multiqueue import FIRST_CLUSTERING, MultiQueue
 from shapeshift.adapter_cache.policy.scheduling import SCHEDULERS, SchedulerInputs, SchedulingSettings, make_scheduler
 from shapeshift.errors import InvalidInputError, OverloadedError
@@ -511,7 +511,7 @@ def test_only_the_chosen_scheduler_is_imported() -> None:
     )
     found = subprocess.run([sys.executable, "-c", "; ".join(lines)], capture_output=True, text=True, check=True)
     modules = {name.rpartition(".")[2] for name in found.stdout.split()}
-    assert modules == {"scheduling", "admission_base", "arrival_order"}
+    assert modules == {"scheduling", "admission"}
 
 
 def test_settings_are_checked() -> None:

@@ -182,7 +182,7 @@ def test_published_checkpoint_is_checked_again_only_after_a_change(project: Proj
 def test_the_tokenizer_of_transformers_is_published_and_served(project: Project) -> None:
     from transformers import AutoTokenizer
 
-    runtime: Any = SimpleNamespace(vocab_size=VOCABULARY, eos_ids=frozenset())
+    runtime: Any = SimpleNamespace(vocab_size=VOCABULARY, eos_ids=frozenset(), blocks=1, shares_prefixes=False)
     for count in (1, 2, VOCABULARY):
         (project.checkpoint / "added_tokens.json").write_text(
             json.dumps({f"<{own}>": 386 + own for own in range(count)})

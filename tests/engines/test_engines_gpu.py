@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shapeshift.engines import cuda_device, gpu, precision
+from shapeshift.engines import cuda_device, gpu, hardware
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError, UnsupportedError
 from tests.engines.driver import Driver, Management, install
@@ -187,13 +187,13 @@ def test_the_precision_of_a_gpu(
     monkeypatch: pytest.MonkeyPatch, requested: str, capability: tuple[int, int], wanted: str
 ) -> None:
     install(monkeypatch, Driver(1, capability))
-    assert precision.resolve(requested, "torch", 0) == wanted
+    assert hardware.resolve_precision(requested, "torch", 0) == wanted
 
 
 def test_a_precision_that_the_device_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, Driver(1, (7, 5)))
     with pytest.raises(UnsupportedError, match=r"bf16 needs compute capability 8.0; GPU 0 \(H100\) has 7.5; set f16"):
-        precision.resolve("bf16", "torch", 0)
+        hardware.resolve_precision("bf16", "torch", 0)
     with pytest.raises(UnsupportedError, match="f16 is for GPUs; on a CPU set f32, bf16 or auto"):
-        precision.resolve("f16", "torch", None)
-    assert precision.resolve("auto", "onnxruntime", None) == "f32"
+        hardware.resolve_precision("f16", "torch", None)
+    assert hardware.resolve_precision("auto", "onnxruntime", None) == "f32"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shapeshift.engines import hardware, precision
+from shapeshift.engines import hardware
 from shapeshift.engines.hardware import available_mb, cores, cpu_has_bf16, cpu_model, gpus, resident_mb
 from shapeshift.errors import UnsupportedError
 
@@ -105,22 +105,20 @@ def test_resident_memory_is_in_mib() -> None:
 )
 def test_the_precision_of_a_cpu(monkeypatch: pytest.MonkeyPatch, requested: str, has_bf16: bool, wanted: str) -> None:
     monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: has_bf16)
-    assert precision.resolve(requested, "openvino", None) == wanted
+    assert hardware.resolve_precision(requested, "openvino", None) == wanted
 
 
 def test_of_a_cpu_that_has_no_bf16_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: False)
     with pytest.raises(UnsupportedError, match="bf16 needs a CPU with avx512_bf16 or AMX"):
-        precision.resolve("bf16", "openvino", None)
+        hardware.resolve_precision("bf16", "openvino", None)
 
 
 def test_onnxruntime_computes_in_f32_unless_another_precision_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: True)
-    assert (precision.resolve("auto", "onnxruntime", None), precision.resolve("auto", "onnxruntime", 0)) == (
-        "f32",
-        "f32",
-    )
-    assert precision.resolve("bf16", "onnxruntime", None) == "bf16"
+    for device in (None, 0):
+        assert hardware.resolve_precision("auto", "onnxruntime", device) == "f32"
+    assert hardware.resolve_precision("bf16", "onnxruntime", None) == "bf16"
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")

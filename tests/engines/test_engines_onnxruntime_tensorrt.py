@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from shapeshift.engines import precision, verify
+from shapeshift.engines import gpu, hardware, verify
 from shapeshift.engines.interfaces import INPUT_AXES
 from shapeshift.engines.providers import lookup, onnxruntime_tensorrt
 from shapeshift.engines.providers.onnxruntime_tensorrt import PROFILE_FILE, PROVIDER
@@ -102,7 +102,7 @@ def test_without_tensorrt_nothing_else_is_taken_silently(folder: Path, library: 
 
 
 def test_it_is_a_provider_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision.gpu, "describe", lambda device: SimpleNamespace(has_bf16=False))
+    monkeypatch.setattr(gpu, "describe", lambda device: SimpleNamespace(has_bf16=False))
     assert lookup.PROVIDERS["onnxruntime_tensorrt"] is PROVIDER
     assert lookup.usable(PROVIDER.name, [1]) == [1]
-    assert precision.resolve("auto", PROVIDER.name, 1) == "f16" and "f16" in verify.MIN_COSINE
+    assert hardware.resolve_precision("auto", PROVIDER.name, 1) == "f16" and "f16" in verify.MIN_COSINE

@@ -12,11 +12,8 @@ from shapeshift.fused_decode.model.precision import GROUP_SIZES, QUANTISED
 
 def test_quantised_checkpoints_stay_as_they_are_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: True)
-    monkeypatch.setattr(precision.native_precision, "resolve", lambda *given: given)
     assert precision.resolve("auto", None, 4) == "int4"
-    assert precision.resolve("auto", 2, 4) == ("auto", "torch", 2)
-    assert precision.resolve("auto") == ("auto", "torch", None)
-    assert precision.resolve("bf16", None, 4) == ("bf16", "torch", None)
+    assert precision.resolve("auto") == precision.resolve("bf16", None, 4) == "bf16"
 
 
 @pytest.mark.parametrize("requested", QUANTISED)

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from shapeshift.serving import cancellations
-from shapeshift.serving.cancellations import CancellationWatch
+from shapeshift.serving import responses
+from shapeshift.serving.responses import CancellationWatch
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ class Periods:
 
 
 def test_requests_that_ended_delay_no_question_and_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancellations, "_MOST_A_PERIOD", 4)
+    monkeypatch.setattr(responses, "_MOST_ASKED", 4)
     watch = CancellationWatch(pytest.fail, ask_after_s=0)
     watch.close()
     for number in range(1000):

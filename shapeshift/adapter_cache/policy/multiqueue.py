@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
-from shapeshift.adapter_cache.policy.admission_base import AdmissionBase, T
+from shapeshift.adapter_cache.policy.admission import AdmissionBase, T
 from shapeshift.adapter_cache.policy.bypass import allowed, head_wait_s
 from shapeshift.adapter_cache.policy.quota_admission import Ledger, first_phase, second_phase
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs

@@ -70,9 +70,9 @@ _POLICY = "shapeshift.adapter_cache.policy"
 SCHEDULERS: Choices[Callable[[SchedulerInputs], Admission[Any]]] = Choices(
     "scheduler",
     {
-        "arrival": f"{_POLICY}.arrival_order:ArrivalOrder",
+        "arrival": f"{_POLICY}.admission:ArrivalOrder",
         "chameleon": f"{_POLICY}.multiqueue:MultiQueue",
-        "fifo": f"{_POLICY}.arrival_order:BlockingArrivalOrder",
+        "fifo": f"{_POLICY}.admission:BlockingArrivalOrder",
         "sjf": f"{_POLICY}.baselines.sorted_orders:ShortestAnswerFirst",
         "wrs": f"{_POLICY}.baselines.sorted_orders:SmallestRequestFirst",
     },

@@ -13,7 +13,7 @@ from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.model_folder import provider_of
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.store import registry_copy
-from shapeshift.engines import manifest, precision
+from shapeshift.engines import hardware, manifest
 from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.hardware import cores
@@ -105,7 +105,7 @@ def plan(front: ImageFrontConfig, paths: BuildPaths, has_tasks: bool = False) ->
     source = find_checkpoint(own.checkpoint, paths)
     checkpoint, described = open_vision(source.folder, source.origin, paths.build / HASHES)
     provider, gpus = provider_of(front.folder, own.provider)
-    resolved = precision.resolve(own.precision, provider.name, next(iter(gpus), None))
+    resolved = hardware.resolve_precision(own.precision, provider.name, next(iter(gpus), None))
     threads = front.serving.threads or cores()
     has_prompts = has_tasks or described.classifier is None
     named = front.serving.gammas(())

@@ -13,7 +13,7 @@ from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.model_folder import provider_of
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram, read_json
-from shapeshift.engines import manifest, precision
+from shapeshift.engines import hardware, manifest
 from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.interfaces import Provider
@@ -129,7 +129,7 @@ def plan(front: TextFrontConfig, paths: BuildPaths) -> Plan:
     settings = front.settings
     checkpoint, modules = _checkpoint(front, paths)
     provider, gpus = provider_of(front.folder, settings.provider)
-    resolved = precision.resolve(settings.precision, provider.name, next(iter(gpus), None))
+    resolved = hardware.resolve_precision(settings.precision, provider.name, next(iter(gpus), None))
     head = find_head(settings.head, paths) if settings.head else None
     return Plan(front, checkpoint, modules, provider, resolved, head, gpus, lookup.rival(settings.provider, gpus))
 

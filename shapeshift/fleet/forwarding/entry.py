@@ -19,13 +19,13 @@ from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.fleet.policy.placement import LOOK_S, least_unread, least_work
 from shapeshift.serving import error_codes
 from shapeshift.serving.bounds import unloading
-from shapeshift.serving.cancellations import CancellationWatch
 from shapeshift.serving.description import Description
 from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE, Front, fleet_file, own_node
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counters, Gauge, Metric
 from shapeshift.serving.parameters import FROM_NODE, is_tritons
 from shapeshift.serving.pb_utils import InferenceRequest, ResponseSender
+from shapeshift.serving.responses import CancellationWatch
 
 _TICK_S = 0.5
 # Beyond so many requests on other nodes, further ones are served here.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shapeshift.engines import hardware
-from shapeshift.engines import precision as native_precision
 from shapeshift.errors import UnsupportedError
 
 COMPUTED_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
@@ -21,7 +20,7 @@ _SCALE_BYTES = 4
 
 
 def resolve(requested: str, device: int | None = None, packed_bits: int = 0) -> str:
-    """One of WEIGHT_BITS; see `engines.precision.resolve`. Raises UnsupportedError for what the device lacks.
+    """One of WEIGHT_BITS; see `hardware.resolve_precision`. Raises UnsupportedError for what the device lacks.
 
     device: the number of a GPU, None for the CPU. packed_bits: of weights that are quantised in the
     checkpoint, which stay as they are on a CPU with "auto"; 0: they are not.
@@ -29,7 +28,7 @@ def resolve(requested: str, device: int | None = None, packed_bits: int = 0) -> 
     if requested == "auto" and packed_bits and device is None:
         return f"int{packed_bits}"
     if requested not in QUANTISED:
-        return native_precision.resolve(requested, "torch", device)
+        return hardware.resolve_precision(requested, device=device)
     if device is not None:
         raise UnsupportedError(f"precision: {requested} is for CPUs; set bf16, f16, f32 or auto for a GPU")
     return requested

@@ -6,7 +6,7 @@ import bisect
 import itertools
 from abc import abstractmethod
 
-from shapeshift.adapter_cache.policy.admission_base import AdmissionBase, T
+from shapeshift.adapter_cache.policy.admission import AdmissionBase, T
 from shapeshift.adapter_cache.policy.request_size import Largest, weighted
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
 

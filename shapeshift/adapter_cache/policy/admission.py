@@ -1,4 +1,4 @@
-"""What all schedulers share: queue limits, memory, pending adapter loads, and a bound on overtaking."""
+"""What all schedulers share (queue limits, memory, pending adapter loads, a bound on overtaking), and arrival order."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from typing import Generic, TypeVar
 
 from shapeshift.adapter_cache.interfaces import SizedRequest
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
-from shapeshift.fused_decode.policy.admission import Admission, QueueBounds, always
+from shapeshift.fused_decode.policy.admission import Admission, ClassOrder, QueueBounds, always
 from shapeshift.serving.bounds import unloading
 
 T = TypeVar("T", bound=SizedRequest)
+
+PRELOAD = 2
+"""Requests whose adapters are loaded while no slot is free, if the memory has space that is not in slots."""
 
 
 class OvertakingBound(Generic[T]):
@@ -279,3 +282,34 @@ class AdmissionBase(Admission[T]):
             if not self._try_admit(request):
                 return False
         return True
+
+
+class ArrivalOrder(AdmissionBase[T]):
+    """In order of class and arrival. A request whose adapter loads keeps its slot; those behind it get theirs.
+
+    The adapters of the next requests are loaded early, as far as all of them fit.
+    """
+
+    _blocking = False
+
+    def __init__(self, inputs: SchedulerInputs) -> None:
+        super().__init__(inputs, patience=0.0)
+        self._order: ClassOrder[T] = ClassOrder(inputs.classes, inputs.overtaken_requests)
+
+    def _select(self) -> None:
+        self._order.pick(self._waiting, self._free_slots, self._admits)
+        spare = self._spare_tokens()
+        upcoming = self._order.upcoming(self._waiting, max(self._free_slots, PRELOAD))
+        for place, request in enumerate(upcoming):
+            spare -= self._cache_tokens(request)
+            if spare < 0 or not self._start_load(request, upcoming[:place]):
+                break
+
+    def _admits(self, request: T) -> bool:
+        return self._try_admit(request, reserve=not self._blocking)
+
+
+class BlockingArrivalOrder(ArrivalOrder[T]):
+    """In order of class and arrival. No request overtakes one whose adapter loads (S-LoRA)."""
+
+    _blocking = True
