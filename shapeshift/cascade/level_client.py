@@ -38,8 +38,8 @@ from shapeshift.triton.async_client import AsyncClient, ClientThread, ModelCall
 
 ENGINE_MS = "ENGINE_MS"
 _REFUSED = ("INVALID_ARG", "UNSUPPORTED")
-# The wait for a model that keeps failing doubles so many times.
-_MAX_DOUBLINGS = 4
+# How long a model that failed is not called; each failure in a row doubles it, so many times.
+_RETRY_S, _MAX_DOUBLINGS = 1.0, 4
 _MIN_TIMEOUT_S, _POLL_S = 1e-3, 0.01
 # While a level has calls to answer it is asked every period for a sign, which needs no engine and no queue. Half a
 # minute without one is what the sidecar, too, takes for a hung process.
@@ -79,15 +79,19 @@ class LevelCall:
 class LevelClient:
     """Calls models over gRPC; any thread may call `submit`. A call that is given up holds nothing of the server."""
 
-    def __init__(self, client: AsyncClient, settings: CascadeSettings, sign_period_s: float = _SIGN_PERIOD_S) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        settings: CascadeSettings,
+        sign_period_s: float = _SIGN_PERIOD_S,
+        retry_s: float = _RETRY_S,
+    ) -> None:
         self._client = client
         self._thread = ClientThread(client.close)
         self._sign_period_s = sign_period_s
         self._timeout_s = settings.call_timeout_ms / 1e3
-        self._retry_s = settings.retry_ms / 1e3
-        self._bound = Bound("queue_calls", settings.queue_calls, "calls")
-        self._max_running = settings.call_threads
-        self._slots = asyncio.Semaphore(settings.call_threads)
+        self._retry_s = retry_s
+        self._bound = Bound("queue_calls", settings.queue_calls, "calls", "run")
         self._lock = threading.Lock()
         self._backoffs: defaultdict[str, _Backoff] = defaultdict(_Backoff)
         self._in_flight, self._answered, self._failed, self._timeouts = 0, 0, 0, 0
@@ -98,7 +102,7 @@ class LevelClient:
 
     @property
     def in_flight(self) -> int:
-        """Calls that wait or run."""
+        """Calls that run."""
         return self._in_flight
 
     def metrics(self) -> list[Counter | Gauge]:
@@ -107,7 +111,7 @@ class LevelClient:
             Counter("level_calls_total", "Calls to later levels that were answered", read=lambda: self._answered),
             Counter("level_failures_total", "Calls to later levels that failed", read=lambda: self._failed),
             Counter("level_timeouts_total", "Calls to later levels that timed out", read=lambda: self._timeouts),
-            Gauge("level_calls_running", "Calls to later levels that wait or run", lambda: self.in_flight),
+            Gauge("level_calls_running", "Calls to later levels that run", lambda: self.in_flight),
         ]
 
     def submit(self, call: LevelCall, done: Callable[[LevelResult | Exception], None]) -> None:
@@ -115,10 +119,13 @@ class LevelClient:
 
         The error is LevelGoneError, InvalidInputError (the model refuses a text), OverloadedError (the model is full or
         has another checkpoint, or the deadline has passed), or EngineError (any other failure). Raises LevelGoneError
-        where the model failed recently, OverloadedError where too many calls wait; `done` is not called then.
+        where the model failed recently, OverloadedError where too many calls run or the deadline has passed; `done` is
+        not called then.
         """
         now = time.monotonic()
         limit = now + self._timeout_s
+        if call.deadline is not None and call.deadline <= now:
+            raise OverloadedError(f"latency_ms ran out before model {call.model} was called; retry later")
         with self._lock:
             if self._closing:
                 raise unloading()
@@ -126,7 +133,7 @@ class LevelClient:
             if now < backoff.retry_at:
                 seconds = f"in the last {now - backoff.first_failure:.1f} s"
                 raise LevelGoneError(f"model {call.model} failed {backoff.failures} times {seconds}; retry later")
-            self._bound.require(max(0, self._in_flight - self._max_running))
+            self._bound.require(self._in_flight)
             self._in_flight += 1
             if backoff.failures:
                 # This call alone finds out whether the model is back.
@@ -154,29 +161,17 @@ class LevelClient:
         self._thread.close()
 
     async def _serve(self, call: LevelCall, limit: float, done: Callable[[LevelResult | Exception], None]) -> None:
+        """Call `done` by the deadline. The call goes on after its request's, to find out about the level."""
+        running = asyncio.create_task(self._run(call, limit))
+        left_s = None if call.deadline is None or call.deadline >= limit else call.deadline - time.monotonic()
         outcome: LevelResult | Exception
         try:
-            outcome = await self._start(call, limit)
+            await asyncio.wait([running], timeout=left_s)
+            late = OverloadedError(f"latency_ms ran out before model {call.model} answered; retry later")
+            outcome = running.result() if running.done() else late
         except asyncio.CancelledError:
             outcome = LevelGoneError(f"model {call.model}: no answer before this model was unloaded")
-        with self._lock:
-            self._in_flight -= 1
         done(outcome)
-
-    async def _start(self, call: LevelCall, limit: float) -> LevelResult | Exception:
-        """The outcome by the deadline. A call goes on after its request's, to find out about the level."""
-        deadline = limit if call.deadline is None else min(limit, call.deadline)
-        try:
-            await asyncio.wait_for(self._slots.acquire(), deadline - time.monotonic())
-        except TimeoutError:
-            self._forgo_test(call.model)
-            return OverloadedError(f"the call to model {call.model} was not started in time; retry later")
-        running = asyncio.create_task(self._run(call, limit))
-        running.add_done_callback(lambda _: self._slots.release())
-        await asyncio.wait([running], timeout=deadline - time.monotonic() if deadline < limit else None)
-        if running.done():
-            return running.result()
-        return OverloadedError(f"latency_ms ran out before model {call.model} answered; retry later")
 
     async def _run(self, call: LevelCall, limit: float) -> LevelResult | Exception:
         """The outcome by `limit`, of which the level is judged."""
@@ -194,6 +189,9 @@ class LevelClient:
             outcome = _own_error(error)
         except Exception as error:  # noqa: BLE001  whatever happens, the rows get an answer
             outcome = error.with_traceback(None)
+        finally:
+            with self._lock:
+                self._in_flight -= 1
         self._record(call.model, outcome)
         return outcome
 
@@ -250,12 +248,6 @@ class LevelClient:
         except Exception:  # noqa: BLE001  any other error is a sign
             return 0
         return 0
-
-    def _forgo_test(self, model: str) -> None:
-        """A call that did not start has not tested the model: the next call does."""
-        with self._lock:
-            if self._backoffs[model].failures:
-                self._backoffs[model].retry_at = 0.0
 
     def _record(self, model: str, outcome: LevelResult | Exception) -> None:
         with self._lock:

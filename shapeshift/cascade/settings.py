@@ -42,10 +42,8 @@ class CascadeSettings:
     pack_tokens      most tokens that several texts share in one of its engine calls; 0: from the profile
     memory_mb        MiB; while the process, or on a GPU its engines there, take more, no further static engine is
                      loaded
-    call_threads     calls to later levels that run at the same time
-    queue_calls      most calls that may wait for others to end; a text whose call does not fit keeps its answer so far
+    queue_calls      most calls to later levels that run; a text whose call does not fit keeps its answer so far
     call_timeout_ms  timeout of a call to a later level, which may let texts wait as this one does
-    retry_ms         how long a level that failed is not called; doubled at each failure in a row, up to 16 times
     grpc_url         HOST:PORT of this server's gRPC interface; empty: that of `shapeshift serve`, else localhost:8001
     slo_ms           latency objective; half of it and 95% of it become bounds of the latency histogram; 0: none
     """
@@ -61,10 +59,8 @@ class CascadeSettings:
     max_queue_ms: float = 30_000.0
     pack_tokens: int = 0
     memory_mb: int = 4096
-    call_threads: int = 16
     queue_calls: int = 4096
     call_timeout_ms: float = 60_000.0
-    retry_ms: float = 1000.0
     grpc_url: str = ""
     slo_ms: float = 0.0
 
@@ -79,10 +75,8 @@ class CascadeSettings:
         require(self.max_queue_ms >= 0, "max_queue_ms", self.max_queue_ms, "0 or more")
         require(self.pack_tokens >= 0, "pack_tokens", self.pack_tokens, "0 or more")
         require(self.memory_mb >= 1, "memory_mb", self.memory_mb, "at least 1")
-        require(1 <= self.call_threads <= 256, "call_threads", self.call_threads, "1 to 256")
-        require(self.queue_calls >= 0, "queue_calls", self.queue_calls, "0 or more")
+        require(self.queue_calls >= 1, "queue_calls", self.queue_calls, "at least 1")
         require(self.call_timeout_ms > 0, "call_timeout_ms", self.call_timeout_ms, "above 0")
-        require(self.retry_ms > 0, "retry_ms", self.retry_ms, "above 0")
         require(self.slo_ms >= 0, "slo_ms", self.slo_ms, "0 or more")
 
 

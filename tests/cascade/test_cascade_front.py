@@ -192,7 +192,7 @@ def test_a_regression_goes_on_where_the_models_may_disagree(workspace: Workspace
 )
 def test_a_level_that_fails_leaves_the_answer_so_far(workspace: Workspace, fault: Any) -> None:
     level = large(workspace)
-    front = workspace.open(workspace.table(candidate("both", TWO, [gap(alpha=1.0)])), retry_ms=1)
+    front = workspace.open(workspace.table(candidate("both", TWO, [gap(alpha=1.0)])))
     before = ask(front, "one two three four", level=1)
     if fault == "not there":
         del workspace.pb_utils.models["large"]
@@ -238,9 +238,7 @@ def test_texts_that_keep_an_earlier_answer_are_counted(workspace: Workspace) -> 
 
 def test_a_level_that_hangs_times_out_and_is_not_called_again(workspace: Workspace) -> None:
     level = large(workspace)
-    front = workspace.open(
-        workspace.table(candidate("both", TWO, [gap()])), call_timeout_ms=100, retry_ms=2000, call_threads=2
-    )
+    front = workspace.open(workspace.table(candidate("both", TWO, [gap()])), call_timeout_ms=100)
     level.open.clear()
     assert ask(front, "one")["LEVEL"].item() == 1
     asked = len(level.asked)
@@ -263,13 +261,13 @@ def test_a_request_past_its_deadline_gets_the_answer_so_far(workspace: Workspace
 def test_too_many_calls_leave_the_first_answer(workspace: Workspace) -> None:
     level = large(workspace)
     table = workspace.table(candidate("both", TWO, [gap()]))
-    front = workspace.open(table, call_threads=1, queue_calls=1, call_timeout_ms=60_000)
+    front = workspace.open(table, queue_calls=2, call_timeout_ms=60_000)
     level.open.clear()
     first, *others = [text_request(f"t {number}", outputs=ALL) for number in range(6)]
     front.execute([first])
     wait_for(lambda: bool(level.asked))
     front.execute(others)
-    # One call runs, one waits.
+    # Two calls run.
     assert [values_of(one.sender.answer())["LEVEL"].item() for one in others[1:]] == [1, 1, 1, 1]
     level.open.set()
     assert [values_of(one.sender.answer())["LEVEL"].item() for one in (first, others[0])] == [2, 2]

@@ -19,16 +19,13 @@ LEAST: Limits = {
     "max_queue_ms": (0.0, -0.01),
     "pack_tokens": (0, -1),
     "memory_mb": (1, 0),
-    "call_threads": (1, 0),
-    "queue_calls": (0, -1),
+    "queue_calls": (1, 0),
     "call_timeout_ms": (0.01, 0.0),
-    "retry_ms": (0.01, 0.0),
     "slo_ms": (0.0, -0.01),
 }
 MOST: Limits = {
     "min_accuracy": (1.0, 1.01),
     "engine_threads": (256, 257),
-    "call_threads": (256, 257),
 }
 
 

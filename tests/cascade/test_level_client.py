@@ -24,6 +24,8 @@ from tests.cascade.conftest import FakeClient
 from tests.fakes import PbUtils
 from tests.waiting import wait_for
 
+NONE: Any = None
+
 
 class ScriptedClient(FakeClient):
     """Every call is one of `answer`, on a thread of its own."""
@@ -42,10 +44,10 @@ class ScriptedClient(FakeClient):
 
 
 def level_client_of(
-    answer: Callable[[], dict[str, np.ndarray]], sign_period_s: float = 1.0, **settings: Any
+    answer: Callable[[], dict[str, np.ndarray]], sign_period_s: float = 1.0, retry_s: float = 1.0, **settings: Any
 ) -> tuple[LevelClient, ScriptedClient]:
     client = ScriptedClient(answer)
-    return LevelClient(client, CascadeSettings("candidates", "task", **settings), sign_period_s), client
+    return LevelClient(client, CascadeSettings("candidates", "task", **settings), sign_period_s, retry_s), client
 
 
 def to(model: str, rows: int = 1, deadline: float | None = None) -> LevelCall:
@@ -69,7 +71,7 @@ def test_every_call_to_a_level_ends_once() -> None:
         time.sleep(0.3 if next(numbers) % 4 == 2 else 0)
         return {"LOGITS": np.zeros((1, 2))}
 
-    client, _ = level_client_of(slow, call_threads=4, queue_calls=1000, call_timeout_ms=150, retry_ms=1)
+    client, _ = level_client_of(slow, queue_calls=1000, call_timeout_ms=150, retry_s=1e-3)
     outcomes: list[Any] = []
     refused = 0
     for _ in range(60):
@@ -89,7 +91,7 @@ def test_a_failing_level_is_refused_with_its_failures_and_queue_bounds_hold() ->
     def fail() -> dict[str, np.ndarray]:
         raise ModelGoneError("not ready")
 
-    client, _ = level_client_of(fail, retry_ms=60_000)
+    client, _ = level_client_of(fail, retry_s=60.0)
     outcomes: list[Any] = []
     client.submit(to("m"), outcomes.append)
     wait_for(lambda: bool(outcomes))
@@ -98,10 +100,23 @@ def test_a_failing_level_is_refused_with_its_failures_and_queue_bounds_hold() ->
     client.close()
     with pytest.raises(OverloadedError, match="being unloaded"):
         client.submit(to("n"), outcomes.append)
-    none_may_wait, _ = level_client_of(fail, queue_calls=0)
-    with pytest.raises(OverloadedError, match="queue_calls: 0 calls wait, 1 more .* retry later"):
-        none_may_wait.submit(to("m"), outcomes.append)
-    none_may_wait.close()
+
+
+def test_no_more_calls_run_than_are_allowed() -> None:
+    """One whose request has its answer counts until it ends: it is a call to the level still."""
+    release = threading.Event()
+    client, _ = level_client_of(lambda: {"LOGITS": np.zeros((1, 2)) if release.wait(120) else NONE}, queue_calls=2)
+    outcomes: list[Any] = []
+    client.submit(to("m"), outcomes.append)
+    client.submit(to("m", deadline=time.monotonic() + 0.02), outcomes.append)
+    wait_for(lambda: bool(outcomes))
+    with pytest.raises(OverloadedError, match="queue_calls: 2 calls run, 1 more .* retry later"):
+        client.submit(to("m"), outcomes.append)
+    release.set()
+    wait_for(lambda: client.in_flight == 0)
+    client.submit(to("m"), outcomes.append)
+    wait_for(lambda: len(outcomes) == 3)
+    client.close()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +138,7 @@ def test_requests_with_short_deadlines_find_out_that_a_level_hangs() -> None:
         assert release.wait(120)
         return {"LOGITS": np.zeros((1, 2))}
 
-    client, asked = level_client_of(hang, call_timeout_ms=300, retry_ms=60_000)
+    client, asked = level_client_of(hang, call_timeout_ms=300, retry_s=60.0)
     outcomes: list[object] = []
     for number in range(3):
         client.submit(to("large", deadline=time.monotonic() + 0.02), outcomes.append)
@@ -163,7 +178,7 @@ def test_calls_lost_to_a_hung_level_hold_nothing_back() -> None:
         assert release.wait(120)
         return {"LOGITS": np.zeros((1, 2))}
 
-    client, asked = level_client_of(hang_or_answer, call_timeout_ms=20, retry_ms=0.01, call_threads=2)
+    client, asked = level_client_of(hang_or_answer, call_timeout_ms=20, retry_s=1e-5)
     outcomes: list[object] = []
 
     def call() -> None:
@@ -185,7 +200,7 @@ def test_calls_lost_to_a_hung_level_hold_nothing_back() -> None:
 def test_calls_end_where_their_level_gives_no_sign(no_sign: Exception) -> None:
     """However slow a level that gives signs is: with the default it has as long as its own queue may take, and more."""
     release = threading.Event()
-    client, script = level_client_of(lambda: {"LOGITS": np.zeros((release.wait(60), 2))}, 0.01, call_threads=1)
+    client, script = level_client_of(lambda: {"LOGITS": np.zeros((release.wait(60), 2))}, 0.01)
     outcomes: list[object] = []
     for _ in range(2):
         client.submit(to("large"), outcomes.append)
@@ -206,7 +221,7 @@ def test_a_level_may_let_texts_wait_as_long_as_its_own_bound() -> None:
 
 def test_closing_ends_calls_that_hang() -> None:
     release = threading.Event()
-    client, _ = level_client_of(lambda: {"LOGITS": np.zeros((release.wait(60), 2))}, call_threads=1)
+    client, _ = level_client_of(lambda: {"LOGITS": np.zeros((release.wait(60), 2))})
     outcomes: list[object] = []
     for _ in range(2):
         client.submit(to("large"), outcomes.append)
@@ -267,7 +282,7 @@ def test_the_time_of_a_level_that_states_none_is_in_milliseconds(monkeypatch: py
 
 
 def test_the_wait_for_a_level_doubles_four_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    level = Level(monkeypatch, retry_ms=1000)
+    level = Level(monkeypatch)
     level.is_gone = True
     for wait_s in (1, 2, 4, 8, 16, 16):
         assert isinstance(level.ask(), LevelGoneError)
@@ -285,7 +300,7 @@ def test_the_wait_for_a_level_doubles_four_times(monkeypatch: pytest.MonkeyPatch
 
 
 def test_one_call_alone_tests_a_level_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    level = Level(monkeypatch, retry_ms=1000, call_timeout_ms=60_000)
+    level = Level(monkeypatch, call_timeout_ms=60_000)
     level.is_gone = True
     level.ask()
     level.now += 1.01
@@ -300,18 +315,14 @@ def test_one_call_alone_tests_a_level_that_failed(monkeypatch: pytest.MonkeyPatc
     level.client.close()
 
 
-def test_a_call_that_does_not_start_leaves_the_test_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    level = Level(monkeypatch, retry_ms=1000, call_threads=1, call_timeout_ms=60_000)
+def test_a_call_whose_time_is_over_leaves_the_test_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    level = Level(monkeypatch)
     level.is_gone = True
     level.ask()
     level.now += 1.01
     level.is_gone = False
-    level.gate.clear()
-    level.submit("other")
-    wait_for(lambda: level.script.calls == 2)
-    outcome = level.ask(deadline=level.now + 0.01)
-    assert isinstance(outcome, OverloadedError) and "not started in time" in str(outcome)
-    level.gate.set()
+    with pytest.raises(OverloadedError, match="latency_ms ran out before model large was called"):
+        level.submit(deadline=level.now)
     assert isinstance(level.ask(), LevelResult)
     level.client.close()
 
