@@ -29,7 +29,7 @@ class OptionalField:
 class Policy:
     """One decision function: `decide` takes the checked fields as keyword arguments and returns a JSON object.
 
-    If `algorithms` are given, the input may name one (default: the first) and the result names the one used.
+    If there are `algorithms`, the input may name one (default: the first) and the result names the one used.
     """
 
     name: str
@@ -38,30 +38,30 @@ class Policy:
     fields: Mapping[str, Check | OptionalField]
     algorithms: tuple[str, ...] = field(default=())
 
-    def evaluate(self, given: Any) -> dict[str, Any]:
+    def evaluate(self, data: Any) -> dict[str, Any]:
         """The decision for one input object. Raises InvalidInputError naming the invalid field."""
-        if not isinstance(given, dict):
-            raise InvalidInputError("input", given, "a JSON object")
+        if not isinstance(data, dict):
+            raise InvalidInputError("input", data, "a JSON object")
         fields = dict(self.fields)
         if self.algorithms:
             fields["algorithm"] = OptionalField(one_of(*self.algorithms), self.algorithms[0])
-        values = _read(fields, given)
+        values = _read(fields, data)
         try:
             result = self.decide(**values)
         except (ValueError, OverflowError) as error:
-            raise InvalidInputError("input", given, str(error)) from error
+            raise InvalidInputError("input", data, str(error)) from error
         return {**result, "algorithm": values["algorithm"]} if self.algorithms else result
 
 
-def _read(fields: Mapping[str, Check | OptionalField], given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _read(fields: Mapping[str, Check | OptionalField], data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The checked values of all `fields`. Errors name a field by `prefix` and its key."""
-    for key in given:
+    for key in data:
         if key not in fields:
-            raise InvalidInputError(prefix + key, given[key], f"unknown key; known: {', '.join(fields)}")
+            raise InvalidInputError(prefix + key, data[key], f"unknown key; known: {', '.join(fields)}")
     values = {}
     for key, check in fields.items():
-        if key in given:
-            values[key] = (check.check if isinstance(check, OptionalField) else check)(prefix + key, given[key])
+        if key in data:
+            values[key] = (check.check if isinstance(check, OptionalField) else check)(prefix + key, data[key])
         elif isinstance(check, OptionalField):
             values[key] = check.default
         else:

@@ -142,7 +142,7 @@ class TaskBench:
         """Compare the front and the large model alone in one server; the rows of the table."""
         levels = self.ours.levels[1:]
         texts = [text[0].decode() for text in self._splits.test.subset(requests).texts]
-        engines = {name: len(self._models[name].made.engines) for name in levels}
+        engines = {name: len(self._models[name].manifest.engines) for name in levels}
         rows = server.measure(engines, levels[-1], front, repositories, texts, self._seed)
         output.table(f"{self.table.task} through the server, {len(texts)} requests, one text each", rows)
         return rows

@@ -57,8 +57,8 @@ def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
 
     Raises NotFoundError for a task without candidates, EngineError if the table does not match the checkpoints.
     """
-    found, config = check(front, paths)
-    folder = _local_folder(front, paths, found)
+    profiled, config = check(front, paths)
+    folder = _local_folder(front, paths, profiled)
     chosen = candidates.serving(folder, front.settings.task)
     levels = chosen.candidate.levels
     for number, model in enumerate(levels):
@@ -82,24 +82,24 @@ def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
     return summary
 
 
-def _local_folder(front: CascadeFrontConfig, paths: BuildPaths, found: candidates.ServingCandidate) -> Path:
-    """The folder of `found`, or for a table from another CPU one in `build/` with latencies and a choice for this.
+def _local_folder(front: CascadeFrontConfig, paths: BuildPaths, profiled: candidates.ServingCandidate) -> Path:
+    """The folder of `profiled`, or for a table from another CPU one in `build/` with latencies and a choice for this.
 
     A table from a URL is used as it is.
     """
     if registry_copy.folder(front.settings.candidates_dir, front.name, paths) is not None:
         # A changed table would not follow the URL.
         return candidates_folder(front, paths)
-    models = [one.name for one in found.table.models]
+    models = [one.name for one in profiled.table.models]
     engines = {name: manifest.load(paths.engines / name) for name in models if _has_engines(paths, name)}
-    if not set(found.candidate.levels) <= set(engines) or not local_candidates.is_foreign(found.table, engines):
+    if not set(profiled.candidate.levels) <= set(engines) or not local_candidates.is_foreign(profiled.table, engines):
         return candidates_folder(front, paths)
     target = paths.checkpoints[0] / f"{front.name}_candidates"
-    parts = [found.table.as_json(), found.candidate.name, *(engines[name].build_key for name in engines)]
+    parts = [profiled.table.as_json(), profiled.candidate.name, *(engines[name].build_key for name in engines)]
     source = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    if candidates.entries(target).get(found.table.task) is None or _source(target, found.table.task) != source:
-        made = local_candidates.on_this_machine(found, engines, source)
-        candidates.put(target, made.table, made.candidate.name, made.pinned)
+    if candidates.entries(target).get(profiled.table.task) is None or _source(target, profiled.table.task) != source:
+        local = local_candidates.on_this_machine(profiled, engines, source)
+        candidates.put(target, local.table, local.candidate.name, local.pinned)
     return target
 
 

@@ -15,11 +15,10 @@ import numpy as np
 
 from shapeshift import settings
 from shapeshift.cascade import candidates
-from shapeshift.cascade.candidates import LAYOUT, ServingCandidate
+from shapeshift.cascade.candidates import LAYOUT, Candidate, ServingCandidate
 from shapeshift.cascade.level_client import LevelClient, LevelGoneError
-from shapeshift.cascade.metrics import CascadeMetrics
 from shapeshift.cascade.policy.selection import choose
-from shapeshift.cascade.request import ClassifyRequest
+from shapeshift.cascade.request import ClassifyRequest, Row
 from shapeshift.cascade.service import CascadeService
 from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
 from shapeshift.errors import CancelledRequestError, InvalidInputError
@@ -29,7 +28,7 @@ from shapeshift.serving import description
 from shapeshift.serving.description import Description
 from shapeshift.serving.front import Client, Front
 from shapeshift.serving.liveness import StepCounter
-from shapeshift.serving.metrics import Gauge, Metric, RequestMetrics
+from shapeshift.serving.metrics import Counter, Gauge, Histogram, Metric, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils
@@ -43,6 +42,10 @@ _MAX_LENGTH = 512
 _CHECK_S = 1.0
 _PROBE_S = 0.2
 _READY_TIMEOUT_S = 60.0
+_CONTROL_MS = (0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10)
+_MAX_LEVELS = 4
+# The recent means cover about so many texts.
+_WINDOW = 512
 
 
 class CascadeFront(Front[ClassifyRequest]):
@@ -196,7 +199,8 @@ class CascadeFront(Front[ClassifyRequest]):
             before.close()
             return
         self._serving = serving
-        self._cascade_metrics.swap(serving.candidate)
+        self._cascade_metrics.profile(serving.candidate)
+        self._cascade_metrics.swaps.add()
         self.log(f"candidate {serving.candidate.name} serves task {self._settings.task}")
         before.close()
 
@@ -206,6 +210,68 @@ class CascadeFront(Front[ClassifyRequest]):
             if time.monotonic() > end:
                 raise LevelGoneError(f"model {model} was not ready within {_READY_TIMEOUT_S:g} s")
             self._stop.wait(min(_PROBE_S, self._check_s))
+
+
+class RecentMean:
+    """The mean of about the last `_WINDOW` values, of all while there are fewer; and what profiling measured."""
+
+    def __init__(self, profiled: float) -> None:
+        self.value = 0.0
+        self._profiled = profiled
+        self._count = 0
+
+    def add(self, value: float) -> None:
+        self._count += 1
+        self.value += (value - self.value) / min(self._count, _WINDOW)
+
+    @property
+    def drift(self) -> float:
+        """The mean less what was profiled; 0 before the first value."""
+        return self.value - self._profiled if self._count else 0.0
+
+
+class CascadeMetrics:
+    """What is counted of answers, and how far traffic has drifted from the candidate's profile.
+
+    Rows are counted on one thread, swaps of the candidate on one.
+    """
+
+    def __init__(self, candidate: Candidate) -> None:
+        self.profile(candidate)
+        self._levels = [
+            Counter("level_texts_total", "Texts answered by each level", {"level": str(number)})
+            for number in range(1, _MAX_LEVELS + 1)
+        ]
+        self._control_ms = Histogram("control_ms", "Control time of a text: dispatch, pruning, ensemble", _CONTROL_MS)
+        self._words_pruned = Counter("words_pruned_total", "Words that later levels did not read")
+        self._fallbacks = Counter("fallbacks_total", "Texts that kept an earlier level's answer")
+        self.swaps = Counter("candidate_swaps_total", "Changes of the candidate")
+        self.failed_swaps = Counter("candidate_errors_total", "Changes that could not be applied")
+
+    def profile(self, candidate: Candidate) -> None:
+        """Compare with this candidate's profile from now on."""
+        self._early, self._confidence = RecentMean(candidate.shares[0]), RecentMean(candidate.mean_confidence)
+
+    def count_row(self, row: Row, level_requested: bool) -> None:
+        """Count an answered row; level_requested: whether the client asked for this level."""
+        self._levels[min(row.final.level, _MAX_LEVELS) - 1].add()
+        self._words_pruned.add(row.words_pruned)
+        self._fallbacks.add(row.fell_back)
+        self._control_ms.observe(row.control_ms)
+        if not level_requested and row.confidence is not None:
+            self._early.add(row.final.level == 1)
+            self._confidence.add(row.confidence)
+
+    def exported(self) -> Sequence[Metric]:
+        """All metrics, for the flusher."""
+        return [
+            *self._levels,
+            *(self._control_ms, self._words_pruned, self._fallbacks, self.swaps, self.failed_swaps),
+            Gauge("early_share_recent", "Recent share of texts answered by level 1", lambda: self._early.value),
+            Gauge("early_share_drift", "The same minus the profile's", lambda: self._early.drift),
+            Gauge("confidence_recent", "Recent mean confidence of level 1", lambda: self._confidence.value),
+            Gauge("confidence_drift", "The same minus the profile's", lambda: self._confidence.drift),
+        ]
 
 
 def _label(request: ClassifyRequest) -> Any:

@@ -23,27 +23,32 @@ _SHORT_TEXT = 24
 def is_foreign(table: CandidateTable, engines: Mapping[str, Manifest]) -> bool:
     """Whether the table states another CPU than that of the engines. One that states none is used as it is."""
     hardware = table.made.get("hardware")
-    return hardware is not None and any(made.hardware != hardware for made in engines.values())
+    return hardware is not None and any(one.hardware != hardware for one in engines.values())
 
 
-def on_this_machine(found: ServingCandidate, engines: Mapping[str, Manifest], source: str) -> ServingCandidate:
-    """The table of `found` with latencies from `engines` (by model), and the candidate to serve.
+def on_this_machine(profiled: ServingCandidate, engines: Mapping[str, Manifest], source: str) -> ServingCandidate:
+    """The table of `profiled` with latencies from `engines` (by model), and the candidate to serve.
 
     Candidates with a level that has no engines here are left out. source: what the table comes from, for its `made`.
     The candidate is the fastest whose accuracy bound is at most half a point lower. A pinned one stays, and one without
     bound.
     """
-    times = {name: _short_text_ms(made) for name, made in engines.items()}
-    kept = [one for one in found.table.candidates if set(one.levels) <= set(times)]
-    candidates = tuple(_timed(one, times) for one in kept)
-    models = tuple(_timed_model(one, times) for one in found.table.models if one.name in times)
+    times = {name: _short_text_ms(one) for name, one in engines.items()}
+    usable = [one for one in profiled.table.candidates if set(one.levels) <= set(times)]
+    candidates = tuple(_timed(one, times) for one in usable)
+    models = tuple(_timed_model(one, times) for one in profiled.table.models if one.name in times)
     hardware = next(iter(engines.values())).hardware
-    made = {**found.table.made, "hardware": hardware, "latencies": "estimated from engine profiles", "source": source}
-    table = replace(found.table, made=made, models=models, candidates=candidates)
-    same = table.candidate(found.candidate.name)
-    stays = found.pinned or same.accuracy_bound is None
+    origin = {
+        **profiled.table.made,
+        "hardware": hardware,
+        "latencies": "estimated from engine profiles",
+        "source": source,
+    }
+    table = replace(profiled.table, made=origin, models=models, candidates=candidates)
+    same = table.candidate(profiled.candidate.name)
+    stays = profiled.pinned or same.accuracy_bound is None
     fastest = None if stays else select(candidates, same.assured_accuracy - MAX_LOSS, float("inf"))
-    return ServingCandidate(table, fastest or same, found.pinned)
+    return ServingCandidate(table, fastest or same, profiled.pinned)
 
 
 def _timed_model(model: LevelModel, times: Mapping[str, float]) -> LevelModel:
@@ -75,6 +80,6 @@ def _ratio(after: list[float], before: tuple[float, ...], weights: list[float]) 
     return sum(weight * ms for weight, ms in zip(weights, after, strict=True)) / old if old else 1.0
 
 
-def _short_text_ms(made: Manifest) -> float:
-    tokens = min(_SHORT_TEXT, made.max_tokens)
-    return float(min(cost_curve(entry, made.max_tokens)[tokens] for entry in made.engines))
+def _short_text_ms(engines: Manifest) -> float:
+    tokens = min(_SHORT_TEXT, engines.max_tokens)
+    return float(min(cost_curve(entry, engines.max_tokens)[tokens] for entry in engines.engines))

@@ -56,8 +56,8 @@ def _route(
     logits: list[float] | None, temperature: float, confidence: float | None, c: float, k: float, algorithm: str
 ) -> dict[str, Any]:
     if (logits is None) == (confidence is None):
-        given = {"logits": logits, "confidence": confidence}
-        raise InvalidInputError("logits, confidence", given, "one of the two")
+        values = {"logits": logits, "confidence": confidence}
+        raise InvalidInputError("logits, confidence", values, "one of the two")
     if logits is not None:
         confidence = float(routing.confidence(np.array(logits), temperature))
     assert confidence is not None

@@ -42,17 +42,17 @@ def masks(importance: Array, word_of: Array, num_words: int, alpha: float) -> Ma
     A token is pruned if its importance is at most `alpha` times the mean over tokens of words; a word is pruned if all
     its tokens are. Tokens of no word and words without tokens are kept. If every word would be pruned, all are kept.
     """
-    tokens, kept = np.ones(len(importance), np.int64), np.ones(num_words, np.int64)
+    tokens, words = np.ones(len(importance), np.int64), np.ones(num_words, np.int64)
     in_word = word_of >= 0
     if not in_word.any():
-        return Masks(tokens, kept)
-    own, word = importance[in_word], word_of[in_word]
-    above = own > alpha * own.mean()
+        return Masks(tokens, words)
+    of_words, word = importance[in_word], word_of[in_word]
+    above = of_words > alpha * of_words.mean()
     if above.any():
-        kept[word] = 0
-        kept[word[above]] = 1
+        words[word] = 0
+        words[word[above]] = 1
         tokens[in_word] = above
-    return Masks(tokens, kept)
+    return Masks(tokens, words)
 
 
 def words_of_ids(special: Sequence[bool], word_ids: Sequence[int | None]) -> Array:
@@ -65,14 +65,14 @@ def word_spans(text: bytes) -> Spans:
     """Start and end of each word of the UTF-8 text, in bytes."""
     if text.isascii():
         return [match.span() for match in _ASCII_WORD.finditer(text)]
-    found, at, seen = [], 0, 0
+    spans, at, seen = [], 0, 0
     decoded = text.decode()
     for match in _WORD.finditer(decoded):
         start = at + len(decoded[seen : match.start()].encode())
         at = start + len(match[0].encode())
         seen = match.end()
-        found.append((start, at))
-    return found
+        spans.append((start, at))
+    return spans
 
 
 def words_of_tokens(offsets: Array, spans: Sequence[Spans]) -> Array:
@@ -82,14 +82,14 @@ def words_of_tokens(offsets: Array, spans: Sequence[Spans]) -> Array:
     """
     # A text has few tokens: a loop is faster than arrays.
     text_of = _texts_of_tokens(offsets, len(spans))
-    starts = [[start for start, _ in own] for own in spans]
+    starts = [[start for start, _ in words] for words in spans]
     first_words = [0, *accumulate(map(len, spans))]
-    found = []
+    words = []
     for (start, end), text in zip(offsets.tolist(), text_of, strict=True):
         place = bisect_right(starts[text], end - 1) - 1
         within = end > start and place >= 0 and end <= spans[text][place][1]
-        found.append(place + first_words[text] if within else -1)
-    return np.array(found, np.int64)
+        words.append(place + first_words[text] if within else -1)
+    return np.array(words, np.int64)
 
 
 def prune_texts(texts: Sequence[bytes], offsets: Array, importance: Array, alpha: float) -> PrunedTexts:
@@ -100,15 +100,15 @@ def prune_texts(texts: Sequence[bytes], offsets: Array, importance: Array, alpha
     spans = [word_spans(text) for text in texts]
     keeps = masks(importance, words_of_tokens(offsets, spans), sum(map(len, spans)), alpha).words.tolist()
     pruned, first, removed = [], 0, 0
-    for text, own in zip(texts, spans, strict=True):
-        keep = keeps[first : first + len(own)]
-        first += len(own)
-        kept = sum(keep)
-        if kept in (0, len(own)):
+    for text, words in zip(texts, spans, strict=True):
+        keep = keeps[first : first + len(words)]
+        first += len(words)
+        left = sum(keep)
+        if left in (0, len(words)):
             pruned.append(text)
             continue
-        removed += len(own) - kept
-        pruned.append(b" ".join(text[start:end] for (start, end), stays in zip(own, keep, strict=True) if stays))
+        removed += len(words) - left
+        pruned.append(b" ".join(text[start:end] for (start, end), stays in zip(words, keep, strict=True) if stays))
     return PrunedTexts(pruned, removed)
 
 

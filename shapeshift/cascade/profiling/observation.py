@@ -43,46 +43,46 @@ class ModelRunner:
     def __init__(self, engines: Path, name: str) -> None:
         folder = engines / name
         self.name = name
-        self.made: Manifest = manifest.load(folder)
-        self.outputs = tuple(output.name for output in self.made.outputs)
+        self.manifest: Manifest = manifest.load(folder)
+        self.outputs = tuple(output.name for output in self.manifest.outputs)
         if "LOGITS" not in self.outputs:
             raise EngineError(f"{name} has no output LOGITS; list it in its config.pbtxt and run `shapeshift engines`")
-        self._tokenizer = open_tokenizer(folder, self.made)
-        runtime = lookup.PROVIDERS[self.made.provider].open(folder, self.made.precision, threads=1)
-        self._engine_set = EngineSet(self.made)
-        for entry in self.made.engines:
+        self._tokenizer = open_tokenizer(folder, self.manifest)
+        runtime = lookup.PROVIDERS[self.manifest.provider].open(folder, self.manifest.precision, threads=1)
+        self._engine_set = EngineSet(self.manifest)
+        for entry in self.manifest.engines:
             self._engine_set.add(runtime.engine(entry.tokens, entry.rows), entry)
 
     def run_one(self, text: Sequence[bytes]) -> tuple[LevelOutput, float]:
         """The output for one text, and its engine time in ms."""
         encoded = self._encode(text)
         outputs, took = self._run(encoded.ids)
-        own = {name.lower(): values[0] for name, values in outputs.items()}
-        return LevelOutput(**own, offsets=encoded.offsets), took
+        values = {name.lower(): values[0] for name, values in outputs.items()}
+        return LevelOutput(**values, offsets=encoded.offsets), took
 
     def observe(self, texts: Sequence[Sequence[bytes]], progress: Progress = lambda percent: None) -> Observation:
         """Run every text, truncated if too long, after a few runs that only warm up the engines."""
         encoded = [self._encode(one, row) for row, one in enumerate(texts)]
         for one in encoded[:_WARM_UP]:
             self._run(one.ids)
-        found, times = [], []
+        results, times = [], []
         for number, one in enumerate(encoded):
             outputs, took = self._run(one.ids)
-            found.append(outputs)
+            results.append(outputs)
             times.append(took)
             if 100 * (number + 1) // len(encoded) > 100 * number // len(encoded):
                 progress(100 * (number + 1) // len(encoded))
         return Observation(
-            np.stack([one["LOGITS"][0] for one in found]),
+            np.stack([one["LOGITS"][0] for one in results]),
             np.array(times),
-            [one["IMPORTANCE"][0] for one in found] if "IMPORTANCE" in self.outputs else [],
+            [one["IMPORTANCE"][0] for one in results] if "IMPORTANCE" in self.outputs else [],
             [one.offsets for one in encoded],
-            np.stack([one["EMBEDDING"][0] for one in found]) if "EMBEDDING" in self.outputs else None,
+            np.stack([one["EMBEDDING"][0] for one in results]) if "EMBEDDING" in self.outputs else None,
         )
 
     def _encode(self, text: Sequence[bytes], row: int | None = None) -> Encoded:
         pair = text[1] if len(text) > 1 else None
-        return self._tokenizer.encode_with_offsets(text[0], pair, row, truncate=True, prompt=self.made.prompt(None))
+        return self._tokenizer.encode_with_offsets(text[0], pair, row, truncate=True, prompt=self.manifest.prompt(None))
 
     def _run(self, ids: Ids) -> tuple[dict[str, Array], float]:
         before = time.perf_counter()

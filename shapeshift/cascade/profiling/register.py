@@ -36,7 +36,7 @@ class ProfilingSettings:
 
 
 def profile(
-    task: str, sample: Sample, engines: Path, names: Sequence[str], own: ProfilingSettings, progress: Progress
+    task: str, sample: Sample, engines: Path, names: Sequence[str], params: ProfilingSettings, progress: Progress
 ) -> CandidateTable:
     """Run every model over the sample and search for candidates. Raises the errors of `shapeshift.errors`.
 
@@ -46,9 +46,9 @@ def profile(
     models = {name: ModelRunner(engines, name) for name in names}
     labels = _common_labels(models)
     is_regression = len(labels) == 1
-    _check(is_regression, own, len(sample.texts))
+    _check(is_regression, params, len(sample.texts))
     truth = sample.values() if is_regression else sample.classes(labels)
-    labelled = Task(sample.texts, truth, random_half(len(sample.texts), own.seed), own.tolerance)
+    labelled = Task(sample.texts, truth, random_half(len(sample.texts), params.seed), params.tolerance)
     profiles: list[ModelProfile] = []
     for name, model in models.items():
         observed = model.observe(sample.texts, partial(_report, progress, name))
@@ -57,22 +57,22 @@ def profile(
     def run(name: str, texts: Texts, what: str) -> Observation:
         return models[name].observe(texts, partial(_report, progress, what))
 
-    search = CandidateSearch(labelled, profiles, run, own.k, own.algorithms)
-    candidates = search.candidates(own.max_levels)
-    made: dict[str, Any] = {
+    search = CandidateSearch(labelled, profiles, run, params.k, params.algorithms)
+    candidates = search.candidates(params.max_levels)
+    origin: dict[str, Any] = {
         "hardware": cpu_model(),
         "texts": len(sample.texts),
         "scoring_texts": int(labelled.scoring.sum()),
-        "providers": sorted({f"{one.made.provider} {one.made.provider_version}" for one in models.values()}),
-        "precision": sorted({one.made.precision for one in models.values()}),
-        "seed": own.seed,
+        "providers": sorted({f"{one.manifest.provider} {one.manifest.provider_version}" for one in models.values()}),
+        "precision": sorted({one.manifest.precision for one in models.values()}),
+        "seed": params.seed,
         "reliability": {one.name: [asdict(bin_) for bin_ in one.reliability if bin_.count] for one in profiles},
         "seconds": round(time.monotonic() - started, 1),
     }
     kind = "regression" if is_regression else "classification"
     scored = {one.name: one.accuracy for one in candidates}
     levels = tuple(_level_model(one, models[one.name], scored[one.name]) for one in profiles)
-    return CandidateTable(task, kind, labels, sample.pairs, own.tolerance, made, levels, tuple(candidates))
+    return CandidateTable(task, kind, labels, sample.pairs, params.tolerance, origin, levels, tuple(candidates))
 
 
 def _report(progress: Progress, what: str, percent: int) -> None:
@@ -80,7 +80,7 @@ def _report(progress: Progress, what: str, percent: int) -> None:
 
 
 def _common_labels(models: dict[str, ModelRunner]) -> tuple[str, ...]:
-    labels = {name: model.made.labels for name, model in models.items()}
+    labels = {name: model.manifest.labels for name, model in models.items()}
     first, *others = labels
     for name in others:
         if labels[name] != labels[first]:
@@ -90,23 +90,23 @@ def _common_labels(models: dict[str, ModelRunner]) -> tuple[str, ...]:
     return labels[first]
 
 
-def _check(is_regression: bool, own: ProfilingSettings, texts: int) -> None:
+def _check(is_regression: bool, params: ProfilingSettings, texts: int) -> None:
     if texts < 2:
         raise InvalidInputError(
             "sample", f"{texts} text", "at least 2: one part chooses, the other measures what it chose"
         )
-    if is_regression and own.tolerance <= 0:
-        raise InvalidInputError("tolerance", own.tolerance, "above 0, as the models have one label: a regression")
-    if not is_regression and own.tolerance:
-        raise InvalidInputError("tolerance", own.tolerance, "0, as the models have several labels: a classification")
+    if is_regression and params.tolerance <= 0:
+        raise InvalidInputError("tolerance", params.tolerance, "above 0, as the models have one label: a regression")
+    if not is_regression and params.tolerance:
+        raise InvalidInputError("tolerance", params.tolerance, "0, as the models have several labels: a classification")
 
 
 def _level_model(one: ModelProfile, model: ModelRunner, accuracy: float) -> LevelModel:
-    made = model.made
+    manifest = model.manifest
     outputs = (*model.outputs, "OFFSETS", "ENGINE_MS")
     return LevelModel(
         one.name,
-        made.checkpoint_sha256,
+        manifest.checkpoint_sha256,
         round(accuracy, 6),
         round(one.mean_ms, 4),
         one.temperature,

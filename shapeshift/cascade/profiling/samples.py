@@ -43,13 +43,13 @@ class Sample:
 
     def values(self) -> Array:
         """The labels of a regression as numbers [n]. Raises InvalidInputError."""
-        found = []
+        numbers = []
         for row, label in enumerate(self.labels):
             try:
-                found.append(float(label))
+                numbers.append(float(label))
             except ValueError:
                 raise InvalidInputError("label", label, "a number", row) from None
-        return np.array(found)
+        return np.array(numbers)
 
 
 def read(path: Path) -> Sample:

@@ -89,7 +89,7 @@ class CandidateSearch:
 
     def _chain_plans(self, chain: tuple[ModelProfile, ...], algorithm: str) -> list[Plan]:
         tried: dict[str, Plan] = {}
-        found = []
+        accurate = []
         min_accuracy = float(np.mean([model.accuracy for model in chain]))
         for alpha in self._pruned.alphas(chain):
             for c in _cut_offs():
@@ -98,8 +98,8 @@ class CandidateSearch:
                 if candidate.accuracy < min_accuracy:
                     break
                 tried[plan.name] = plan
-                found.append(candidate)
-        return [tried[one.name] for one in pareto_optimal([one for one in found if is_practical(one)])]
+                accurate.append(candidate)
+        return [tried[one.name] for one in pareto_optimal([one for one in accurate if is_practical(one)])]
 
     def _evaluate(self, plan: Plan, rows: Array, compared: int = 0) -> Candidate:
         """The candidate as `rows` measure it; compared: 0 for a trial, which fits no temperatures and has no bound."""
@@ -200,11 +200,11 @@ class CandidateSearch:
 
 def pareto_optimal(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates that no other one dominates in accuracy and time, fastest first; of equal ones the first."""
-    kept: list[Candidate] = []
+    optimal: list[Candidate] = []
     for one in sorted(candidates, key=lambda one: (one.latency_ms, -one.accuracy)):
-        if not kept or one.accuracy > kept[-1].accuracy:
-            kept.append(one)
-    return kept
+        if not optimal or one.accuracy > optimal[-1].accuracy:
+            optimal.append(one)
+    return optimal
 
 
 def _cut_offs() -> Iterator[float]:
