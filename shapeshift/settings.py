@@ -22,6 +22,8 @@ REMOVED: dict[str, str] = {
     "stacked_ranks": "leave it out, adapters of all ranks share a step",
     "call_threads": "queue_calls bounds the calls to later levels",
     "retry_ms": "leave it out, a level that failed is called again after a second or longer",
+    "compaction": "leave it out, nothing is copied where requests end",
+    "stacked_ranks": "leave it out, low-rank terms have one form",
 }
 """What to do instead of a setting that a former version had, by its name: the end of a sentence."""
 

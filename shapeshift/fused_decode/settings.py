@@ -46,7 +46,6 @@ class FusedDecodeSettings:
     native           whether the kernels written in C++ are compiled and used
     share_weights    whether processes that serve one checkpoint alike map one file of its packed weights, on a CPU
     stream_responses  most responses to streams after an iteration, with first and last ones; 0: one to each stream
-    compaction       deprecated and ignored: nothing is copied where requests end
     memory_mb        most memory in MiB for weights and cache; 0: the memory that is available when the model loads
     extra_tokens     whether the tokenizer may have tokens beyond the model's vocabulary; a prompt with one is refused
     slo_ms           latency objective in ms; its half and 95% of it become bounds of the latency histogram; 0: none
@@ -74,7 +73,6 @@ class FusedDecodeSettings:
     native: bool = True
     share_weights: bool = True
     stream_responses: int = 16
-    compaction: bool = True
     memory_mb: int = 0
     extra_tokens: bool = False
     slo_ms: float = 0.0
