@@ -19,7 +19,6 @@ from shapeshift.errors import InvalidInputError, did_you_mean, unknown
 T = TypeVar("T")
 
 REMOVED: dict[str, str] = {
-    "stacked_ranks": "leave it out, adapters of all ranks share a step",
     "call_threads": "queue_calls bounds the calls to later levels",
     "retry_ms": "leave it out, a level that failed is called again after a second or longer",
     "compaction": "leave it out, nothing is copied where requests end",

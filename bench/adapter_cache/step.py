@@ -78,13 +78,15 @@ def ours(folder: Path, adapters: list[Path], precision: str, kernels: Path, batc
     from shapeshift.adapter_cache.memory.loader import load_weights
     from shapeshift.engines.hardware import cores
     from shapeshift.fused_decode.interfaces import StepBatch
-    from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+    from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 
     def say(text: str) -> None:
         print(text, file=sys.stderr)
 
     model = DecodeModel.load(
-        folder, precision=precision, slots=batch, max_length=CONTEXT * 2, threads=cores(), cache_dir=kernels, log=say
+        folder,
+        ModelOptions(precision=precision, slots=batch, max_length=CONTEXT * 2, threads=cores(), cache_dir=kernels),
+        say,
     )
     records = records_of(folder, adapters, model)
     memory = torch.zeros(sum(one.elements for one in records), dtype=model.memory.dtype)

@@ -19,7 +19,7 @@ from shapeshift.engines.hardware import cores
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.fused_decode.engine.detokenize import TextStream, token_bytes
 from shapeshift.fused_decode.engine.loop import DecodeLoop
-from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 from shapeshift.fused_decode.request import Request
 from shapeshift.fused_decode.sampling_params import SamplingParams
@@ -47,13 +47,15 @@ class InProcess:
         self._table = token_bytes(folder / TOKENIZER_FILE)
         model = DecodeModel.load(
             folder,
-            precision=precision,
-            kv_precision=kv_precision,
-            slots=SLOTS,
-            max_length=max_length,
-            threads=cores(),
-            cache_dir=kernels,
-            log=lambda text: print(text, file=sys.stderr),
+            ModelOptions(
+                precision=precision,
+                kv_precision=kv_precision,
+                slots=SLOTS,
+                max_length=max_length,
+                threads=cores(),
+                cache_dir=kernels,
+            ),
+            lambda text: print(text, file=sys.stderr),
         )
         self._ended: queue.SimpleQueue[Request] = queue.SimpleQueue()
         admission: FirstComeFirstServed[Request] = FirstComeFirstServed(1024, 1 << 20)

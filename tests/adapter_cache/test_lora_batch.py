@@ -31,7 +31,7 @@ from shapeshift.adapter_cache.registry import peft, store
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.interfaces import LINEARS, Groups, LowRank, StepBatch
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from tests.adapter_cache import lora_models
 from tests.adapter_cache.lora_models import ATTENTION, Spec, peft_logits
 from tests.fused_decode import families
@@ -198,7 +198,9 @@ def model_with(
     has_magnitudes: Callable[[int], bool] = lambda number: False,
 ) -> DecodeModel:
     model = DecodeModel.load(
-        base, precision=precision, slots=SLOTS, max_length=64, threads=2, cache_dir=KERNELS, log=lambda text: None
+        base,
+        ModelOptions(precision=precision, slots=SLOTS, max_length=64, threads=2, cache_dir=KERNELS),
+        lambda text: None,
     )
     held = loaded(base, list(adapters.values()), model.memory.dtype)
 
@@ -417,7 +419,7 @@ def test_adapters_change_the_logits(
 
 def test_a_model_without_adapters_refuses_them(base: Path) -> None:
     model = DecodeModel.load(
-        base, precision="f32", slots=1, max_length=8, threads=1, cache_dir=KERNELS, log=lambda text: None
+        base, ModelOptions(precision="f32", slots=1, max_length=8, threads=1, cache_dir=KERNELS), lambda text: None
     )
     one = torch.tensor([0], dtype=torch.int32)
     batch = StepBatch(torch.tensor([5]), one, one, one + 1, torch.tensor([0]), one)

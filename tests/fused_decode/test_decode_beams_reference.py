@@ -14,7 +14,7 @@ from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.loop import DecodeLoop, LoopOptions
 from shapeshift.fused_decode.engine.sampling.logit_edits import TokenRules
-from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 from shapeshift.fused_decode.request import Request
 from shapeshift.fused_decode.sampling_params import SamplingParams
@@ -116,13 +116,8 @@ def test_ids_and_scores_are_those_of_transformers(
     """100 prompts: alone, and among requests that join and leave, with little memory too."""
     model = DecodeModel.load(
         tiny("llama").folder,
-        precision="f32",
-        slots=24,
-        max_length=LENGTH,
-        blocks=blocks,
-        threads=2,
-        cache_dir=kernel_cache,
-        log=lambda text: None,
+        ModelOptions(precision="f32", slots=24, max_length=LENGTH, blocks=blocks, threads=2, cache_dir=kernel_cache),
+        lambda text: None,
     )
     ended: list[Request] = []
     pool = BlockPool(model.blocks, caching=together)

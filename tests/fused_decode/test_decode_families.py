@@ -17,7 +17,7 @@ from shapeshift.engines.verify import MIN_COSINE
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model.architecture import FAMILIES
-from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from tests.fused_decode.decode_models import LONGEST, WINDOW, Tiny, batch, teacher_forced, texts
 from tests.fused_decode.families import CASES, CONFIGS, ORIGINAL, make, reference_logits
 from tests.fused_decode.rank_groups import connected
@@ -42,13 +42,10 @@ def load(kernel_cache: Path) -> Callable[..., DecodeModel]:
     def run(folder: Path, precision: str = "f32", native: bool = True) -> DecodeModel:
         return DecodeModel.load(
             folder,
-            precision=precision,
-            slots=SLOTS,
-            max_length=LONGEST,
-            threads=1,
-            native=native,
-            cache_dir=kernel_cache,
-            log=lambda line: None,
+            ModelOptions(
+                precision=precision, slots=SLOTS, max_length=LONGEST, threads=1, native=native, cache_dir=kernel_cache
+            ),
+            lambda line: None,
         )
 
     return run

@@ -16,7 +16,7 @@ from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.loop import DecodeLoop, LoopOptions
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
-from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from shapeshift.fused_decode.model.precision import KV_PRECISIONS
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 from shapeshift.fused_decode.request import Request
@@ -63,14 +63,16 @@ def over(tiny: Callable[[str], Tiny], kernel_cache: Path) -> MakeRun:
         """texts: of LENGTH tokens that the memory has room for."""
         model = DecodeModel.load(
             tiny("llama").folder,
-            precision="f32",
-            kv_precision=kept,
-            slots=SLOTS,
-            max_length=LENGTH,
-            blocks=texts * blocks_of(LENGTH),
-            threads=1,
-            cache_dir=kernel_cache,
-            log=lambda line: None,
+            ModelOptions(
+                precision="f32",
+                kv_precision=kept,
+                slots=SLOTS,
+                max_length=LENGTH,
+                blocks=texts * blocks_of(LENGTH),
+                threads=1,
+                cache_dir=kernel_cache,
+            ),
+            lambda line: None,
         )
         return Run(model, caching)
 

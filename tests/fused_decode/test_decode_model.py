@@ -11,7 +11,7 @@ import torch
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
-from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, KV_PRECISIONS, ON_CPU
 from shapeshift.fused_decode.settings import MOST_DRAFTED
 from tests.fused_decode.decode_models import FAMILIES, LONGEST, VOCAB, Tiny, batch, make, teacher_forced, texts
@@ -32,14 +32,16 @@ def load(kernel_cache: Path) -> Callable[..., DecodeModel]:
     ) -> DecodeModel:
         return DecodeModel.load(
             folder,
-            precision=precision,
-            kv_precision=kv_precision,
-            slots=SLOTS,
-            max_length=others.get("max_length", LONGEST),
-            threads=others.get("threads", 1),
-            native=native,
-            cache_dir=kernel_cache,
-            log=lambda line: None,
+            ModelOptions(
+                precision=precision,
+                kv_precision=kv_precision,
+                slots=SLOTS,
+                max_length=others.get("max_length", LONGEST),
+                threads=others.get("threads", 1),
+                native=native,
+                cache_dir=kernel_cache,
+            ),
+            lambda line: None,
         )
 
     return run

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.architecture import Architecture, packing_of
-from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from shapeshift.fused_decode.model.precision import resolve
 from shapeshift.fused_decode.model.weights import WeightFiles
 from tests.fused_decode.decode_models import Tiny, batch, texts
@@ -82,7 +82,9 @@ def configure(folder: Path, stated: Mapping[str, Any]) -> None:
 
 def logits_of(folder: Path, kernels: Path, precision: str) -> torch.Tensor:
     model = DecodeModel.load(
-        folder, precision=precision, slots=1, max_length=96, threads=1, cache_dir=kernels, log=lambda line: None
+        folder,
+        ModelOptions(precision=precision, slots=1, max_length=96, threads=1, cache_dir=kernels),
+        lambda line: None,
     )
     return model.forward(batch([texts(1, seed=3)[0]], [0], [0]))
 

@@ -12,7 +12,7 @@ import pytest
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.loop import DecodeLoop, LoopOptions
-from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 from shapeshift.fused_decode.request import Request
 from shapeshift.fused_decode.sampling_params import SamplingParams
@@ -29,13 +29,10 @@ def model(request: pytest.FixtureRequest, tiny: Callable[[str], Tiny], kernel_ca
     precision, kept = request.param
     return DecodeModel.load(
         tiny("llama").folder,
-        precision=precision,
-        kv_precision=kept,
-        slots=3,
-        max_length=LENGTH,
-        threads=1,
-        cache_dir=kernel_cache,
-        log=lambda line: None,
+        ModelOptions(
+            precision=precision, kv_precision=kept, slots=3, max_length=LENGTH, threads=1, cache_dir=kernel_cache
+        ),
+        lambda line: None,
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from shapeshift.engines import hardware
 from shapeshift.errors import UnsupportedError
 from shapeshift.fused_decode.model import kernel_build, native_operations
-from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from shapeshift.fused_decode.model.precision import group_of, resolve
 from shapeshift.fused_decode.model.quantised import LevelLinear, Levels, NativeLevelLinear, quantise, quantise_rows
 from shapeshift.fused_decode.model.torch_operations import PlainLinear
@@ -145,14 +145,16 @@ def test_invalid_levels_are_refused() -> None:
 def load(folder: Path, kernels: Path, precision: str, native: bool = True, group_size: int = 0) -> DecodeModel:
     return DecodeModel.load(
         folder,
-        precision=precision,
-        group_size=group_size,
-        slots=2,
-        max_length=96,
-        threads=2,
-        native=native,
-        cache_dir=kernels,
-        log=lambda line: None,
+        ModelOptions(
+            precision=precision,
+            group_size=group_size,
+            slots=2,
+            max_length=96,
+            threads=2,
+            native=native,
+            cache_dir=kernels,
+        ),
+        lambda line: None,
     )
 
 

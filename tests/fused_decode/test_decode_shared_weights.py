@@ -14,7 +14,7 @@ from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.model import kernel_build, native_operations
 from shapeshift.fused_decode.model.assembly import OwnWeights, WeightStore
-from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from shapeshift.fused_decode.model.precision import ON_CPU
 from shapeshift.fused_decode.model.shared_weights import TensorFileWriter, WeightsKey, read, shared_weights
 from shapeshift.fused_decode.model.weights import WeightFiles
@@ -46,13 +46,10 @@ def load(folder: Path, logged: list[str]) -> Iterator[Load]:
     def load(tiny: Tiny, precision: str = "bf16", sha256: str = SHA) -> DecodeModel:
         return DecodeModel.load(
             tiny.folder,
-            precision=precision,
-            slots=2,
-            max_length=64,
-            threads=1,
-            cache_dir=folder,
-            log=logged.append,
-            checkpoint_sha256=sha256,
+            ModelOptions(
+                precision=precision, slots=2, max_length=64, threads=1, cache_dir=folder, checkpoint_sha256=sha256
+            ),
+            logged.append,
         )
 
     threads = torch.get_num_threads()

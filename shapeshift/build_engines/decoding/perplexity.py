@@ -117,20 +117,22 @@ def measure(
     import torch
 
     from shapeshift.fused_decode.model.architecture import Architecture
-    from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+    from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 
     tokens = tokenizer_files.of_library(checkpoint.folder)(text.read_text(encoding="utf-8"))["input_ids"]
     require(len(tokens) > 1, "perplexity_text", str(text), "a text of at least two tokens")
     model = DecodeModel.load(
         checkpoint.folder,
-        precision=precision,
-        group_size=group_size,
-        kv_precision=kv_precision,
-        slots=1,
-        max_length=min(WINDOW, Architecture.read(checkpoint.folder).max_position),
-        threads=cores(),
-        native=native,
-        cache_dir=kernels,
+        ModelOptions(
+            precision=precision,
+            group_size=group_size,
+            kv_precision=kv_precision,
+            slots=1,
+            max_length=min(WINDOW, Architecture.read(checkpoint.folder).max_position),
+            threads=cores(),
+            native=native,
+            cache_dir=kernels,
+        ),
     )
     given = torch.tensor(tokens[:MOST_TOKENS], dtype=torch.int64)
     windows = [window for window in torch.split(given, model.max_length) if len(window) > 1]

@@ -91,16 +91,13 @@ def _of_ours(checkpoint: Checkpoint, tokens: list[int], native: bool, kernels: P
     import torch
 
     from shapeshift.fused_decode.interfaces import StepBatch
-    from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+    from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 
     model = DecodeModel.load(
         checkpoint.folder,
-        precision="f32",
-        slots=1,
-        max_length=len(tokens) + 1,
-        threads=cores(),
-        native=native,
-        cache_dir=kernels,
+        ModelOptions(
+            precision="f32", slots=1, max_length=len(tokens) + 1, threads=cores(), native=native, cache_dir=kernels
+        ),
     )
     slot, pieces = torch.zeros(1, dtype=torch.int32), []
     for start in range(0, len(tokens), PIECE):

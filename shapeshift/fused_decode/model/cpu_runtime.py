@@ -51,21 +51,51 @@ def load(
     threads = decode.threads or cores()
     model = DecodeModel.load(
         folder,
-        precision=precision,
-        group_size=decode.group_size,
-        kv_precision=decode.kv_precision,
-        slots=decode.max_concurrency,
-        max_length=decode.max_length,
-        blocks=blocks_of(decode.kv_cache_tokens),
-        threads=threads,
-        native=decode.native,
-        cache_dir=kernel_cache,
-        log=log,
-        extra_elements=extra_elements,
-        checkpoint_sha256=checkpoint_sha256 if decode.share_weights else "",
+        ModelOptions(
+            precision=precision,
+            group_size=decode.group_size,
+            kv_precision=decode.kv_precision,
+            slots=decode.max_concurrency,
+            max_length=decode.max_length,
+            blocks=blocks_of(decode.kv_cache_tokens),
+            threads=threads,
+            native=decode.native,
+            cache_dir=kernel_cache,
+            extra_elements=extra_elements,
+            checkpoint_sha256=checkpoint_sha256 if decode.share_weights else "",
+        ),
+        log,
     )
     log(f"{model.architecture.family}, {precision}, {model.operations.name} kernels, {threads} threads")
     return model
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOptions:
+    """How a model is loaded, for `slots` texts of `max_length` tokens.
+
+    precision       f32 or bf16: of weights, cache and activations; or int8 or int4: of the weights of linears
+    threads         of torch, for the whole process
+    cache_dir       folder of the compiled kernels, and of packed weights
+    group_size      inputs of an output that share a scale in int4; 0: 128 where that divides them, else 32
+    kv_precision    of the cache: see `precision.KV_PRECISIONS`
+    blocks          of the cache; 0: enough for all these texts
+    native          false: plain torch instead of the native kernels
+    extra_elements  elements of memory after the last block, for other uses
+    checkpoint_sha256  of the checkpoint: its packed weights are shared with other processes; empty: they are not
+    """
+
+    precision: str
+    slots: int
+    max_length: int
+    threads: int
+    cache_dir: Path
+    group_size: int = 0
+    kv_precision: str = "auto"
+    blocks: int = 0
+    native: bool = True
+    extra_elements: int = 0
+    checkpoint_sha256: str = ""
 
 
 class DecodeModel:
@@ -97,66 +127,42 @@ class DecodeModel:
         return self._cache.block_elements
 
     @classmethod
-    def load(
-        cls,
-        checkpoint_dir: Path,
-        *,
-        precision: str,
-        group_size: int = 0,
-        kv_precision: str = "auto",
-        slots: int,
-        max_length: int,
-        blocks: int = 0,
-        threads: int,
-        native: bool = True,
-        cache_dir: Path,
-        log: Log = warn,
-        extra_elements: int = 0,
-        checkpoint_sha256: str = "",
-    ) -> DecodeModel:
-        """The model of a checkpoint folder on this machine's CPU, for `slots` texts of `max_length` tokens.
+    def load(cls, checkpoint_dir: Path, options: ModelOptions, log: Log = warn) -> DecodeModel:
+        """The model of a checkpoint folder on this machine's CPU.
 
-        precision       f32 or bf16: of weights, cache and activations; or int8 or int4: of the weights of linears
-        kv_precision    of the cache: see `precision.KV_PRECISIONS`
-        group_size      inputs of an output that share a scale in int4; 0: 128 where that divides them, else 32
-        blocks          of the cache; 0: enough for all these texts
-        threads         of torch, for the whole process
-        native          false: plain torch instead of the native kernels
-        cache_dir       folder of the compiled kernels, and of packed weights
-        extra_elements  elements of memory after the last block, for other uses
-        checkpoint_sha256  of the checkpoint: its packed weights are shared with other processes; empty: they are not
-
-        Raises InvalidInputError for an invalid checkpoint or setting. Logs what runs slower than it could.
+        Raises InvalidInputError for an invalid checkpoint or option. Logs what runs slower than it could.
         """
-        require(precision in ON_CPU, "precision", precision, f"one of {', '.join(ON_CPU)}")
-        require(kv_precision in KV_PRECISIONS, "kv_precision", kv_precision, f"one of {', '.join(KV_PRECISIONS)}")
-        require(threads >= 1, "threads", threads, "at least 1")
-        torch.set_num_threads(threads)
+        require(options.precision in ON_CPU, "precision", options.precision, f"one of {', '.join(ON_CPU)}")
+        allowed = f"one of {', '.join(KV_PRECISIONS)}"
+        require(options.kv_precision in KV_PRECISIONS, "kv_precision", options.kv_precision, allowed)
+        require(options.threads >= 1, "threads", options.threads, "at least 1")
+        torch.set_num_threads(options.threads)
         architecture = Architecture.read(checkpoint_dir)
         files = WeightFiles(checkpoint_dir, architecture)
+        return in_temporary_thread(lambda: cls._build(architecture, files, options, log))
+
+    @classmethod
+    def _build(cls, architecture: Architecture, files: WeightFiles, options: ModelOptions, log: Log) -> DecodeModel:
+        precision, cache_dir = options.precision, options.cache_dir
         dtype = DTYPES[computed(precision)]
-
-        def build() -> DecodeModel:
-            cache = KeyValueCache(
-                architecture,
-                slots,
-                max_length,
-                dtype,
-                blocks=blocks,
-                kv_precision=kv_precision,
-                extra_elements=extra_elements,
-            )
-            compiled = native_operations.load(cache_dir, log) if native else None
-            make = linear_makers(precision, group_size, dtype, compiled is not None, log)
-            sharing: contextlib.AbstractContextManager[WeightStore] = contextlib.nullcontext(OwnWeights())
-            if compiled is not None and checkpoint_sha256:
-                way = f"{precision}-{group_size}-{computed(precision)}"
-                sharing = shared_weights(key_of(checkpoint_sha256, way, cache_dir), cache_dir, log)
-            with sharing as weights:
-                network = assemble(architecture, files, cache, dtype, make, weights)
-            return cls(network, compiled or OPERATIONS["false"](), cache)
-
-        return in_temporary_thread(build)
+        cache = KeyValueCache(
+            architecture,
+            options.slots,
+            options.max_length,
+            dtype,
+            blocks=options.blocks,
+            kv_precision=options.kv_precision,
+            extra_elements=options.extra_elements,
+        )
+        compiled = native_operations.load(cache_dir, log) if options.native else None
+        make = linear_makers(precision, options.group_size, dtype, compiled is not None, log)
+        sharing: contextlib.AbstractContextManager[WeightStore] = contextlib.nullcontext(OwnWeights())
+        if compiled is not None and options.checkpoint_sha256:
+            way = f"{precision}-{options.group_size}-{computed(precision)}"
+            sharing = shared_weights(key_of(options.checkpoint_sha256, way, cache_dir), cache_dir, log)
+        with sharing as weights:
+            network = assemble(architecture, files, cache, dtype, make, weights)
+        return cls(network, compiled or OPERATIONS["false"](), cache)
 
     def ready(self) -> bool:
         """See `interfaces.Runtime.ready`: always."""
