@@ -94,7 +94,7 @@ def _systems(folder: Path, precision: str) -> list[System]:
         return load_runtime(folder, settings, KERNELS, "cpu", lambda line: None)
 
     by_kernel = load(1)
-    by_kernel._fused_forward = None
+    by_kernel.fused_forward = None
     return [
         System(_IN_ONE, load(1), THREADS),
         System(_BY_KERNEL, by_kernel, THREADS),

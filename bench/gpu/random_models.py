@@ -92,7 +92,7 @@ def decoder(shape: Shape, device: Device, slots: int, max_length: int, seed: int
 
 def gathering(model: GraphedModel) -> GraphedModel:
     """The same weights and cache, with attention in plain torch: over a copy of the keys and values of all places."""
-    return GraphedModel(model._network, model._cache, GATHERED)
+    return GraphedModel(model.network, model.cache, GATHERED)
 
 
 def reference_decoder(shape: Shape, device: Device, seed: int) -> Any:

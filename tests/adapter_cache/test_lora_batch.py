@@ -224,7 +224,7 @@ def test_each_row_is_what_peft_computes_alone(
 ) -> None:
     """Prompts in chunks beside single tokens, all adapters and none in one batch."""
     model = model_with(base, adapters, precision, kernels if name == "native" else TORCH)
-    assert model._fused_forward is not None
+    assert model.fused_forward is not None
     off = [
         float((logits - reference).abs().max() / reference.abs().max())
         for logits, reference in compared(model, texts, list(adapters), expected)
@@ -247,7 +247,7 @@ def test_adapters_over_families_that_run_in_parts(kernels: LoraKernels, tmp_path
     without = peft_logits(folder, {}, [(None, tokens) for _, tokens in texts])
     assert all((one - other).abs().max() > 0.1 for one, other in zip(expected[:2], without[:2], strict=True))
     model = model_with(folder, adapters, "f32", kernels)
-    assert model._fused_forward is None
+    assert model.fused_forward is None
     for logits, reference in compared(model, texts, list(adapters), expected):
         assert (logits - reference).abs().max() < 1e-4
 
@@ -362,8 +362,8 @@ def test_the_fused_forward_equals_its_parts(
 ) -> None:
     whole, parts = (model_with(base, adapters, precision, kernels) for _ in range(2))
     torch.set_num_threads(threads)
-    assert whole._fused_forward is not None
-    parts._fused_forward = None
+    assert whole.fused_forward is not None
+    parts.fused_forward = None
     mixed = 0
     for batch in steps(texts, list(adapters)):
         logits = whole.forward(batch)

@@ -156,8 +156,8 @@ def test_as_on_a_gpu_with_and_without_kernels(
     front.execute([alone := asking(None)])
     assert answer_of(alone)["text_output"] == peft_answers[None]
     runtime = front.adapters.runtime
-    assert isinstance(runtime, GraphedModel) and runtime._steps
-    assert any(bounds.linears for bounds in runtime._steps) == has_kernels
+    assert isinstance(runtime, GraphedModel) and runtime.graphs
+    assert any(bounds.linears for bounds in runtime.graphs) == has_kernels
     assert has_kernels or any(ran)
 
 

@@ -125,7 +125,7 @@ def test_graphs_give_what_each_adapter_gives_alone(small_base: Path, held: Held,
             assert (found - expected).abs().max() < TOLERANCE * expected.abs().max()
         rows += len(found)
     assert rows > 60
-    kinds = {(bool(bounds.chunk), bool(bounds.linears)) for bounds in model._steps}
+    kinds = {(bool(bounds.chunk), bool(bounds.linears)) for bounds in model.graphs}
     assert kinds >= {(False, True), (True, True)}
 
 
@@ -147,7 +147,7 @@ def test_one_graph_serves_all_adapters_wherever_they_lie(small_base: Path, mixed
     before, _ = logits([0, 1, 0])
     held.move(0)
     after, _ = logits([0, 1, 0])
-    assert torch.equal(before, after) and len(model._steps) == 1
+    assert torch.equal(before, after) and len(model.graphs) == 1
 
 
 def test_graphs_are_made_for_the_linears_that_have_terms(small_base: Path, mixed_adapters: dict[str, Path]) -> None:
@@ -158,7 +158,7 @@ def test_graphs_are_made_for_the_linears_that_have_terms(small_base: Path, mixed
         one, own = torch.ones(1, dtype=torch.int32), torch.tensor([number], dtype=torch.int32)
         model.forward(StepBatch(torch.tensor([9]), one * 0, one * 0, one, torch.zeros(1).long(), adapters=own))
     attention, mlp = 1 << QKV | 1 << OUTPUT, 1 << GATE_UP | 1 << DOWN
-    assert [bounds.linears for bounds in model._steps] == [attention, mlp, attention | mlp]
+    assert [bounds.linears for bounds in model.graphs] == [attention, mlp, attention | mlp]
 
 
 def test_a_dora_has_no_graph(small_base: Path, held: Held) -> None:
@@ -178,7 +178,7 @@ def test_a_dora_has_no_graph(small_base: Path, held: Held) -> None:
     model.forward(step)
     assert len(ran) == 1
     model.forward(replace(step, adapters=torch.tensor([0, -1], dtype=torch.int32)))
-    assert len(ran) == 1 and len(model._steps) == 1
+    assert len(ran) == 1 and len(model.graphs) == 1
 
 
 def test_a_step_writes_only_into_the_blocks_of_its_rows(small_base: Path, held: Held) -> None:
@@ -233,6 +233,6 @@ def test_captured_steps(small_base: Path, held: Held, seed: int, device: str) ->
         rows += len(found)
         for expected in others if len(found) else ():
             assert (found - expected).abs().max() < TOLERANCE * expected.abs().max()
-    assert rows > 60 and not eager._steps
-    kinds = {(bool(bounds.chunk), bool(bounds.linears)) for bounds in model._steps}
+    assert rows > 60 and not eager.graphs
+    kinds = {(bool(bounds.chunk), bool(bounds.linears)) for bounds in model.graphs}
     assert kinds >= {(False, True), (True, True)}

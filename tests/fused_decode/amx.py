@@ -8,8 +8,8 @@ from shapeshift.fused_decode.model import kernel_build
 
 _TILES = str(Path(__file__).with_name("emulated_tiles.h"))
 _FLAGS = ("-mamx-tile", "-mamx-bf16", "-mamx-int8", "-include", _TILES)
-_cpu_flags = kernel_build._cpu_flags
+_flags = kernel_build.cpu_flags
 
 kernel_build._FLAGS = (*kernel_build._FLAGS, *_FLAGS)  # type: ignore[assignment]
 # A part of the libraries' names, and what the tests expect the fastest instructions to be.
-kernel_build._cpu_flags = lambda: f"{_cpu_flags()} amx_tile amx_bf16 amx_int8 emulated"
+kernel_build.cpu_flags = lambda: f"{_flags()} amx_tile amx_bf16 amx_int8 emulated"

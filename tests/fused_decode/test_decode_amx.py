@@ -13,6 +13,6 @@ _NEEDED = {"avx512_bf16", "avx512_vnni"}
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not _NEEDED.issubset(kernel_build._cpu_flags().split()), reason="needs avx512_bf16 and VNNI")
+@pytest.mark.skipif(not _NEEDED.issubset(kernel_build.cpu_flags().split()), reason="needs avx512_bf16 and VNNI")
 def test_kernels_of_amx_compute_the_same() -> None:
     kernel_tests.passed("tests.fused_decode.amx", *FILES)

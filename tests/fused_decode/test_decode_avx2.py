@@ -14,6 +14,6 @@ FILES = (
 
 
 @pytest.mark.long
-@pytest.mark.skipif("avx2" not in kernel_build._cpu_flags().split(), reason="needs AVX2")
+@pytest.mark.skipif("avx2" not in kernel_build.cpu_flags().split(), reason="needs AVX2")
 def test_kernels_of_avx2_compute_the_same() -> None:
     kernel_tests.passed("tests.fused_decode.avx2", *FILES)

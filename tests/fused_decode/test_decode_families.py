@@ -62,7 +62,7 @@ def test_logits_along_texts(
     """In two rounds, so that slots are used again; rows join and leave at every step."""
     model = load(family(case).folder, native=native)
     assert model.operations.name == ("native" if native else "torch")
-    assert (model._fused_forward is not None) == (native and model.architecture.is_one_operation)
+    assert (model.fused_forward is not None) == (native and model.architecture.is_one_operation)
     seen = 0
     for seed in (1, 2):
         given = texts(SLOTS, seed=seed)

@@ -272,7 +272,7 @@ def test_steps_of_a_model(tiny: Callable[[str], Tiny], attention: RowAttention, 
     expected = reference(tiny(family), given)
     for text, place, logits in itertools.islice(beside_chunks(model, given, [4, 1], seed=16), 4 * count):
         assert (logits - expected[text][place]).abs().max() < TOLERANCE
-    assert 64 in {bounds.chunk for bounds in model._steps}
+    assert 64 in {bounds.chunk for bounds in model.graphs}
 
 
 @pytest.mark.slow
@@ -286,7 +286,7 @@ def test_a_step_without_a_graph(tiny: Callable[[str], Tiny], attention: RowAtten
         logits = model.forward(batch(pieces, [3, 0, 5, 1], [start * size for size in lengths]))
         for row, (own, size) in enumerate(zip(expected, lengths, strict=True)):
             assert (logits[row] - own[(start + 1) * size - 1]).abs().max() < TOLERANCE
-    assert not model._steps
+    assert not model.graphs
 
 
 @pytest.mark.slow

@@ -115,13 +115,13 @@ def test_a_grammar_that_takes_too_long_costs_no_other(
 ) -> None:
     monkeypatch.setattr(grammar, "COMPILE_S", 0.05)
     gate = threading.Event()
-    compiled = grammar.GrammarCompiler._template
+    compiled = grammar.GrammarCompiler.template
 
     def slow(own: grammar.GrammarCompiler, given: Any) -> grammar.Template:
         assert gate.wait(120)
         return compiled(own, given)
 
-    monkeypatch.setattr(grammar.GrammarCompiler, "_template", slow)
+    monkeypatch.setattr(grammar.GrammarCompiler, "template", slow)
     front = make_front()
     late = [structured(structured_outputs={"regex": f"a{{{count}}}"}) for count in range(3, 19)]
     good, more = ask("first"), structured(structured_outputs={"regex": "b"})
@@ -295,7 +295,7 @@ def test_tokens_have_the_text_of_answers(tmp_path: Path, kind: str) -> None:
     KINDS[kind]().save(str(file))
     table = token_bytes(file)
     compiler = grammar.GrammarCompiler(file, len(table), [0])
-    mask = compiler.new(compiler._template(StructuredOutputs("regex", "[ \t]{1,12}")), lambda: None).allowed(len(table))
+    mask = compiler.new(compiler.template(StructuredOutputs("regex", "[ \t]{1,12}")), lambda: None).allowed(len(table))
     assert mask is not None
     wanted = [token for token, own in enumerate(table) if re.fullmatch(b"[ \t]{1,12}", own)]
     assert mask.nonzero()[0].tolist() == wanted and len(wanted) >= 3
@@ -305,14 +305,14 @@ def test_a_tokenizer_that_llguidance_does_not_read_is_named(tmp_path: Path) -> N
     KINDS["metaspace"]().save(str(tmp_path / "tokenizer.json"))
     compiler = grammar.GrammarCompiler(tmp_path / "tokenizer.json", 11, [0])
     with pytest.raises(UnsupportedError, match="structured_outputs: not with this model's tokenizer .* byte-level"):
-        compiler._template(StructuredOutputs("regex", "a"))
+        compiler.template(StructuredOutputs("regex", "a"))
 
 
 def test_requests_that_wait_for_a_grammar_are_answered_when_the_model_is_unloaded(
     make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = threading.Event()
-    monkeypatch.setattr(grammar.GrammarCompiler, "_template", lambda own, given: gate.wait(30))
+    monkeypatch.setattr(grammar.GrammarCompiler, "template", lambda own, given: gate.wait(30))
     front = make_front()
     request = structured(structured_outputs=DATE)
     front.execute([request])

@@ -93,7 +93,7 @@ def test_logits_of_further_tokens_have_no_graph() -> None:
     ("least", "most", "count"), [(1, 1, 1), (1, 2, 2), (1, 3, 3), (1, 64, 7), (64, 64, 1), (64, 65, 2), (64, 8, 1)]
 )
 def test_powers_of_two_are_counted_up_to_the_first_that_is_enough(least: int, most: int, count: int) -> None:
-    assert device_memory._doublings(least, most) == count
+    assert device_memory.doublings(least, most) == count
 
 
 def test_graphs_take_their_logits_and_once_the_largest_step(small: Architecture) -> None:

@@ -57,8 +57,8 @@ def test_single_tokens_over_slots(tiny: Callable[[str], Tiny], family: str) -> N
         assert (logits[0] - expected[last][done[last]]).abs().max() < TOLERANCE
         for row in rows:
             done[row] += 1
-    assert {bounds.context for bounds in model._steps} == {64, LONGEST}
-    assert set(model._steps) == {GraphBounds(2, context) for context in (64, LONGEST)}
+    assert {bounds.context for bounds in model.graphs} == {64, LONGEST}
+    assert set(model.graphs) == {GraphBounds(2, context) for context in (64, LONGEST)}
 
 
 @pytest.mark.parametrize("case", ["gemma2", "gpt2", "gpt_neox", "phi3"])
@@ -69,7 +69,7 @@ def test_families_with_other_layers(tmp_path: Path, case: str) -> None:
     expected = [families.reference_logits(tiny, tokens) for tokens in given]
     for text, place, logits in teacher_forced(model, given, [2, 0, 3, 1], seed=14):
         assert (logits - expected[text][place]).abs().max() < TOLERANCE
-    assert model._steps, "no step was one of single tokens"
+    assert model.graphs, "no step was one of single tokens"
 
 
 def test_mixed_steps(tiny: Callable[[str], Tiny]) -> None:
@@ -112,7 +112,7 @@ def test_a_chunk_of_a_prompt_beside_single_tokens(tiny: Callable[[str], Tiny], f
     expected = reference(tiny(family), given)
     for text, place, logits in beside_chunks(model, given, [4, 0, 5, 2, 3, 1], seed=16):
         assert (logits - expected[text][place]).abs().max() < TOLERANCE
-    assert {(bounds.rows, bounds.chunk) for bounds in model._steps if bounds.chunk} == {(8, 64)}
+    assert {(bounds.rows, bounds.chunk) for bounds in model.graphs if bounds.chunk} == {(8, 64)}
 
 
 @pytest.mark.parametrize(("precision", "error"), [("f16", 0.005), ("bf16", 0.04)])
@@ -131,10 +131,10 @@ def test_with_and_without_graphs(tiny: Callable[[str], Tiny]) -> None:
     model, (text, other) = open_model(tiny("llama")), texts(2, seed=17)
     step = batch([text[:1], other[:20]], [1, 3], [0, 0])
     graph = model.forward(step).clone()
-    assert len(model._steps) == 1
+    assert len(model.graphs) == 1
     model.uses_graphs = False
     torch.testing.assert_close(graph, model.forward(step), atol=TOLERANCE, rtol=0)
-    assert len(model._steps) == 1
+    assert len(model.graphs) == 1
 
 
 @pytest.mark.parametrize("uses_graphs", [True, False])

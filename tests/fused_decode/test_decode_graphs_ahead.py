@@ -52,15 +52,15 @@ def test_which_are_common() -> None:
 def test_common_steps_need_no_further_graph(tiny: Callable[[str], Tiny]) -> None:
     model, said = open_model(tiny("qwen3")), list[str]()
     model.capture_common(64, 1e12, lambda: 0, said.append)
-    made = set(model._steps)
-    assert made == set(common_bounds(SLOTS, LONGEST, model._longest, 64))
+    made = set(model.graphs)
+    assert made == set(common_bounds(SLOTS, LONGEST, model.longest, 64))
     assert said[0].startswith(f"{len(made)} graphs captured in ") and said[0].endswith(
         "; others with their first steps"
     )
     given = texts(SLOTS, seed=10)
     model.forward(batch([text[:1] for text in given], [0, 1, 2, 3, 4, 5], [0] * SLOTS))
     model.forward(batch([given[0][1:2], given[1][:20]], [0, 1], [1, 0]))
-    assert set(model._steps) == made
+    assert set(model.graphs) == made
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -119,9 +119,9 @@ def test_captured_at_load(tiny: Callable[[str], Tiny]) -> None:
     model, given, said = open_model(tiny("qwen3"), "cuda:0"), texts(SLOTS, seed=10), list[str]()
     before = torch.cuda.memory_reserved()
     model.capture_common(64, 1 << 40, lambda: torch.cuda.memory_reserved() - before, said.append)
-    made = set(model._steps)
-    assert made == set(common_bounds(SLOTS, LONGEST, model._longest, 64)) and "graphs captured" in said[0]
+    made = set(model.graphs)
+    assert made == set(common_bounds(SLOTS, LONGEST, model.longest, 64)) and "graphs captured" in said[0]
     step = batch([given[0][:1], given[1][:20]], [0, 1], [0, 0])
     expected = open_model(tiny("qwen3")).forward(step).clone()
     assert (model.forward(step).cpu() - expected).abs().max() < 1e-3
-    assert set(model._steps) == made and GraphBounds(8, 64, 64) in made
+    assert set(model.graphs) == made and GraphBounds(8, 64, 64) in made

@@ -134,7 +134,7 @@ def test_steps_without_a_graph_use_the_kernels_too(tiny: Callable[[str], Tiny]) 
     model, given = open_model(tiny("qwen3"), attention=tried.attention), texts(2, seed=21)
     pieces = [text[:size] for text, size in zip(given, (5, 9), strict=True)]
     logits = model.forward(batch(pieces, [3, 0], [0, 0]))
-    assert not model._steps and sorted({rows.positions.shape[1] for rows in tried.rows}) == [5, 9]
+    assert not model.graphs and sorted({rows.positions.shape[1] for rows in tried.rows}) == [5, 9]
     for row, expected in enumerate(reference(tiny("qwen3"), given)):
         assert (logits[row] - expected[len(pieces[row]) - 1]).abs().max() < TOLERANCE
     assert type(operations.eager_operations(torch.device("cpu"), GATHERED)) is TorchOperations

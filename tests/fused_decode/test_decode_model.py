@@ -76,8 +76,8 @@ def test_the_fused_forward_equals_the_separate_operations(
     tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str, threads: int, precision: str, kept: str
 ) -> None:
     whole, parts = (load(tiny(family).folder, precision, threads=threads, kv_precision=kept) for _ in range(2))
-    assert whole._fused_forward is not None
-    parts._fused_forward = None
+    assert whole.fused_forward is not None
+    parts.fused_forward = None
     given, slots = texts(SLOTS, seed=8), [4, 0, 5, 2, 3, 1]
     fed = (teacher_forced(model, given, slots, seed=9) for model in (whole, parts))
     for (text, place, logits), (*other, expected) in zip(*fed, strict=True):
@@ -110,7 +110,7 @@ def test_a_few_tokens_at_once_get_the_results_that_they_get_one_by_one(
     """So a proposed token that is verified is the one that the model would have chosen."""
     single, several = (load(tiny(family).folder, precision, threads=2, kv_precision=kept) for _ in range(2))
     if not fused:
-        single._fused_forward = several._fused_forward = None
+        single.fused_forward = several.fused_forward = None
     given, slots = texts(2, seed=20, shortest=80), [3, 1]
     for model in (single, several):
         model.forward(batch([text[:13] for text in given], slots, [0, 0]))
@@ -135,10 +135,10 @@ def test_a_text_does_not_depend_on_the_places_of_its_blocks(
     tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str, precision: str, kept: str, native: bool
 ) -> None:
     plain, scattered = (load(tiny(family).folder, precision, native, kept) for _ in range(2))
-    scattered._cache.memory.fill_(float("nan"))
+    scattered.cache.memory.fill_(float("nan"))
     given, slots = texts(3, seed=11, shortest=60), [1, 4, 2]
-    numbers = torch.randperm(plain._cache.blocks, generator=torch.Generator().manual_seed(12)).int()
-    numbers = numbers[: 3 * plain._cache.text_blocks].view(3, -1)
+    numbers = torch.randperm(plain.cache.blocks, generator=torch.Generator().manual_seed(12)).int()
+    numbers = numbers[: 3 * plain.cache.text_blocks].view(3, -1)
     for start, end in [(0, 19), (19, 50), *((place, place + 1) for place in range(50, 60))]:
         step = batch([text[start:end] for text in given], slots, [start] * 3)
         expected = plain.forward(step).clone()
@@ -167,7 +167,7 @@ def test_blocks_outside_the_cache_are_refused(
 def test_without_native_linears_there_is_no_fused_forward(
     tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], precision: str
 ) -> None:
-    assert load(tiny("llama").folder, precision, native=False)._fused_forward is None
+    assert load(tiny("llama").folder, precision, native=False).fused_forward is None
 
 
 def test_tokens_beyond_the_vocabulary_are_refused(
@@ -253,16 +253,16 @@ def test_a_value_that_is_no_number_reaches_its_own_row_alone(
     model = load(tiny("llama").folder, kv_precision="int8")
     given = texts(2, seed=14, shortest=30)
     model.forward(batch([text[:20] for text in given], [0, 1], [0, 0]))
-    assert model._cache.value_scales is not None
-    model._cache.value_scales[0, 0, 0, 3] = float("nan")
+    assert model.cache.value_scales is not None
+    model.cache.value_scales[0, 0, 0, 3] = float("nan")
     logits = model.forward(batch([text[20:21] for text in given], [0, 1], [20, 20]))
     assert logits[0].isnan().all() and logits[1].isfinite().all()
 
 
 def test_a_slot_can_be_reused(tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]) -> None:
     model = load(tiny("llama").folder)
-    model._cache.keys.fill_(float("nan"))
-    model._cache.values.fill_(float("nan"))
+    model.cache.keys.fill_(float("nan"))
+    model.cache.values.fill_(float("nan"))
     long, short = texts(2, seed=6, shortest=LONGEST)
     model.forward(batch([long], [3], [0]))
     logits = model.forward(batch([short[:30]], [3], [0]))
@@ -271,8 +271,8 @@ def test_a_slot_can_be_reused(tiny: Callable[[str], Tiny], load: Callable[..., D
 
 def test_torch_operations_ignore_foreign_tokens(tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]) -> None:
     model = load(tiny("mistral").folder, native=False)
-    model._cache.keys.fill_(float("nan"))
-    model._cache.values.fill_(float("nan"))
+    model.cache.keys.fill_(float("nan"))
+    model.cache.values.fill_(float("nan"))
     given = texts(2, seed=7)
     logits = model.forward(batch([given[0][:19], given[1][:19]], [0, 1], [0, 0]))
     assert (logits[1] - reference_logits(tiny("mistral"), given[1][:19])[-1]).abs().max() < LOGITS_TOLERANCE

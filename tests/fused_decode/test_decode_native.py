@@ -210,7 +210,7 @@ def test_linear_of_bf16(operations: NativeOperations, outputs: int, inputs: int,
 
 
 def test_the_best_instructions_are_those_of_the_cpu(operations: NativeOperations) -> None:
-    flags = kernel_build._cpu_flags().split()
+    flags = kernel_build.cpu_flags().split()
     best = "tiles" if "amx_bf16" in flags else "pairs" if "avx512_bf16" in flags else "plain"
     for inputs, wanted in ((64, best), (65, "pairs" if best == "tiles" else best)):
         assert NativeLinear(normal(8, inputs, seed=1, dtype=torch.bfloat16), None).packed.instructions() == wanted
@@ -331,7 +331,7 @@ def test_the_library_depends_on_sources_compiler_and_cpu(tmp_path: Path, monkeyp
     other_header = kernel_build.library(tmp_path / "cache")
     compiler.write_text(FAKE.replace("1.0", "1.1"))
     third = kernel_build.library(tmp_path / "cache")
-    monkeypatch.setattr(kernel_build, "_cpu_flags", lambda: "flags : sse2")
+    monkeypatch.setattr(kernel_build, "cpu_flags", lambda: "flags : sse2")
     assert len({first, second, other_header, third, kernel_build.library(tmp_path / "cache")}) == 5
 
 

@@ -58,7 +58,7 @@ def test_a_graph_gives_what_the_eager_step_gives(tiny: Callable[[str], Tiny], fa
     model.memory.fill_(float("nan"))
     for _ in beside_chunks(both, texts(SLOTS, seed=15), [4, 0, 5, 2, 3, 1], seed=16):  # type: ignore[arg-type]
         pass
-    assert both.compared > 100 and {bool(one.chunk) for one in model._steps} == {False, True}
+    assert both.compared > 100 and {bool(one.chunk) for one in model.graphs} == {False, True}
 
 
 @on_devices
@@ -134,7 +134,7 @@ def test_graphs_after_a_reload(tiny: Callable[[str], Tiny], device: str) -> None
             for length in (20, 1):
                 logits = model.forward(batch([text[:length]], [turn], [0]))
                 assert (logits.cpu()[0] - own[length - 1]).abs().max() < TOLERANCE
-    assert all(len(model._steps) == 2 for model in models)
+    assert all(len(model.graphs) == 2 for model in models)
 
 
 def greedy(model: GraphedModel, waits: bool) -> Iterator[torch.Tensor]:

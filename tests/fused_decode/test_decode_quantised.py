@@ -118,7 +118,7 @@ def test_what_is_not_finite_stays_so_in_its_row(bits: int, value: float) -> None
 
 
 def test_the_best_instructions_for_levels_are_those_of_the_cpu() -> None:
-    flags = kernel_build._cpu_flags().split()
+    flags = kernel_build.cpu_flags().split()
     best = "tiles" if "amx_int8" in flags else "quads" if "avx512_vnni" in flags else "plain"
     assert NativeLevelLinear(quantise(normal(8, 65, seed=1), 8, 0), None).packed.instructions() == best
 

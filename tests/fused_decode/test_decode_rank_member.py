@@ -73,11 +73,11 @@ def test_a_rank_has_its_part_of_each_layer_and_the_cache_of_its_heads(
     Noted(monkeypatch)
     whole = Architecture.read(folder)
     made = load_member(spec(folder, rank, 2, native=False, slots=3, max_length=64), RankGroup(rank, 2))
-    network, cache = made._network, made._cache
+    network, cache = made.network, made.cache
     assert (made.slots, made.max_length, made.blocks) == (3, 64, 3 * blocks_of(64))
     numbers = 2 * cache.keys.numel()
     alone = load_member(spec(folder, 0, 1, native=False, slots=3, max_length=64), RankGroup(0, 1))
-    assert numbers == alone._cache.keys.numel()
+    assert numbers == alone.cache.keys.numel()
     assert made.vocab_size == whole.vocab_size and len(network.layers) == whole.layers
     for layer in network.layers:
         assert isinstance(layer.output, Summed) and isinstance(layer.down, Summed)

@@ -44,4 +44,4 @@ def test_every_value_is_refused_with_words_of_ours(name: str, compiler: GrammarC
             parser.stop_id(request)
             structured = parser.parse(request).sampling_params.structured_outputs
             if structured is not None:
-                compiler._template(structured)
+                compiler.template(structured)

@@ -99,7 +99,11 @@ class ModelOptions:
 
 
 class DecodeModel:
-    """See `interfaces.Runtime`. `linear_hook` supplies the terms of rows with adapters; None: no row may have one."""
+    """See `interfaces.Runtime`.
+
+    fused_forward  the forward pass of `network` as one operation; None: it goes from layer to layer
+    linear_hook    supplies the terms of rows with adapters; None: no row may have one
+    """
 
     linear_hook: LinearHook | None = None
     longest_step_s: float = 0.0
@@ -112,19 +116,19 @@ class DecodeModel:
         self.eos_ids = network.architecture.eos_ids
         self.slots, self.max_length, self.blocks = cache.slots, cache.max_length, cache.blocks
         self.shares_prefixes = not cache.has_own_tables
-        self._network = network
-        self._fused_forward = operations.fused_forward(network)
-        self._cache = cache
+        self.network = network
+        self.fused_forward = operations.fused_forward(network)
+        self.cache = cache
 
     @property
     def memory(self) -> torch.Tensor:
         """The memory of the cache, flat: block after block, then the extra elements."""
-        return self._cache.memory
+        return self.cache.memory
 
     @property
     def block_elements(self) -> int:
         """Elements of `memory` that a block takes."""
-        return self._cache.block_elements
+        return self.cache.block_elements
 
     @classmethod
     def load(cls, checkpoint_dir: Path, options: ModelOptions, log: Log = warn) -> DecodeModel:
@@ -175,27 +179,27 @@ class DecodeModel:
         """See `interfaces.Runtime.forward`. Raises InvalidInputError for rows that do not fit the cache."""
         self._check(batch)
         if batch.blocks is None:
-            batch = dataclasses.replace(batch, blocks=self._cache.own_blocks(batch.slots))
-        if self._cache.has_own_tables:
+            batch = dataclasses.replace(batch, blocks=self.cache.own_blocks(batch.slots))
+        if self.cache.has_own_tables:
             self._begin(batch)
         with torch.inference_mode():
             return self._run(batch)
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `interfaces.Runtime.copy_blocks`."""
-        self._cache.copy_blocks(sources, targets)
+        self.cache.copy_blocks(sources, targets)
 
     def _run(self, batch: StepBatch) -> torch.Tensor:
         a = self.architecture
         plan = self.operations.plan(batch, a.kv_heads)
         last = last_tokens(batch).to(batch.tokens.device)
         linear_delta = self._linear_delta(batch)
-        if self._fused_forward is not None:
+        if self.fused_forward is not None:
             low_rank = None if linear_delta is None else linear_delta.low_rank(last)
             if linear_delta is None or low_rank is not None:
-                return self._fused_forward(batch.tokens, plan, last, low_rank)
+                return self.fused_forward(batch.tokens, plan, last, low_rank)
         places = token_places(batch).to(batch.tokens.device)
-        return self._network.forward(self.operations, batch.tokens, places, plan, last, linear_delta)
+        return self.network.forward(self.operations, batch.tokens, places, plan, last, linear_delta)
 
     def _begin(self, batch: StepBatch) -> None:
         """Tell the cache how long the texts can be; one may also go on from a text of another slot, as beams do."""
@@ -205,7 +209,7 @@ class DecodeModel:
         else:
             slots, spans = batch.slots, batch.spans
         for slot, length in zip(slots.tolist(), spans.tolist(), strict=True):
-            self._cache.begin(slot, length)
+            self.cache.begin(slot, length)
 
     def _linear_delta(self, batch: StepBatch) -> LinearDelta | None:
         if batch.adapters is None:
@@ -231,7 +235,7 @@ class DecodeModel:
             blocks = batch.blocks.numpy()
             numbers = int(blocks.min()), int(blocks.max())
             require(
-                numbers[0] >= 0 and numbers[1] < self._cache.blocks, "blocks", numbers, f"0 to {self._cache.blocks - 1}"
+                numbers[0] >= 0 and numbers[1] < self.cache.blocks, "blocks", numbers, f"0 to {self.cache.blocks - 1}"
             )
         total = sum(lengths)
         require(batch.tokens.shape[0] == total, "tokens", batch.tokens.shape[0], f"{total}, the sum of lengths")

@@ -78,7 +78,7 @@ class GraphedModel(DecodeModel):
     device.
 
     uses_graphs: False computes every step without a graph.
-    attention: of all steps.
+    attention: of all steps; graphs: those captured so far; longest: places of the longest text.
     """
 
     uses_graphs: bool = True
@@ -88,8 +88,8 @@ class GraphedModel(DecodeModel):
         self._device = cache.keys.device
         self.attention = attention or row_attention(self._device.type == "cuda")
         super().__init__(network, eager_operations(self._device, self.attention), cache)
-        self._steps: dict[GraphBounds, GraphStep] = {}
-        self._longest = cache.text_blocks * BLOCK_TOKENS
+        self.graphs: dict[GraphBounds, GraphStep] = {}
+        self.longest = cache.text_blocks * BLOCK_TOKENS
         self._pool: Any = new_pool() if self._device.type == "cuda" else None
         self._latest = torch.zeros(self.slots, dtype=torch.int64, device=self._device)
         self._wanted_slots = self._latest[:0]
@@ -128,7 +128,7 @@ class GraphedModel(DecodeModel):
 
     def capture_common(self, prefill_tokens: int, most_bytes: float, used_bytes: Callable[[], float], log: Log) -> None:
         """Capture the graphs of `ahead.common_bounds`; see `ahead.capture`. No text may be in the cache."""
-        bounds = ahead.common_bounds(self.slots, self.max_length, self._longest, prefill_tokens)
+        bounds = ahead.common_bounds(self.slots, self.max_length, self.longest, prefill_tokens)
         steps = [ahead.step_within(one, self.slots, self.max_length) for one in bounds]
         ahead.capture(self.forward, steps, most_bytes, used_bytes, log)
 
@@ -140,7 +140,7 @@ class GraphedModel(DecodeModel):
         if not self.uses_graphs:
             return self._run_eagerly(batch)
         hook = self.linear_hook if batch.adapters is not None and isinstance(self.linear_hook, GraphHook) else None
-        bounds = bounds_of(batch, self.slots, self._longest, 0 if hook is None else hook.linears(batch))
+        bounds = bounds_of(batch, self.slots, self.longest, 0 if hook is None else hook.linears(batch))
         return self._run_eagerly(batch) if bounds is None else self._run_graph(batch, bounds, hook)
 
     def _run_eagerly(self, batch: StepBatch) -> torch.Tensor:
@@ -153,9 +153,7 @@ class GraphedModel(DecodeModel):
         return super()._run(dataclasses.replace(batch, tokens=tokens))
 
     def _run_graph(self, batch: StepBatch, bounds: GraphBounds, hook: GraphHook | None) -> torch.Tensor:
-        if bounds not in self._steps or self._steps[bounds].hook is not hook:
-            self._steps[bounds] = GraphStep(
-                bounds, self._network, self._latest, self._pool, batch, self.attention, hook
-            )
-        logits, self._wanted_slots = self._steps[bounds].run(batch)
+        if bounds not in self.graphs or self.graphs[bounds].hook is not hook:
+            self.graphs[bounds] = GraphStep(bounds, self.network, self._latest, self._pool, batch, self.attention, hook)
+        logits, self._wanted_slots = self.graphs[bounds].run(batch)
         return logits

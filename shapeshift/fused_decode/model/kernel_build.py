@@ -81,7 +81,7 @@ def library(
     compiler = shutil.which(COMPILER)
     if compiler is None:
         raise FileNotFoundError(f"no {COMPILER} found")
-    cpu = _cpu_flags()
+    cpu = cpu_flags()
     flags = [*_FLAGS, *(_WIDE if "avx512f" in cpu.split() else ())]
     target = cache_dir / f"{name}-{_key(compiler, flags, cpu, folder)}.so"
     if target.is_file():
@@ -176,7 +176,7 @@ def _key(compiler: str, flags: list[str], cpu: str, folder: Path) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _cpu_flags() -> str:
+def cpu_flags() -> str:
     """The instruction sets of this CPU, as one line; empty where /proc/cpuinfo is missing."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

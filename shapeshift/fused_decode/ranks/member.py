@@ -63,7 +63,7 @@ class MemberModel(DecodeModel):
     """
 
     def _run(self, batch: StepBatch) -> torch.Tensor:
-        tokens = batch.tokens.to(self._cache.keys.device)
+        tokens = batch.tokens.to(self.cache.keys.device)
         return super()._run(dataclasses.replace(batch, tokens=tokens)).cpu()
 
 

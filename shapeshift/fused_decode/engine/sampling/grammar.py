@@ -249,7 +249,7 @@ class GrammarCompiler:
     def _compile(self, given: StructuredOutputs, timer: threading.Timer) -> None:
         outcome: Template | Exception
         try:
-            outcome = self._template(given)
+            outcome = self.template(given)
         except Exception as error:  # noqa: BLE001  whatever it is, the requests that wait are answered with it
             outcome = error
         timer.cancel()
@@ -267,7 +267,8 @@ class GrammarCompiler:
         for done in waiting:
             done(outcome)
 
-    def _template(self, given: StructuredOutputs) -> Template:
+    def template(self, given: StructuredOutputs) -> Template:
+        """`given` compiled, at once. Raises InvalidInputError and UnsupportedError."""
         import llguidance
 
         with self._making:

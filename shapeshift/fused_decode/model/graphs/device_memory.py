@@ -33,7 +33,7 @@ def graph_bytes(architecture: Architecture, own: FusedDecodeSettings, precision:
     and values where they lie, in kernels; the plan of the build assumes it where the kernels are installed.
     """
     slots, number = own.max_concurrency, COMPUTED_BYTES[computed(precision)]
-    contexts, rows = _doublings(LEAST_CONTEXT, own.max_length), _doublings(1, slots)
+    contexts, rows = doublings(LEAST_CONTEXT, own.max_length), doublings(1, slots)
     logits = contexts * (sum(power_of_two(1 << step, 1, slots) for step in range(rows)) + len(CHUNKS) * sum(MIXED_ROWS))
     tokens = max(slots, own.prefill_tokens)
     widths = 6 * architecture.hidden + 3 * architecture.inner_width
@@ -60,11 +60,11 @@ def _attention_bytes(architecture: Architecture, own: FusedDecodeSettings, numbe
     a, slots = architecture, own.max_concurrency
     if not in_place:
         return 2 * slots * own.max_length * a.kv_width * number
-    rows = {min(1 << step, slots) for step in range(_doublings(1, slots))}
+    rows = {min(1 << step, slots) for step in range(doublings(1, slots))}
     shapes = [*((count, 1) for count in rows), *((1, chunk) for chunk in (*CHUNKS, own.prefill_tokens))]
     return max(parts_bytes(*shape, own.max_length, a.heads, a.kv_heads, a.head_dim) for shape in shapes)
 
 
-def _doublings(least: int, most: int) -> int:
+def doublings(least: int, most: int) -> int:
     """How many powers of two from `least` on there are up to the first that is at least `most`."""
     return max(1, (max(1, most) - 1).bit_length() - (least - 1).bit_length() + 1)
