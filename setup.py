@@ -25,7 +25,7 @@ setup(
         "shapeshift": ["py.typed"],
         "shapeshift.fused_decode.model": ["kernels/*"],
         "shapeshift.adapter_cache.lora": ["kernels/*"],
-        "shapeshift.fleet.manifests": ["templates/*.yaml"],
+        "shapeshift.fleet": ["templates/*.yaml"],
         "shapeshift.backends": ["*/model.py"],
         "shapeshift.requirements": ["server.txt"],
     },

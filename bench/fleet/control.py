@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from bench.common.output import FOLDER, Output, progress
 from bench.fleet.stub_nodes import FRONT
-from shapeshift.fleet import fleet_file
-from shapeshift.fleet.membership.open import open_membership
+from shapeshift.fleet import settings
+from shapeshift.fleet.membership import open_membership
 from shapeshift.fleet.node import Node
 from shapeshift.fleet.sidecar.connections import FleetConnections
 from shapeshift.fleet.sidecar.fleet import servers_of
@@ -115,7 +115,7 @@ def stub_nodes(nodes: int) -> Iterator[Servers]:
         ]
         FOLDER.mkdir(parents=True, exist_ok=True)
         file = FOLDER / "stub_fleet.toml"
-        file.write_text(fleet_file.text("stubs", None, listed))
+        file.write_text(settings.text("stubs", None, listed))
         journal = Journal(lambda text: None, lambda report: None, {})
         # Longer than the sidecar's: what is measured is the time, not who is late.
         yield servers_of(FleetConnections(open_membership(file), journal), journal, limit_s=60.0)

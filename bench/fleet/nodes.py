@@ -12,7 +12,7 @@ from bench.common.output import BUILD, FOLDER, empty
 from bench.polymorph.fleet import emulated_front
 from shapeshift.errors import ShapeshiftError
 from shapeshift.files import replace_text
-from shapeshift.fleet import certificates, fleet_file
+from shapeshift.fleet import certificates, settings
 from shapeshift.fleet.node import Node
 from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.triton.embedded.free_ports import on_free_ports
@@ -43,7 +43,7 @@ class Nodes:
         """Let the fleet have these nodes, at these addresses of gRPC."""
         nodes = [Node(name, Endpoint(address), self.servers[name].metrics_url) for name, address in addresses.items()]
         shown = None if self.tls is None else _tls("{node}")
-        replace_text(FILE, fleet_file.text("bench", shown, nodes), durable=False)
+        replace_text(FILE, settings.text("bench", shown, nodes), durable=False)
 
     def total(self, node: str, name: str, **labels: str) -> float:
         """The sum of a metric's series with these labels."""

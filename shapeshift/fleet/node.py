@@ -1,11 +1,12 @@
-"""A node: one Triton with our backends."""
+"""A node, one Triton with our backends, and which nodes a fleet has."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from shapeshift.settings import require
 from shapeshift.triton.endpoint import Endpoint
@@ -44,3 +45,21 @@ def doubled(nodes: Iterable[Node]) -> dict[str, str]:
         addresses.setdefault(node.name, []).append(node.grpc.address)
     several = {name: found for name, found in addresses.items() if len(found) > 1}
     return {name: f"nodes at {', '.join(found)} have it; none of them is used" for name, found in several.items()}
+
+
+@dataclass(frozen=True)
+class Members:
+    """nodes: in the order of their names; problem: why the list may be out of date, or names an invalid entry."""
+
+    nodes: Sequence[Node] = ()
+    problem: str = ""
+
+
+class Membership(Protocol):
+    """Which nodes the fleet has now. Asked about once a second, by one thread."""
+
+    def members(self) -> Members:
+        """The present nodes. Where they cannot be read, the last ones, with the problem; raises nothing."""
+
+    def close(self) -> None:
+        """Release what it holds."""

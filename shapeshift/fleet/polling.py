@@ -8,8 +8,7 @@ from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from shapeshift.errors import ShapeshiftError
-from shapeshift.fleet.membership.interface import Membership
-from shapeshift.fleet.node import Node, doubled
+from shapeshift.fleet.node import Membership, Node, doubled
 from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.loops import Loop
 from shapeshift.triton.async_client import AsyncClient

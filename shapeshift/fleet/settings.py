@@ -14,12 +14,14 @@
     metrics = "https://10.0.0.1:8003/metrics"
     key_file = "a.control-key"
 
-Relative paths are relative to the file. `{node}` stands for the name of the node that reads the file.
+Relative paths are relative to the file. `{node}` stands for the name of the node that reads the file. With membership
+`dns` or `ray` the nodes are found elsewhere, as the section of that name says.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ from typing import Any
 from shapeshift import settings
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.fleet.node import Node, check_node_name
+from shapeshift.fleet.policy.node_count import NodeLimits
 from shapeshift.settings import require
 from shapeshift.triton.endpoint import Endpoint, Tls
 
@@ -56,6 +59,61 @@ class FleetSettings:
     source: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class RaySettings:
+    """The section [ray] of a fleet file. Relative paths are relative to the file.
+
+    address       of a Ray cluster, HOST:PORT of its head; empty: one on this machine, which `fleet up` starts
+    nodes         how many, named node-0, node-1, ...
+    min_nodes     the fewest that are left where their number follows the latency; 0: `nodes`
+    max_nodes     the most that are started then; 0: `nodes`
+    grpc_port     of the first node; each further one has the next port, so that machines may have several
+    metrics_port  likewise
+    cpus, gpus    that Ray reserves for each node
+    build         build folder of every machine, with models and server
+    folder        of each machine, for the files of its nodes: certificates and keys
+    serve         further options of `shapeshift serve` for each node, such as "--models encode"
+    Raises InvalidInputError with the name of the field.
+    """
+
+    address: str = ""
+    nodes: int = 1
+    min_nodes: int = 0
+    max_nodes: int = 0
+    grpc_port: int = 18001
+    metrics_port: int = 18501
+    cpus: float = 1.0
+    gpus: float = 0.0
+    build: str = "build"
+    folder: str = "fleet"
+    serve: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("build", "folder"):
+            require(bool(getattr(self, name)), name, getattr(self, name), "must name a file or folder")
+        require(1 <= self.nodes <= 1000, "nodes", self.nodes, "must be 1 to 1000")
+        least, most = self.limits.least, self.limits.most
+        require(1 <= least <= self.nodes, "min_nodes", self.min_nodes, f"must be 1 to nodes ({self.nodes}), or 0")
+        require(self.nodes <= most <= 1000, "max_nodes", self.max_nodes, f"must be nodes ({self.nodes}) to 1000, or 0")
+        for name in ("grpc_port", "metrics_port"):
+            port = getattr(self, name)
+            require(0 < port <= 65536 - most, name, port, "must be 1 to 65535 for each node")
+        for name in ("cpus", "gpus"):
+            require(0 <= getattr(self, name) <= 4096, name, getattr(self, name), "must be 0 to 4096")
+        apart = abs(self.grpc_port - self.metrics_port) >= most
+        require(apart, "metrics_port", self.metrics_port, "must not fall among the gRPC ports of the nodes")
+
+    @property
+    def limits(self) -> NodeLimits:
+        """The fewest and the most nodes."""
+        return NodeLimits(self.min_nodes or self.nodes, self.max_nodes or self.nodes)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the number of nodes follows the latency."""
+        return self.limits.least < self.limits.most
+
+
 def read(path: Path, node: str = "") -> FleetSettings:
     """The fleet file `path`, as the node `node` (empty: none) reads it.
 
@@ -80,6 +138,33 @@ def section(name: str) -> Iterator[None]:
         yield
     except InvalidInputError as error:
         raise ShapeshiftError(f"[{name}] {error}") from None
+
+
+def ray_settings(fleet: FleetSettings) -> RaySettings:
+    """The settings of the section [ray]. Raises ShapeshiftError with the names of section and field."""
+    values = fleet.source.get("ray", {})
+    with section("ray"):
+        settings.refuse_unknown(values, settings.names(RaySettings))
+        for name, value in values.items():
+            require(not isinstance(value, list | dict), name, value, "must be one text or number")
+        return settings.read(RaySettings, {name: str(value) for name, value in values.items()})
+
+
+def text(name: str, tls: Tls | None, nodes: Iterable[Node]) -> str:
+    """A fleet file with membership `static`. Paths are written as they are."""
+    parts = [_toml({"name": name})]
+    if tls is not None:
+        parts.append("[tls]\n" + _toml({"ca": tls.ca, "certificate": tls.certificate, "key": tls.key}))
+    for node in nodes:
+        key = {} if node.key_file is None else {"key_file": node.key_file}
+        values = {"name": node.name, "grpc": node.grpc.address, "metrics": node.metrics, **key}
+        parts.append("[[nodes]]\n" + _toml(values))
+    return "\n".join(parts)
+
+
+def _toml(values: dict[str, object]) -> str:
+    # A JSON string is a basic string of TOML.
+    return "".join(f"{name} = {json.dumps(str(value), ensure_ascii=False)}\n" for name, value in values.items())
 
 
 def _parse(data: dict[str, Any], folder: Path, node: str) -> FleetSettings:

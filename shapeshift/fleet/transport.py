@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from shapeshift.engines.manifest import Manifest
 from shapeshift.fleet.grpc_transport import GrpcTransport, RemoteClient, RemoteEngineClient, RemoteWorkerClient
-from shapeshift.fleet.membership.open import open_membership
+from shapeshift.fleet.membership import open_membership
 from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.fleet.polling import NodePoll
 from shapeshift.polymorph.router import bls_transport, engine_client

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from bench.fleet.faults.machines import in_session
 from shapeshift.files import replace_private
-from shapeshift.fleet.supervision import ray_process
-from shapeshift.fleet.supervision.cluster import SETTINGS
+from shapeshift.fleet.supervision.cluster import SETTINGS, has_started, start_ray
 from shapeshift.triton.embedded.free_ports import free_ports
 
 _HOST = "127.0.0.1"
@@ -37,9 +36,9 @@ def autoscaled_ray(folder: Path, most_machines: int) -> Iterator[str]:
     options += ["--include-dashboard=false", f"--autoscaling-config={folder / 'cluster.yaml'}"]
     log = folder / "ray.log"
     fake = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
-    process = ray_process.start(options, log, {**os.environ, **fake})
+    process = start_ray(options, log, {**os.environ, **fake})
     try:
-        assert ray_process.has_started(process, log)
+        assert has_started(process, log)
         yield address
     finally:
         for pid in in_session(process.pid):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shapeshift.files import replace_text
-from shapeshift.fleet import fleet_file
+from shapeshift.fleet import settings
 from shapeshift.fleet.node import Node
 from shapeshift.triton.endpoint import Endpoint
 
@@ -30,4 +30,4 @@ def write_servers(file: Path, servers: Mapping[str, Server], keys: Mapping[str, 
 def write(file: Path, nodes: Mapping[str, tuple[str, str]], keys: Mapping[str, Path] | None = None) -> None:
     """Write a fleet file in one step. nodes: by name, HOST:PORT of gRPC and the URL of the metrics page."""
     found = [Node(name, Endpoint(grpc), page, (keys or {}).get(name)) for name, (grpc, page) in nodes.items()]
-    replace_text(file, fleet_file.text("test", None, found))
+    replace_text(file, settings.text("test", None, found))

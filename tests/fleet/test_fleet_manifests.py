@@ -13,10 +13,10 @@ import yaml
 
 from shapeshift.cli.main import main
 from shapeshift.errors import InvalidInputError
-from shapeshift.fleet.manifests.render import KINDS, render
-from shapeshift.fleet.manifests.settings import ManifestSettings
-from shapeshift.fleet.membership import dns, written
+from shapeshift.fleet import dns, settings
+from shapeshift.fleet.manifests import KINDS, ManifestSettings, render
 from shapeshift.fleet.policy.node_count import NodeLimits
+from shapeshift.fleet.settings import FleetSettings
 from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from tests.docs.docs_pages import PROJECT
 from tests.docs.docs_sources import declared_metrics
@@ -181,7 +181,7 @@ def test_the_file_of_ray_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     (config,) = of_kind(found, "ConfigMap")
     fleet = tomllib.loads(config["data"]["fleet.toml"])
     assert fleet["membership"] == "ray"
-    own = written.read(fleet["ray"])
+    own = settings.ray_settings(FleetSettings("demo", "ray", source=fleet))
     (cluster,) = of_kind(found, "RayCluster")
     assert own.address == f"{cluster['metadata']['name']}-head-svc:6379", "KubeRay's name of the head's Service"
     (group,) = cluster["spec"]["workerGroupSpecs"]
@@ -194,7 +194,7 @@ def test_the_file_of_ray_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert own.gpus == 2.0
     (container,) = group["template"]["spec"]["containers"]
     mounts = [Path(one["mountPath"]) for one in container["volumeMounts"] if not one.get("readOnly")]
-    for path in (own.build, own.folder, own.nodes_file):
+    for path in (own.build, own.folder):
         assert any(Path(path).is_relative_to(mount) for mount in mounts), f"{path} can be written"
     (policy,) = of_kind(found, "NetworkPolicy")
     allowed = [one["ports"][0] for one in policy["spec"]["ingress"] if "ports" in one]

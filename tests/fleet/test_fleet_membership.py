@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from shapeshift.errors import ShapeshiftError
-from shapeshift.fleet.membership import dns, written
-from shapeshift.fleet.membership.dns import DnsMembership
-from shapeshift.fleet.membership.interface import Members, Membership
-from shapeshift.fleet.membership.open import open_membership
-from shapeshift.fleet.settings import MEMBERSHIPS
+from shapeshift.fleet import dns, settings
+from shapeshift.fleet.dns import DnsMembership
+from shapeshift.fleet.membership import open_membership
+from shapeshift.fleet.node import Members, Membership
+from shapeshift.fleet.settings import MEMBERSHIPS, FleetSettings
 from shapeshift.triton.endpoint import Tls
 
 NODE = '[[nodes]]\nname = "a"\ngrpc = "10.0.0.1:8001"\nmetrics = "http://10.0.0.1:8002/metrics"\n'
@@ -57,8 +57,8 @@ def until(membership: Membership, names: list[str]) -> Members:
 
 
 def opened(resolver: FakeResolver, tls: Tls | None = None, **section: object) -> DnsMembership:
-    own = dns.read({"service": SERVICE, "period_s": 0.1, **section})
-    return DnsMembership(own, tls, Path("/fleet"), resolver)
+    own = dns.read({"service": SERVICE, **section})
+    return DnsMembership(own, tls, Path("/fleet"), resolver, period_s=0.1)
 
 
 def test_nodes_are_named_by_their_addresses() -> None:
@@ -125,9 +125,9 @@ def test_an_address_without_a_name_is_left_out_and_a_known_one_stays() -> None:
 def test_a_slow_answer_holds_nobody_up_and_is_reported() -> None:
     resolver = FakeResolver(**{"10.0.0.7": ""})
     clock = [0.0]
-    own = dns.read({"service": SERVICE, "period_s": 0.1})
+    own = dns.read({"service": SERVICE})
     resolver.gate.clear()
-    membership = DnsMembership(own, None, Path(), resolver, lambda: clock[0])
+    membership = DnsMembership(own, None, Path(), resolver, lambda: clock[0], period_s=0.1)
     assert membership.members() == Members(problem=f"{SERVICE} is being looked up")
     resolver.gate.set()
     until(membership, ["10-0-0-7"])
@@ -161,7 +161,6 @@ def test_the_resolver_of_this_machine_answers() -> None:
         ({"service": SERVICE, "grpc_port": 0}, "grpc_port: got 0"),
         ({"service": SERVICE, "metrics_port": "http"}, "metrics_port: got 'http'"),
         ({"service": SERVICE, "names": "srv"}, "must be address or hostname"),
-        ({"service": SERVICE, "period_s": 0}, "period_s"),
         ({"servce": SERVICE}, "did you mean service?"),
     ],
 )
@@ -182,7 +181,7 @@ def test_an_invalid_section_is_refused_by_field(section: dict[str, object], name
 )
 def test_an_invalid_section_of_ray_is_named_too(section: dict[str, object], named: str) -> None:
     with pytest.raises(ShapeshiftError) as refused:
-        written.read(section)
+        settings.ray_settings(FleetSettings("demo", "ray", source={"ray": section}))
     assert str(refused.value).startswith("[ray] ") and named in str(refused.value)
 
 
@@ -195,9 +194,9 @@ def test_the_fleet_file_chooses(tmp_path: Path) -> None:
         found[kind] = open_membership(file)
         found[kind].close()
     assert {kind: type(one).__name__ for kind, one in found.items()} == {
-        "static": "StaticMembership",
+        "static": "FileMembership",
         "dns": "DnsMembership",
-        "ray": "WrittenMembership",
+        "ray": "FileMembership",
     }
 
 
@@ -212,7 +211,7 @@ def test_an_invalid_choice_is_refused_by_file_and_field(tmp_path: Path) -> None:
 
 def test_nodes_that_a_supervisor_writes_appear_when_it_has(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
-    file.write_text('name = "demo"\nmembership = "ray"\n[ray]\nnodes_file = "run/nodes.toml"\n')
+    file.write_text('name = "demo"\nmembership = "ray"\n[ray]\nfolder = "run"\n')
     membership = open_membership(file)
     written = tmp_path / "run" / "nodes.toml"
     assert membership.members() == Members(problem=f"no fleet file at {written}")

@@ -10,9 +10,9 @@ import pytest
 
 from shapeshift.cli.main import main
 from shapeshift.errors import ShapeshiftError, UnsupportedError
-from shapeshift.fleet import fleet_file, settings
-from shapeshift.fleet.membership.written import RaySettings
+from shapeshift.fleet import settings
 from shapeshift.fleet.node import Node
+from shapeshift.fleet.settings import RaySettings
 from shapeshift.fleet.supervision.node_actor import ensure_fleet_file, write_private
 from shapeshift.fleet.supervision.plan import FleetPlan, authority_files, free_host, make_plan, rooms, write_authority
 from shapeshift.fleet.supervision.ray_fleet import RayFleet
@@ -111,8 +111,8 @@ def test_a_fleet_file_with_other_addresses_of_the_node_is_replaced(tmp_path: Pat
     assert len(settings.read(one.command.file, "node-1").nodes) == 2, "what is right is kept"
 
 
-def test_the_nodes_file_may_lie_elsewhere_with_its_certificates(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, RAY + 'nodes_file = "run/nodes.toml"\n')
+def test_the_nodes_file_has_its_certificates_beside_it(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, RAY + 'folder = "run"\n')
     RayFleet(tmp_path / "fleet.toml").write_nodes_file(plan)
     found = settings.read(tmp_path / "run" / "nodes.toml", "operator")
     assert len(found.nodes) == 3 and found.tls is not None
@@ -136,7 +136,7 @@ def test_given_certificates_are_those_of_each_node(tmp_path: Path) -> None:
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     tls = Tls(Path('/a "b"/c\\d.pem'), Path("größe.pem"), Path("key"))
     node = Node("a", Endpoint("127.0.0.1:1", tls), "https://127.0.0.1:2/metrics", Path("/k"))
-    (tmp_path / "fleet.toml").write_text(fleet_file.text("demo", tls, [node]), encoding="utf-8")
+    (tmp_path / "fleet.toml").write_text(settings.text("demo", tls, [node]), encoding="utf-8")
     found = settings.read(tmp_path / "fleet.toml")
     assert found.tls == Tls(tls.ca, tmp_path / "größe.pem", tmp_path / "key")
     assert (found.nodes[0].name, found.nodes[0].key_file) == ("a", Path("/k"))

@@ -8,7 +8,7 @@ import pytest
 
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.fleet import settings
-from shapeshift.fleet.membership.static import StaticMembership
+from shapeshift.fleet.membership import FileMembership
 from shapeshift.triton import names
 
 NODE = '[[nodes]]\nname = "{name}"\ngrpc = "10.0.0.{number}:8001"\nmetrics = "http://10.0.0.{number}:8002/metrics"\n'
@@ -78,7 +78,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_changed_file_is_read_again_and_an_invalid_one_changes_nothing(file: Path) -> None:
-    membership = StaticMembership(file)
+    membership = FileMembership(file)
     replace(file, 'name = "demo"\n' + nodes("a", "b", "c"))
     assert [one.name for one in membership.members().nodes] == ["a", "b", "c"]
     replace(file, "name = ")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shapeshift.fleet.membership.written import RaySettings
+from shapeshift.fleet.settings import RaySettings
 from shapeshift.fleet.supervision.node_actors import NodeActors
 from shapeshift.fleet.supervision.node_record import LOAD, OPERATOR
 from shapeshift.fleet.supervision.node_supervisor import NodeStatus

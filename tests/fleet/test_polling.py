@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from shapeshift.errors import ModelGoneError, ShapeshiftError
-from shapeshift.fleet.membership.interface import Members
-from shapeshift.fleet.node import Node
+from shapeshift.fleet.node import Members, Node
 from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.fleet.polling import NodePoll
 from shapeshift.fleet.transport import loaded_models

@@ -71,7 +71,7 @@ def load_of(file: Path) -> MemberLoad:
 def test_every_node_knows_every_other_one(file: Path) -> None:
     for name in ("node-0", "node-1"):
         wait_for(lambda name=name: members(file, name) == ["node-0", "node-1"])  # type: ignore[misc]
-    assert len(fleet_settings.read(file.parent / "nodes.toml", OPERATOR).nodes) == 2
+    assert len(fleet_settings.read(file.parent / "fleet" / "nodes.toml", OPERATOR).nodes) == 2
 
 
 def test_a_supervisor_that_is_killed_adopts_its_node(file: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_new_head_adopts_the_nodes_of_a_lost_one(file: Path, capsys: pytest.Ca
             wait_for(lambda name=name: members(file, name) == ["node-0", "node-1"])  # type: ignore[misc]
     assert [process(file, name).identity for name in ("node-0", "node-1")] == before
     assert load.results and load.failed == []
-    assert len(fleet_settings.read(file.parent / "nodes.toml", OPERATOR).nodes) == 2
+    assert len(fleet_settings.read(file.parent / "fleet" / "nodes.toml", OPERATOR).nodes) == 2
 
 
 def test_a_drain_outlives_the_head(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

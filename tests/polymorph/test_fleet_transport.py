@@ -15,8 +15,7 @@ from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import EngineError, ModelDiedError, ModelGoneError, OverloadedError, ShapeshiftError
 from shapeshift.fleet.grpc_transport import GrpcTransport, RemoteWorkerClient
-from shapeshift.fleet.membership.interface import Members
-from shapeshift.fleet.node import Node
+from shapeshift.fleet.node import Members, Node
 from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.fleet.polling import NodePoll
 from shapeshift.fleet.transport import FleetTransport, loaded_models

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from shapeshift.errors import ShapeshiftError
-from shapeshift.fleet.membership.interface import Members
-from shapeshift.fleet.node import Node
+from shapeshift.fleet.node import Members, Node
 from shapeshift.fleet.sidecar.connections import FleetConnections, NodeServer
 from shapeshift.fleet.sidecar.fleet import servers_of
 from shapeshift.sidecar.journal import Journal

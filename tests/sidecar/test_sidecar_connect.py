@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from shapeshift.errors import ShapeshiftError
-from shapeshift.fleet import fleet_file
-from shapeshift.fleet.membership.interface import Members
-from shapeshift.fleet.node import Node
+from shapeshift.fleet import settings
+from shapeshift.fleet.node import Members, Node
 from shapeshift.fleet.sidecar.connections import FleetConnections, NodeServer, to_node
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.servers import connect, open_fleet
@@ -43,7 +42,7 @@ def test_a_fleet_is_followed_by_its_file(tmp_path: Path) -> None:
         nodes = [
             Node(name, Endpoint(f"127.0.0.{at}:1"), f"http://127.0.0.{at}:{port}") for at, name in enumerate(names, 1)
         ]
-        file.write_text(fleet_file.text("demo", None, nodes))
+        file.write_text(settings.text("demo", None, nodes))
 
     state("a", "b")
     fleet = open_fleet(file, "")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shapeshift.fleet.membership.interface import Members
-from shapeshift.fleet.node import Node
+from shapeshift.fleet.node import Members, Node
 from shapeshift.fleet.sidecar.connections import FleetConnections, NodeServer
 from shapeshift.fleet.sidecar.node_calls import NodeCalls
 from shapeshift.fleet.sidecar.presence import Presence

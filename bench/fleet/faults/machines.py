@@ -16,8 +16,7 @@ from typing import Self
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.files import replace_private
-from shapeshift.fleet.supervision import ray_process
-from shapeshift.fleet.supervision.cluster import SETTINGS
+from shapeshift.fleet.supervision.cluster import SETTINGS, has_started, start_ray
 from shapeshift.triton.embedded import processes
 from shapeshift.triton.embedded.free_ports import free_ports
 
@@ -99,8 +98,8 @@ class Machines:
         if machine != HEAD:
             options = [f"--address={self.address}", f"--num-cpus={self._cpus}"]
         options += [f"--node-ip-address={self.host(machine)}", f"--dashboard-agent-listen-port={next(free_ports())}"]
-        self._running[machine] = process = ray_process.start(options, self._log(machine))
-        if ray_process.has_started(process, self._log(machine)):
+        self._running[machine] = process = start_ray(options, self._log(machine))
+        if has_started(process, self._log(machine)):
             return True
         self.kill(machine)
         return False

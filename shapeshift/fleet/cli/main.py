@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.fleet.cli import status
-from shapeshift.fleet.manifests.render import KINDS, render
-from shapeshift.fleet.manifests.settings import ManifestSettings
+from shapeshift.fleet.manifests import KINDS, ManifestSettings, render
 from shapeshift.fleet.supervision.ray_fleet import READY, RayFleet
 from shapeshift.fleet.supervision.upgrade import UpgradeSettings, upgrade
 from shapeshift.sidecar.settings import SidecarSettings

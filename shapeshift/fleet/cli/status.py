@@ -11,7 +11,6 @@ from typing import Any
 from shapeshift.cli.running.status import format_overview, table
 from shapeshift.cli.sidecar import run_directory_of
 from shapeshift.fleet import settings
-from shapeshift.fleet.membership import written
 from shapeshift.fleet.settings import FleetSettings
 from shapeshift.fleet.supervision.plan import SIDECAR
 from shapeshift.settings import require
@@ -35,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the overview to standard output. Raises ShapeshiftError if no node answers."""
     # The gRPC client is slow to import.
     from shapeshift.fleet.cli import versions
-    from shapeshift.fleet.membership.open import open_membership
+    from shapeshift.fleet.membership import open_membership
     from shapeshift.fleet.sidecar.connections import FleetConnections
     from shapeshift.fleet.sidecar.fleet import servers_of
     from shapeshift.sidecar.journal import Journal
@@ -65,7 +64,7 @@ def _build_of(file: Path, fleet: FleetSettings) -> Path:
     """The build folder of the fleet's sidecar, where none is named."""
     if fleet.membership != "ray":
         return Path("build")
-    return file.resolve().parent / written.read(fleet.source.get("ray", {})).folder / SIDECAR
+    return file.resolve().parent / settings.ray_settings(fleet).folder / SIDECAR
 
 
 def _warn(text: str) -> None:

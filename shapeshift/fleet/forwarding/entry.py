@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from shapeshift.errors import CancelledRequestError, InvalidInputError, ModelGoneError, NotFoundError
-from shapeshift.fleet.forwarding.held_request import HeldRequest
 from shapeshift.fleet.forwarding.peers import Peers
-from shapeshift.fleet.forwarding.relay import Relay
+from shapeshift.fleet.forwarding.relay import HeldRequest, Relay
 from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.fleet.policy.placement import LOOK_S, least_unread, least_work
 from shapeshift.serving import error_codes

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shapeshift.errors import EngineError
-from shapeshift.fleet.membership.open import open_membership
+from shapeshift.fleet.membership import open_membership
 from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.fleet.policy.placement import LOOK_S
 from shapeshift.fleet.polling import NodePoll

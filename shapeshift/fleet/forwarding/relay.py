@@ -4,27 +4,61 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shapeshift.errors import EngineError, ShapeshiftError, TimedOutError
-from shapeshift.fleet.forwarding.held_request import HeldRequest
 from shapeshift.serving import error_codes
 from shapeshift.serving.bounds import unloading
 from shapeshift.serving.front import Front
-from shapeshift.serving.pb_utils import InferenceResponse, ResponseSender
+from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender, Tensor
 from shapeshift.serving.responses import Make
 from shapeshift.triton.async_client import AsyncClient, ModelCall, Tensors
 
 # The longest answer; a node that stops answering is noticed long before.
 _TIMEOUT_S = 600.0
+
+
+class HeldRequest:
+    """A copy of a request, which a front serves as it serves Triton's; see `pb_utils.InferenceRequest`.
+
+    arrays  the inputs by name
+    given   the parameters
+    """
+
+    def __init__(self, pb_utils: PbUtils, request: InferenceRequest, sender: ResponseSender) -> None:
+        self._pb_utils = pb_utils
+        self._sender = sender
+        self._id = request.request_id()
+        self._parameters = request.parameters()
+        self._outputs = list(request.requested_output_names())
+        # Triton frees its buffers when `execute` returns.
+        self.arrays: dict[str, NDArray[Any]] = {one.name(): np.array(one.as_numpy()) for one in request.inputs()}
+        self.given: dict[str, Any] = json.loads(self._parameters or "{}")
+
+    def request_id(self) -> str:
+        return self._id
+
+    def inputs(self) -> Sequence[Tensor]:
+        return [self._pb_utils.Tensor(name, values) for name, values in self.arrays.items()]
+
+    def parameters(self) -> str:
+        return self._parameters
+
+    def requested_output_names(self) -> Sequence[str]:
+        return self._outputs
+
+    def get_response_sender(self) -> ResponseSender:
+        return self._sender
 
 
 class Relay:

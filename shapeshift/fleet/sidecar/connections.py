@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from shapeshift.errors import ShapeshiftError
-from shapeshift.fleet.membership.interface import Membership
-from shapeshift.fleet.node import Node, doubled
+from shapeshift.fleet.node import Membership, Node, doubled
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.workers import Control
 from shapeshift.triton import metrics

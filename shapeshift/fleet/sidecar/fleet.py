@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from shapeshift.fleet import settings as fleet_settings
-from shapeshift.fleet.membership.open import open_membership
+from shapeshift.fleet.membership import open_membership
 from shapeshift.fleet.sidecar.connections import FleetConnections, NodeServer
 from shapeshift.fleet.sidecar.control import FleetControl
 from shapeshift.fleet.sidecar.demands import DEMAND_FILE, FleetDemands

@@ -11,7 +11,10 @@ import logging
 import os
 import secrets
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,7 +22,6 @@ from typing import Any
 
 from shapeshift import files
 from shapeshift.errors import ShapeshiftError, UnsupportedError
-from shapeshift.fleet.supervision import ray_process
 from shapeshift.triton.embedded import processes
 from shapeshift.triton.embedded.free_ports import free_ports
 from shapeshift.triton.embedded.run_record import Identity
@@ -31,6 +33,10 @@ _TOKEN_FILE = "ray-token"
 _LOG_FILE = "ray.log"
 _STARTS = 3
 _STOP_TIMEOUT_S = 20.0
+_START_TIMEOUT_S = 120.0
+_PERIOD_S = 0.2
+# Ports of the kernel's choice, so that several clusters fit on one machine.
+_COMMON = ("--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats", "--object-store-memory=80000000")
 SETTINGS = {
     # A node's server outlives its supervisor.
     "RAY_kill_child_processes_on_worker_exit": "0",
@@ -132,12 +138,39 @@ class Cluster:
         options = ["--head", "--node-ip-address=127.0.0.1", f"--port={port}", f"--num-cpus={max(1, round(cpus))}"]
         options += [f"--{name}-port={other}" for name, other in zip(_STATED_PORTS, others, strict=True)]
         log = self.folder / _LOG_FILE
-        process = ray_process.start([*options, "--include-dashboard=false"], log)
+        process = start_ray([*options, "--include-dashboard=false"], log)
         head = processes.identify(process.pid)
         address = f"127.0.0.1:{port}"
         state = {"pid": head.pid, "start": head.start, "address": address}
         files.replace_text(self.folder / _STATE_FILE, json.dumps(state) + "\n")
-        if not ray_process.has_started(process, log):
+        if not has_started(process, log):
             self.stop()
             return None
         return address
+
+
+def start_ray(options: Sequence[str], log: Path, variables: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start `ray start --block` in a session of its own, with its output in `log`.
+
+    variables: its environment; None: that of this process.
+    """
+    program = Path(sys.executable).with_name("ray")
+    with log.open("wb") as stream:
+        return subprocess.Popen(
+            [str(program), "start", "--block", *options, *_COMMON],
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,
+        )
+
+
+def has_started(process: subprocess.Popen[bytes], log: Path) -> bool:
+    """Wait until it runs; False if it gives up, as it does on a busy machine, or takes longer than two minutes."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while "Ray runtime started" not in log.read_text(errors="replace"):
+        if process.poll() is not None or time.monotonic() > deadline:
+            return False
+        time.sleep(_PERIOD_S)
+    return True

@@ -9,57 +9,27 @@ from pathlib import Path
 from shapeshift.errors import ShapeshiftError
 from shapeshift.files import replace_private, replace_text
 from shapeshift.fleet import settings as fleet_settings
-from shapeshift.fleet.supervision.node_process import NodeCommand
-from shapeshift.fleet.supervision.node_record import OPERATOR
 from shapeshift.fleet.supervision.node_supervisor import NodeStatus, NodeSupervisor
 from shapeshift.fleet.supervision.plan import FleetPlan, NodePlan
 from shapeshift.triton.keys import ensure_key
 
 
-class NodeActor:
+class NodeActor(NodeSupervisor):
     """Supervises one node on the machine on which Ray places it."""
 
     def __init__(self, plan: NodePlan, fleet: FleetPlan) -> None:
         write_private(plan.command.file.parent, plan.files)
         self._host = plan.host
         ensure_fleet_file(plan, fleet)
-        self._supervisor = NodeSupervisor(plan.command, continues=_is_restarted())
+        super().__init__(plan.command, continues=_is_restarted())
 
     def describe(self) -> tuple[NodeStatus, str]:
         """The node's state, and its control key, which only the sidecar gets."""
-        return self._supervisor.status(), ensure_key(self._supervisor.command.run_directory / "key")
-
-    def status(self) -> NodeStatus:
-        """The node's state."""
-        return self._supervisor.status()
+        return self.status(), ensure_key(self.command().run_directory / "key")
 
     def host(self) -> str:
         """The address of its machine, as it was planned."""
         return self._host
-
-    def write_fleet_file(self, text: str) -> None:
-        """Replace the fleet file that the processes of the node watch."""
-        self._supervisor.write_fleet_file(text)
-
-    def drain(self, reason: str = OPERATOR) -> None:
-        """See `NodeSupervisor.drain`."""
-        self._supervisor.drain(reason)
-
-    def forget(self) -> None:
-        """See `NodeSupervisor.forget`."""
-        self._supervisor.forget()
-
-    def command(self) -> NodeCommand:
-        """How the node is served, or was before it was stopped."""
-        return self._supervisor.command
-
-    def start(self, command: NodeCommand | None = None) -> None:
-        """See `NodeSupervisor.start`."""
-        self._supervisor.start(command)
-
-    def kill(self) -> None:
-        """See `NodeSupervisor.kill`."""
-        self._supervisor.kill()
 
     def pid(self) -> int:
         """The process of this actor."""

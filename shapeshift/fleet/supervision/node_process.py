@@ -13,11 +13,9 @@ from pathlib import Path
 
 from shapeshift import installation
 from shapeshift.errors import ShapeshiftError
-from shapeshift.fleet.supervision import launch
 from shapeshift.triton.embedded import processes, run_record
 from shapeshift.triton.embedded.run_record import Identity, Record
 
-_LAUNCH_TIMEOUT_S = 120.0
 _PROBE_TIMEOUT_S = 2.0
 LOG_FILE = "node.log"
 
@@ -56,11 +54,15 @@ class NodeProcess:
 
     def __init__(self, command: NodeCommand) -> None:
         self.command = command
+        self._child: subprocess.Popen[bytes] | None = None
         self._started: Identity | None = None
 
     @property
     def identity(self) -> Identity | None:
         """The process that serves the node, whoever started it; None if there is none."""
+        if self._child is not None:
+            # What has ended must not stay a zombie.
+            self._child.poll()
         for one in (self._started, record.owner if (record := self._record()) is not None else None):
             if one is not None and processes.is_alive(one):
                 return one
@@ -88,21 +90,20 @@ class NodeProcess:
         run_directory = self.command.run_directory
         run_directory.mkdir(parents=True, exist_ok=True)
         paths = [str(installation.IMPORT_PATH), os.environ.get("PYTHONPATH", "")]
-        starter = [sys.executable, "-P", "-m", launch.__name__, str(run_directory / LOG_FILE)]
         try:
-            done = subprocess.run(
-                [*starter, *self.command.arguments],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-                capture_output=True,
-                text=True,
-                timeout=_LAUNCH_TIMEOUT_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
+            with (run_directory / LOG_FILE).open("ab") as log:
+                # In a session of its own, so that it outlives this process.
+                self._child = subprocess.Popen(
+                    self.command.arguments,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as error:
             raise ShapeshiftError(f"node {self.command.name} cannot be started: {error}") from error
-        if done.returncode:
-            raise ShapeshiftError(f"node {self.command.name} cannot be started: {done.stderr.strip()}")
-        self._started = processes.identify(int(done.stdout))
+        self._started = processes.identify(self._child.pid)
         return self._started
 
     def terminate(self) -> None:

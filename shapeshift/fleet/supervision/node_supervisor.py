@@ -77,7 +77,6 @@ class NodeSupervisor:
         """The state found last, at most a period old."""
         return replace(self._status, drained_for=self._drained_for)
 
-    @property
     def command(self) -> NodeCommand:
         """How the node is served, or was before it was stopped."""
         return self._process.command

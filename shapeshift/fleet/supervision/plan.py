@@ -10,11 +10,9 @@ from pathlib import Path
 
 from shapeshift import files
 from shapeshift.errors import UnsupportedError
-from shapeshift.fleet import fleet_file
-from shapeshift.fleet.membership import written
-from shapeshift.fleet.membership.written import RaySettings
+from shapeshift.fleet import settings as fleet_settings
 from shapeshift.fleet.node import Node
-from shapeshift.fleet.settings import FleetSettings
+from shapeshift.fleet.settings import FleetSettings, RaySettings
 from shapeshift.fleet.supervision.node_process import NodeCommand
 from shapeshift.triton.endpoint import Endpoint, Tls
 
@@ -78,7 +76,7 @@ class FleetPlan:
         """
         nodes = [one.node for one in self.nodes if one.node.name in members]
         chosen = [Node(node.name, node.grpc, node.metrics, (keys or {}).get(node.name)) for node in nodes]
-        return fleet_file.text(self.name, tls_of(self.given_tls, reader), chosen)
+        return fleet_settings.text(self.name, tls_of(self.given_tls, reader), chosen)
 
 
 def fleet_file_of(home: Path, name: str) -> Path:
@@ -128,7 +126,7 @@ def make_plan(
     fleet is read as the node `{node}`. Certificates are made in `folder` where the fleet file names none. Raises
     ShapeshiftError for an invalid section [ray], UnsupportedError where no machine has room for any node.
     """
-    own = written.read(fleet.source.get("ray", {}))
+    own = fleet_settings.ray_settings(fleet)
     placed = dict(placed or {})
     found = FleetPlan(fleet.name, folder, own, (), fleet.tls)
     # Nodes that were added since stay, and none is missing among them.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from shapeshift import files
 from shapeshift.errors import NotFoundError, ShapeshiftError, TimedOutError, did_you_mean
 from shapeshift.fleet import settings as fleet_settings
-from shapeshift.fleet.membership import written
-from shapeshift.fleet.supervision import node_hold, node_record, ray_nodes
+from shapeshift.fleet.membership import NODES_FILE
+from shapeshift.fleet.supervision import node_record, ray_nodes
 from shapeshift.fleet.supervision import plan as plans
 from shapeshift.fleet.supervision.cluster import Cluster
 from shapeshift.fleet.supervision.fleet_actor import FLEET_ACTOR, HOLD_S, FleetActor
@@ -43,7 +44,7 @@ class RayFleet:
         if self._fleet.membership != "ray":
             raise ShapeshiftError(f"{file}: membership: got '{self._fleet.membership}'; this command needs 'ray'")
         try:
-            self.settings = written.read(self._fleet.source.get("ray", {}))
+            self.settings = fleet_settings.ray_settings(self._fleet)
         except ShapeshiftError as error:
             raise ShapeshiftError(f"{file}: {error}") from None
         self._home = self._file.parent / self.settings.folder
@@ -100,7 +101,7 @@ class RayFleet:
 
     def write_nodes_file(self, plan: FleetPlan) -> None:
         """Write the fleet file for commands on this machine, and beside it what they show themselves with."""
-        file = self._file.parent / self.settings.nodes_file
+        file = self._home / NODES_FILE
         write_private(file.parent, {} if plan.given_tls else plans.made_files(self._home, OPERATOR))
         keys = {one.node.name: one.node.key_file for one in plan.nodes if one.node.key_file is not None}
         files.replace_text(file, plan.fleet_file(list(plan.hosts), OPERATOR, keys))
@@ -163,7 +164,7 @@ class RayFleet:
 
     def page(self, name: str) -> Samples:
         """The metrics of the node, read with the certificate `operator`. Raises ShapeshiftError."""
-        members = fleet_settings.read(self._file.parent / self.settings.nodes_file, OPERATOR)
+        members = fleet_settings.read(self._home / NODES_FILE, OPERATOR)
         node = next(one for one in members.nodes if one.name == self._require(name))
         return metrics.scrape(node.metrics, tls=members.tls)
 
@@ -203,7 +204,7 @@ class RayFleet:
 
     def nodes_held(self) -> contextlib.AbstractContextManager[None]:
         """Within it, nodes are neither added nor taken away for the load, whatever actor decides that."""
-        return node_hold.renewed(self._hold, HOLD_S)
+        return renewed(self._hold, HOLD_S)
 
     def _hold(self, seconds: float) -> None:
         # An actor that is being started again holds the nodes at first, and is told by the next call.
@@ -292,3 +293,24 @@ class RayFleet:
             raise ShapeshiftError(str(error.cause)) from error
         except self._ray.exceptions.RayError as error:
             raise ShapeshiftError(f"a supervisor does not answer: {error}") from error
+
+
+@contextlib.contextmanager
+def renewed(hold: Callable[[float], None], seconds: float) -> Iterator[None]:
+    """Within the block, `hold(seconds)` is called again and again; after it `hold(0)`. hold: raises nothing."""
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(seconds / 5):
+            hold(seconds)
+
+    renewal = threading.Thread(target=renew, name="hold", daemon=True)
+    hold(seconds)
+    renewal.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        # A renewal that waits for an actor ends with its time limit.
+        renewal.join()
+        hold(0.0)

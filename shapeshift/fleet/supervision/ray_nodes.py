@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shapeshift.fleet.membership.written import RaySettings
+from shapeshift.fleet.settings import RaySettings
 from shapeshift.fleet.supervision import node_record
 from shapeshift.fleet.supervision import plan as plans
 from shapeshift.fleet.supervision.node_actor import NodeActor

@@ -23,8 +23,7 @@ from typing import Any, Protocol
 
 from shapeshift import settings
 from shapeshift.errors import InvalidInputError
-from shapeshift.fleet.membership.interface import Members
-from shapeshift.fleet.node import Node
+from shapeshift.fleet.node import Members, Node
 from shapeshift.fleet.settings import section
 from shapeshift.settings import require
 from shapeshift.triton.endpoint import Endpoint, Tls
@@ -32,6 +31,8 @@ from shapeshift.triton.endpoint import Endpoint, Tls
 ADDRESS, HOSTNAME = "address", "hostname"
 
 _HOST = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]{0,251}[A-Za-z0-9])?\.?")
+# Seconds between two look-ups.
+_PERIOD_S = 5.0
 # An answer older than so many periods is reported: the resolver does not come back.
 _LATE_PERIODS = 4
 
@@ -46,7 +47,6 @@ class DnsSettings:
     names         `address`: a node is named by its address, 10-0-0-7; `hostname`: by the first label of the name that
                   its address has (PTR), as pods of a StatefulSet have it, and is reached under that name
     key_file      of a node, `{node}` replaced by its name; relative to the fleet file; empty: none
-    period_s      seconds between two look-ups
     Raises InvalidInputError with the name of the field.
     """
 
@@ -55,14 +55,12 @@ class DnsSettings:
     metrics_port: int = 8002
     names: str = ADDRESS
     key_file: str = ""
-    period_s: float = 5.0
 
     def __post_init__(self) -> None:
         require(bool(_HOST.fullmatch(self.service)), "service", self.service, "must be a DNS name")
         for name in ("grpc_port", "metrics_port"):
             require(0 < getattr(self, name) < 65536, name, getattr(self, name), "must be 1 to 65535")
         require(self.names in (ADDRESS, HOSTNAME), "names", self.names, f"must be {ADDRESS} or {HOSTNAME}")
-        require(0.1 <= self.period_s <= 3600, "period_s", self.period_s, "must be 0.1 to 3600 seconds")
 
 
 def read(values: Mapping[str, Any]) -> DnsSettings:
@@ -109,8 +107,10 @@ class DnsMembership:
         folder: Path,
         resolver: Resolver | None = None,
         clock: Callable[[], float] = time.monotonic,
+        period_s: float = _PERIOD_S,
     ) -> None:
         self._settings = own
+        self._period_s = period_s
         self._tls = tls
         self._folder = folder
         self._resolver: Resolver = resolver or SystemResolver()
@@ -125,7 +125,7 @@ class DnsMembership:
     def members(self) -> Members:
         """The nodes of the last answer; never blocks."""
         found, late_s = self._members, self._clock() - self._answered
-        if late_s > _LATE_PERIODS * self._settings.period_s and not found.problem:
+        if late_s > _LATE_PERIODS * self._period_s and not found.problem:
             return Members(found.nodes, f"{self._settings.service}: no answer of DNS for {late_s:.0f} s")
         return found
 
@@ -176,7 +176,7 @@ class DnsMembership:
         while True:
             self._members = self.look_up()
             self._answered = self._clock()
-            if self._stop.wait(self._settings.period_s):
+            if self._stop.wait(self._period_s):
                 return
 
 

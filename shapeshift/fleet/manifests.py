@@ -1,15 +1,19 @@
-"""What the manifests of a fleet need to know of a cluster."""
+"""The files of a fleet for a Kubernetes cluster: templates, with the values in which clusters differ."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
+from pathlib import Path
+from string import Template
 from typing import Any
 
-from shapeshift.fleet.membership.written import RaySettings
+from shapeshift.fleet.settings import RaySettings
 from shapeshift.settings import require
 from shapeshift.triton.names import check_model_name
 
+KINDS = ("kubernetes", "kuberay")
+_FOLDER = Path(__file__).parent / "templates"
 _IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:@-]{0,254}")
 _QUANTITY = re.compile(r"[1-9][0-9]*(m|Ki|Mi|Gi|Ti)?")
 _URL = re.compile(r"https?://[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9./_-]*)?")
@@ -67,3 +71,10 @@ class ManifestSettings:
         last = {f"last_{name}": str(port + self.max_nodes - 1) for name, port in ports.items()}
         stated |= {name: str(port) for name, port in ports.items()} | last
         return {**stated, "gpu_limit": f', nvidia.com/gpu: "{self.gpus}"' if self.gpus else ""}
+
+
+def render(kind: str, settings: ManifestSettings) -> str:
+    """The objects of a fleet as one YAML file. kind: one of KINDS; InvalidInputError for another."""
+    require(kind in KINDS, "kind", kind, f"must be one of {', '.join(KINDS)}")
+    text = (_FOLDER / f"{kind}.yaml").read_text(encoding="utf-8")
+    return Template(text).substitute(settings.values())
