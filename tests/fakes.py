@@ -233,6 +233,11 @@ class ResponseSender:
         if flags == FINAL or not self._decoupled:
             self._ended.set()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the final response was sent."""
+        return self._ended.is_set()
+
     def is_cancelled(self) -> bool:
         if self._ended.is_set():
             self.breaches.append("asked after the final response")

@@ -22,7 +22,6 @@ from shapeshift.triton.metrics import Samples
 from shapeshift.triton.settings import ServerSettings
 
 _IN_FLIGHT = ("shapeshift_requests_waiting", "shapeshift_requests_running", "nv_inference_pending_request_count")
-_SCRAPE_S = 1.0
 # Pages without a request in flight before the server may stop: what a process counts is up to a second old.
 _IDLE_PAGES = 3
 
@@ -30,10 +29,10 @@ _IDLE_PAGES = 3
 class OwnNode:
     """The node called `name` of the fleet file `file`. Raises as `settings.read` does, NotFoundError for another name.
 
-    drain_s: most seconds that `drain` waits.
+    drain_s: most seconds that `drain` waits; scrape_s: between two of its looks.
     """
 
-    def __init__(self, file: Path, name: str, drain_s: float = 60.0) -> None:
+    def __init__(self, file: Path, name: str, drain_s: float = 60.0, scrape_s: float = 1.0) -> None:
         require(0 <= drain_s <= 3600, "drain", drain_s, "must be 0 to 3600 seconds")
         fleet = fleet_settings.read(file, name)
         self.name = name
@@ -41,6 +40,7 @@ class OwnNode:
         self._node = _find(fleet.nodes, name, file)
         self._tls = fleet.tls
         self._drain_s = drain_s
+        self._scrape_s = scrape_s
 
     def server_settings(self, base: ServerSettings) -> ServerSettings:
         """`base` with the node's gRPC address, certificates, key and fleet. HTTP and metrics stay on loopback.
@@ -84,7 +84,7 @@ class OwnNode:
             except ShapeshiftError:
                 return
             idle = 0 if found else idle + 1
-            pause.wait(_SCRAPE_S)
+            pause.wait(self._scrape_s)
         if idle < _IDLE_PAGES and found:
             say(f"{found:g} requests are still in flight after {self._drain_s:g} s\n")
 

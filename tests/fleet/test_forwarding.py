@@ -144,7 +144,7 @@ class Node(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.front.enter(asked)
         sent = 0
         while True:
-            ended = asked.sender._ended.is_set()
+            ended = asked.sender.has_ended
             found = asked.sender.responses[sent:]
             for number, response in enumerate(found):
                 sent += 1
@@ -158,7 +158,7 @@ class Node(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
             time.sleep(0.005)
 
     def _cancel(self, asked: Any) -> None:
-        if not asked.sender._ended.is_set():
+        if not asked.sender.has_ended:
             self.cancelled += 1
             asked.sender.cancelled = True
 
@@ -198,7 +198,12 @@ class Fleet:
 
     def loads(self) -> dict[str, float]:
         """What a knows of the others."""
-        return self.a.peers._peers.loads()
+        return self.a.peers.others.loads()
+
+    def passed_on(self) -> float:
+        """Requests of a that others serve now."""
+        (gauge,) = [one for one in self.a.peers.metrics if "requests_on_other_nodes" in getattr(one, "name", "")]
+        return float(gauge.read())
 
     def busy(self, load: float = 10.0) -> None:
         """Let a have so much work that its requests go to b."""
@@ -257,14 +262,14 @@ def test_a_request_goes_to_the_node_with_less_work_and_no_further(fleet: Fleet) 
     # Node b has more work yet: what another node has passed on is served.
     fleet.b.waiting = 5.0
     wait_for(lambda: fleet.loads() == {"b": 5.0})
-    fleet.b.peers._choose = lambda request: (
-        pytest.fail("passed on twice") if "from_node" not in request.parameters() else "b"
-    )
     assert texts(fleet.a.ask({"latency_ms": 50, "binary_data": True}, text_input=_bytes("x"))) == on("b", fleet)
     ((request, given),) = fleet.b.served
     assert request.tensors["text_input"].as_numpy().tolist() == [b"x"]
     assert (given.latency_ms, given.from_node) == (50, "a")
-    assert fleet.a.peers._passed_on.each()[0].value == 1
+    assert [one.value for one in fleet.a.peers.metrics[0].each()] == [1.0]
+    wait_for(lambda: fleet.b.peers.others.loads() == {"a": 10.0})
+    fleet.b.waiting = 100.0
+    assert texts(fleet.b.ask({"from_node": "a"}, text_input=_bytes("x"))) == on("b", fleet)
 
 
 def test_what_was_passed_on_counts_until_the_node_says_so_itself(fleet: Fleet) -> None:
@@ -272,12 +277,11 @@ def test_what_was_passed_on_counts_until_the_node_says_so_itself(fleet: Fleet) -
     fleet.b.open.clear()
     asked = [fleet.a.ask(text_input=_bytes("x")) for _ in range(3)]
     wait_for(lambda: len(fleet.b.served) == 3)
-    assert fleet.a.peers._peers._passed_on["b"] == 3
+    assert fleet.passed_on() == 3
     fleet.b.open.set()
     for request in asked:
         assert texts(request) == on("b", fleet)
-    wait_for(lambda: not fleet.a.peers._relays)
-    assert fleet.a.peers._peers._passed_on["b"] == 0
+    wait_for(lambda: not fleet.passed_on())
     wait_for(lambda: fleet.loads() == {"b": 0.0})
 
 
@@ -334,7 +338,7 @@ def test_a_cancelled_request_is_cancelled_on_its_node(streams: Fleet) -> None:
     request.sender.cancelled = True
     assert code(request) == fakes.TritonError.CANCELLED
     wait_for(lambda: streams.nodes["b"].cancelled == 1)
-    assert not streams.a.peers._relays
+    assert not streams.passed_on()
 
 
 def test_a_request_to_stop_goes_where_the_request_is(streams: Fleet) -> None:
@@ -366,7 +370,7 @@ def test_a_request_to_stop_that_reaches_another_node_finds_its_request(
         assert request.tensors["stop_id"].as_numpy().tolist() == [b"yours"]
         assert given.from_node == "a"
         assert (a.asked, b.asked, c.asked) == (1, 1, 1)
-        wait_for(lambda: not a.peers._relays)
+        wait_for(lambda: not fleet.passed_on())
     finally:
         fleet.close()
 
@@ -379,7 +383,7 @@ def test_a_request_to_stop_that_nobody_has_is_not_found_after_one_round(streams:
     assert code(streams.a.ask({"from_node": "b"}, stop_id=_bytes("yours"))) == fakes.TritonError.NOT_FOUND
     assert code(streams.a.ask(text_input=_bytes("x"))) == fakes.TritonError.NOT_FOUND
     assert streams.b.asked == 1
-    assert not streams.a.peers._relays
+    assert not streams.passed_on()
 
 
 @pytest.mark.parametrize(
@@ -426,7 +430,7 @@ def test_a_front_that_closes_answers_what_others_serve(fleet: Fleet) -> None:
 def test_a_key_chooses_the_node(fleet: Fleet) -> None:
     for front in fleet.fronts.values():
         _with_affinity(front)
-    wait_for(lambda: fleet.a.peers._peers.unread_tokens() == {"b": 0.0})
+    wait_for(lambda: fleet.a.peers.others.unread_tokens() == {"b": 0.0})
     found = {name: texts(fleet.a.ask({"lora_name": name}, text_input=_bytes("x")))[0][0] for name in "klmnopqrst"}
     assert {*found.values()} == {"a", "b"}
     assert found == {name: texts(fleet.a.ask({"lora_name": name}, text_input=_bytes("x")))[0][0] for name in found}
@@ -436,13 +440,13 @@ def test_a_key_leaves_a_node_with_much_to_read(fleet: Fleet) -> None:
     for front in fleet.fronts.values():
         _with_affinity(front)
     ask = lambda name: texts(fleet.a.ask({"lora_name": name}, text_input=_bytes("x")))[0][0]  # noqa: E731
-    wait_for(lambda: fleet.a.peers._peers.unread_tokens() == {"b": 0.0})
+    wait_for(lambda: fleet.a.peers.others.unread_tokens() == {"b": 0.0})
     of_a = next(name for name in "klmnopqrst" if ask(name) == "a")
     fleet.a.unread = UNREAD_MARGIN
     assert ask(of_a) == "b"
     # What b tells counts, and what was passed on to it since.
     fleet.b.unread = 1.0
-    wait_for(lambda: fleet.a.peers._peers.unread_tokens() == {"b": 1.0})
+    wait_for(lambda: fleet.a.peers.others.unread_tokens() == {"b": 1.0})
     assert ask(of_a) == "a"
     fleet.a.unread = UNREAD_MARGIN + 1
     assert ask(of_a) == "b"
@@ -451,13 +455,14 @@ def test_a_key_leaves_a_node_with_much_to_read(fleet: Fleet) -> None:
 def test_a_prompt_that_was_passed_on_counts_until_the_node_tells(fleet: Fleet) -> None:
     for front in fleet.fronts.values():
         _with_affinity(front)
-    wait_for(lambda: fleet.a.peers._peers.unread_tokens() == {"b": 0.0})
-    peers = fleet.a.peers._peers
-    peers._poll.close()
-    known = peers.unread_tokens()["b"]
+    wait_for(lambda: fleet.a.peers.others.unread_tokens() == {"b": 0.0})
+    others = fleet.a.peers.others
+    # It asks no more.
+    others.close()
+    before = others.unread_tokens()["b"]
     fleet.busy()
     texts(fleet.a.ask(text_input=_bytes("x" * 40)))
-    assert peers.unread_tokens()["b"] == known + 40
+    assert others.unread_tokens()["b"] == before + 40
 
 
 def _with_affinity(front: FakeFront) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet import settings
-from shapeshift.fleet.supervision import node_record, node_supervisor
+from shapeshift.fleet.supervision import node_record
 from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
 from shapeshift.fleet.supervision.node_record import LOAD, OPERATOR
 from shapeshift.fleet.supervision.node_supervisor import READY, STARTING, STOPPED, NodeStatus, NodeSupervisor
@@ -183,9 +183,8 @@ def test_a_node_that_is_still_stopping_is_not_started(
 
 
 def test_a_node_that_does_not_start_says_why_and_is_tried_again(
-    supervise: Callable[[], NodeSupervisor], command: NodeCommand, monkeypatch: pytest.MonkeyPatch
+    supervise: Callable[[], NodeSupervisor], command: NodeCommand
 ) -> None:
-    monkeypatch.setattr(node_supervisor.Backoff, "pause", lambda self, ran_s: 0.1)
     broken = command.run_directory / "broken"
     broken.parent.mkdir(parents=True)
     broken.touch()

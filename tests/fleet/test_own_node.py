@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from shapeshift.cli.main import main
-from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
-from shapeshift.fleet import certificates, own_node
+from shapeshift.errors import InvalidInputError, NotFoundError
+from shapeshift.fleet import certificates
 from shapeshift.fleet.own_node import OwnNode
 from shapeshift.triton import metrics
 from shapeshift.triton.endpoint import CA_VARIABLE
@@ -17,7 +21,6 @@ from shapeshift.triton.settings import ServerSettings
 BASE = ServerSettings(repositories=(Path("repository"),))
 PLAIN = 'name = "demo"\n[[nodes]]\nname = "a"\ngrpc = "{host}:18001"\nmetrics = "{page}"\nkey_file = "a.key"\n'
 TLS = '[tls]\nca = "tls/ca.pem"\ncertificate = "tls/{node}.pem"\nkey = "tls/{node}.key"\n'
-Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def write(folder: Path, host: str = "127.0.0.1", page: str = "http://127.0.0.1:18002/metrics", more: str = "") -> Path:
@@ -73,22 +76,36 @@ def test_the_two_options_go_together(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "no fleet file at" in capsys.readouterr().err
 
 
-def samples(running: float, waiting: float = 0.0) -> Samples:
-    counts = {"shapeshift_requests_running": running, "shapeshift_requests_waiting": waiting}
-    return {(name, frozenset({("model", "encode")})): value for name, value in counts.items()} | {
-        ("shapeshift_requests_total", frozenset()): 9.0
-    }
+@contextmanager
+def pages(*counts: tuple[int, int]) -> Iterator[tuple[str, list[str]]]:
+    """The URL of a page that shows requests that run and wait, each look the next ones, and the looks."""
+    looks: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # noqa: N802  http.server's name
+            running, waiting = counts[min(len(looks), len(counts) - 1)]
+            looks.append(self.path)
+            text = (
+                f'shapeshift_requests_running{{model="encode"}} {running}\n'
+                f'shapeshift_requests_waiting{{model="encode"}} {waiting}\nshapeshift_requests_total 9\n'
+            )
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *arguments: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/metrics", looks
+        server.shutdown()
 
 
-def test_a_drain_ends_when_nothing_has_been_in_flight_for_three_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pages = iter([samples(2), samples(0), samples(0, 1), samples(0), samples(0), samples(0), samples(7)])
-    monkeypatch.setattr(own_node, "_SCRAPE_S", 0.0)
-    monkeypatch.setattr(own_node.metrics, "scrape", lambda page: next(pages))
+def test_a_drain_ends_when_nothing_has_been_in_flight_for_three_pages(tmp_path: Path) -> None:
     said: list[str] = []
-    OwnNode(write(tmp_path), "a").drain("page", said.append)
-    assert said == [] and next(pages) == samples(7)
+    with pages((2, 0), (0, 0), (0, 1), (0, 0), (0, 0), (0, 0), (7, 0)) as (page, looks):
+        OwnNode(write(tmp_path), "a", scrape_s=0.0).drain(page, said.append)
+    assert said == [] and len(looks) == 6
 
 
 def test_a_drain_does_not_wait_for_requests_of_a_process_that_has_ended(
@@ -107,25 +124,16 @@ def test_a_drain_does_not_wait_for_requests_of_a_process_that_has_ended(
             ("shapeshift_requests_running", serves): 1.0 if count < 10 else 0.0,
         }
 
-    monkeypatch.setattr(own_node, "_SCRAPE_S", 0.0)
-    monkeypatch.setattr(own_node.metrics, "scrape", scrape)
+    monkeypatch.setattr(metrics, "scrape", scrape)
     said: list[str] = []
-    OwnNode(write(tmp_path), "a").drain("page", said.append)
+    OwnNode(write(tmp_path), "a", scrape_s=0.0).drain("page", said.append)
     assert said == [] and next(beats) == 13
 
 
-def test_a_drain_ends_after_its_time_and_where_the_server_has_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(own_node, "_SCRAPE_S", 0.01)
-    monkeypatch.setattr(own_node.metrics, "scrape", lambda page: samples(2))
+def test_a_drain_ends_after_its_time_and_where_the_server_has_gone(tmp_path: Path) -> None:
     said: list[str] = []
-    OwnNode(write(tmp_path), "a", 0.05).drain("page", said.append)
+    with pages((2, 0)) as (page, _):
+        OwnNode(write(tmp_path), "a", 0.05, scrape_s=0.01).drain(page, said.append)
     assert said == ["2 requests are still in flight after 0.05 s\n"]
-
-    def gone(page: str) -> Samples:
-        raise ShapeshiftError("no metrics")
-
-    monkeypatch.setattr(own_node.metrics, "scrape", gone)
-    OwnNode(write(tmp_path), "a").drain("page", said.append)
+    OwnNode(write(tmp_path), "a").drain(page, said.append)
     assert len(said) == 1

@@ -30,6 +30,8 @@ class Fleet:
         self.fakes: dict[str, FakeNode] = {}
         self.lines: list[str] = []
         self.now = Members()
+        # Calls that a node has begun to answer.
+        self.entered = 0
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.clients = NodeClients()
@@ -67,6 +69,7 @@ class Fleet:
         self.now = Members([self.node(names[0], self.fakes[name].address) for name in names])
 
     def echo(self, model: str, inputs: Tensors) -> Tensors:
+        self.entered += 1
         assert self.may_answer.wait(120)
         return {"OUT": inputs["IN"]}
 
@@ -163,7 +166,7 @@ def test_the_connection_to_a_node_that_leaves_is_closed_after_its_calls(fleet: F
             ended.append(error)
 
     calls: Sequence[object] = [fleet.clients.start(ask()) for _ in range(3)]
-    wait_for(lambda: fleet.clients._links["b"].calls == len(calls))
+    wait_for(lambda: fleet.entered == len(calls))
     fleet.clients.follow([])
     fleet.clients.start(ask()).result(20)
     assert isinstance(ended.pop(), ModelGoneError)

@@ -35,7 +35,7 @@ class Fleet:
         self.commands = {name: NodeCommand(name, Path("fleet.toml"), OLD) for name in NAMES}
         self.happened: list[str] = []
         self._broken, self._failing = broken, failing
-        self._counts = {name: [0, 0] for name in NAMES}
+        self.counts = {name: [0, 0] for name in NAMES}
 
     def present_command(self, name: str) -> NodeCommand:
         return self.commands[name]
@@ -50,13 +50,13 @@ class Fleet:
             raise ShapeshiftError(f"not ready after {timeout_s:g} s: {command.name} (a model is missing)")
 
     def page(self, name: str) -> Samples:
-        answered, failed = self._counts[name]
+        answered, failed = self.counts[name]
         return metrics_page(answered + failed, INTERNAL=failed, OK=answered)
 
     def serve(self, seconds: float) -> None:
         """Every node gets 100 requests."""
         self.happened.append(f"watch {seconds:g}")
-        for name, counts in self._counts.items():
+        for name, counts in self.counts.items():
             failing = name == self._failing and self.commands[name].build == NEW
             counts[0] += 97 if failing else 100
             counts[1] += 3 if failing else 0
@@ -119,7 +119,7 @@ def test_canaries_that_were_started_again_are_taken_back() -> None:
     fleet.serve(0)
 
     def crash(seconds: float) -> None:
-        fleet._counts["node-0"] = [3, 0]
+        fleet.counts["node-0"] = [3, 0]
 
     fleet.serve = crash  # type: ignore[method-assign]
     with pytest.raises(ShapeshiftError, match="taken back: the server of node-0 was started again meanwhile"):

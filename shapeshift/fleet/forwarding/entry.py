@@ -35,7 +35,8 @@ class FleetEntry:
     """Serves a request here, or passes it on to the node that `policy.placement` chooses.
 
     A request that another node has passed on is served here. One whose node refuses it, or goes before it answers, is
-    served here too. Raises ShapeshiftError for a fleet file that cannot be read.
+    served here too. others: the same front on the other nodes. Raises ShapeshiftError for a fleet file that cannot be
+    read.
     """
 
     def __init__(self, front: Front[Any], period_s: float = LOOK_S) -> None:
@@ -45,7 +46,7 @@ class FleetEntry:
             raise InvalidInputError(NODE_VARIABLE, self._own, allowed)
         self._front = front
         self._clients = NodeClients()
-        self._peers = Peers(front, file, self._own, self._clients, period_s)
+        self.others = Peers(front, file, self._own, self._clients, period_s)
         self._watch = CancellationWatch(front.log)
         # Two threads may submit here: Triton's, and the event loop for what another node refused.
         self._submitting = threading.Lock()
@@ -57,7 +58,7 @@ class FleetEntry:
         self.metrics: list[Metric] = [
             self._passed_on,
             Gauge("requests_on_other_nodes", "Requests that other nodes serve for this", lambda: len(self._relays)),
-            Gauge("fleet_nodes", "Nodes that serve this model", lambda: len(self._peers.loads()) + 1),
+            Gauge("fleet_nodes", "Nodes that serve this model", lambda: len(self.others.loads()) + 1),
         ]
         self._ticking = self._clients.start(self._tick())
 
@@ -76,7 +77,7 @@ class FleetEntry:
             self._submit(request, sender)
         else:
             if self._front.affinity is not None:
-                self._peers.add_unread(node, self._front.affinity.prompt_tokens(request))
+                self.others.add_unread(node, self._front.affinity.prompt_tokens(request))
             self._pass_on(HeldRequest(self._front.pb_utils, request, sender), node)
 
     def close(self) -> None:
@@ -84,7 +85,7 @@ class FleetEntry:
         self._is_closing = True
         self._watch.close()
         self._ticking.cancel()
-        self._peers.close()
+        self.others.close()
         for relay in list(self._relays):
             relay.cancel(unloading())
         self._clients.close()
@@ -109,7 +110,7 @@ class FleetEntry:
         try:
             self._submit(request, sender)
         except NotFoundError:
-            others = sorted(self._peers.loads())
+            others = sorted(self.others.loads())
             if not others or FROM_NODE in request.parameters() or len(self._relays) >= _MOST_PASSED_ON:
                 raise
             self._pass_on(HeldRequest(self._front.pb_utils, request, sender), others[0], others[1:])
@@ -117,12 +118,12 @@ class FleetEntry:
     def _choose(self, request: InferenceRequest) -> str:
         if FROM_NODE in request.parameters() or len(self._relays) >= _MOST_PASSED_ON:
             return self._own
-        loads: Mapping[str, float] = self._peers.loads()
+        loads: Mapping[str, float] = self.others.loads()
         if not loads:
             return self._own
         affinity = self._front.affinity
         if affinity is not None and (key := affinity.key(request)):
-            return least_unread(key, {**self._peers.unread_tokens(), self._own: affinity.unread_tokens()})
+            return least_unread(key, {**self.others.unread_tokens(), self._own: affinity.unread_tokens()})
         return least_work({**loads, self._own: self._front.load()}, self._own)
 
     def _wanted(self, request: InferenceRequest) -> list[object]:
@@ -142,7 +143,7 @@ class FleetEntry:
         relay = Relay(self._front, held, node, parameters, self._ended, partial(self._refused, further))
         with self._lock:
             self._relays[relay] = None
-            self._peers.count(node, 1)
+            self.others.count(node, 1)
         self._passed_on.add(node)
         gone = CancelledRequestError("the client cancelled the request")
         self._watch.add(relay, held.get_response_sender().is_cancelled, lambda: relay.cancel(gone))
@@ -152,7 +153,7 @@ class FleetEntry:
         self._watch.remove(relay)
         with self._lock:
             del self._relays[relay]
-            self._peers.count(relay.node, -1)
+            self.others.count(relay.node, -1)
 
     def _refused(self, further: Sequence[str], relay: Relay) -> None:
         self._ended(relay)
@@ -174,5 +175,5 @@ class FleetEntry:
             await asyncio.sleep(_TICK_S)
             self.steps[0].step()
             for relay in list(self._relays):
-                if self._peers.is_stuck(relay.node):
+                if self.others.is_stuck(relay.node):
                     relay.cancel(ModelGoneError(f"node {relay.node} does not answer; retry later"))
