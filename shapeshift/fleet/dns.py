@@ -86,7 +86,7 @@ class SystemResolver:
     """The resolver of the operating system."""
 
     def addresses(self, host: str) -> list[str]:
-        return sorted({str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
+        return sorted({str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
 
     def hostname(self, address: str) -> str:
         return socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0]
@@ -102,20 +102,20 @@ class DnsMembership:
 
     def __init__(
         self,
-        own: DnsSettings,
+        options: DnsSettings,
         tls: Tls | None,
         folder: Path,
         resolver: Resolver | None = None,
         clock: Callable[[], float] = time.monotonic,
         period_s: float = _PERIOD_S,
     ) -> None:
-        self._settings = own
+        self._settings = options
         self._period_s = period_s
         self._tls = tls
         self._folder = folder
         self._resolver: Resolver = resolver or SystemResolver()
         self._clock = clock
-        self._members = Members(problem=f"{own.service} is being looked up")
+        self._members = Members(problem=f"{options.service} is being looked up")
         self._hostnames: dict[str, str] = {}
         self._answered = clock()
         self._stop = threading.Event()
@@ -124,10 +124,10 @@ class DnsMembership:
 
     def members(self) -> Members:
         """The nodes of the last answer; never blocks."""
-        found, late_s = self._members, self._clock() - self._answered
-        if late_s > _LATE_PERIODS * self._period_s and not found.problem:
-            return Members(found.nodes, f"{self._settings.service}: no answer of DNS for {late_s:.0f} s")
-        return found
+        members, late_s = self._members, self._clock() - self._answered
+        if late_s > _LATE_PERIODS * self._period_s and not members.problem:
+            return Members(members.nodes, f"{self._settings.service}: no answer of DNS for {late_s:.0f} s")
+        return members
 
     def close(self) -> None:
         """End the thread, which may be waiting for DNS: it is not waited for."""
@@ -156,11 +156,11 @@ class DnsMembership:
         return Members([nodes[name] for name in sorted(nodes)], "; ".join(problems))
 
     def _node(self, address: str) -> Node:
-        own = self._settings
-        name, host = (node_name(address), _host(address)) if own.names == ADDRESS else self._hostname(address)
-        metrics = f"{'https' if self._tls else 'http'}://{host}:{own.metrics_port}/metrics"
-        key_file = self._folder / own.key_file.replace("{node}", name) if own.key_file else None
-        return Node(name, Endpoint(f"{host}:{own.grpc_port}", self._tls), metrics, key_file)
+        options = self._settings
+        name, host = (node_name(address), _host(address)) if options.names == ADDRESS else self._hostname(address)
+        metrics = f"{'https' if self._tls else 'http'}://{host}:{options.metrics_port}/metrics"
+        key_file = self._folder / options.key_file.replace("{node}", name) if options.key_file else None
+        return Node(name, Endpoint(f"{host}:{options.grpc_port}", self._tls), metrics, key_file)
 
     def _hostname(self, address: str) -> tuple[str, str]:
         """The first label of the address' hostname, and that name; the last one where it is not found this time."""

@@ -40,11 +40,11 @@ class RemoteClient(Protocol):
 
 
 class RemoteWorkerClient:
-    """Calls workers of the backend `polymorph`. made: the front's own engines."""
+    """Calls workers of the backend `polymorph`. manifest: of the front's own engines."""
 
-    def __init__(self, made: Manifest) -> None:
-        self._outputs = [*(output.name for output in made.outputs), STATE]
-        self._version = made.answers_version()
+    def __init__(self, manifest: Manifest) -> None:
+        self._outputs = [*(output.name for output in manifest.outputs), STATE]
+        self._version = manifest.answers_version()
 
     async def call(
         self, client: AsyncClient, worker: str, texts: Sequence[Ids], deadline: float
@@ -58,13 +58,13 @@ class RemoteWorkerClient:
 
 
 class RemoteEngineClient:
-    """Calls workers of other nodes, see `RemoteClient`. made: the front's own engines.
+    """Calls workers of other nodes, see `RemoteClient`. manifest: of the front's own engines.
 
     A probe asks the node for the versions that it has loaded: each question costs the way there and back.
     """
 
-    def __init__(self, made: Manifest) -> None:
-        self._calls = EngineCalls(made)
+    def __init__(self, manifest: Manifest) -> None:
+        self._calls = EngineCalls(manifest)
 
     async def call(
         self, client: AsyncClient, worker: str, texts: Sequence[Ids], deadline: float

@@ -66,11 +66,11 @@ class ManifestSettings:
 
     def values(self) -> dict[str, str]:
         """What stands for each placeholder of a template."""
-        stated = {one.name: str(getattr(self, one.name)) for one in fields(self)}
+        values = {one.name: str(getattr(self, one.name)) for one in fields(self)}
         ports = {name: getattr(RaySettings, name) for name in ("grpc_port", "metrics_port")}
         last = {f"last_{name}": str(port + self.max_nodes - 1) for name, port in ports.items()}
-        stated |= {name: str(port) for name, port in ports.items()} | last
-        return {**stated, "gpu_limit": f', nvidia.com/gpu: "{self.gpus}"' if self.gpus else ""}
+        values |= {name: str(port) for name, port in ports.items()} | last
+        return {**values, "gpu_limit": f', nvidia.com/gpu: "{self.gpus}"' if self.gpus else ""}
 
 
 def render(kind: str, settings: ManifestSettings) -> str:

@@ -28,8 +28,8 @@ class Node:
 
     def __post_init__(self) -> None:
         check_node_name(self.name)
-        known = self.metrics.startswith(("http://", "https://"))
-        require(known, f"node {self.name}: metrics", self.metrics, "must be http:// or https:// HOST:PORT/metrics")
+        is_url = self.metrics.startswith(("http://", "https://"))
+        require(is_url, f"node {self.name}: metrics", self.metrics, "must be http:// or https:// HOST:PORT/metrics")
 
 
 def check_node_name(name: str) -> str:

@@ -75,18 +75,18 @@ class OwnNode:
 
         Who drains a node first takes it out of the fleet file, so that nobody sends it more.
         """
-        deadline, idle, found = time.monotonic() + self._drain_s, 0, 0.0
+        deadline, idle, requests = time.monotonic() + self._drain_s, 0, 0.0
         # A process that has ended may have left requests that nobody answers.
         pause, reader = threading.Event(), metrics.LiveReader(page)
         while idle < _IDLE_PAGES and time.monotonic() < deadline:
             try:
-                found = in_flight(reader.read())
+                requests = in_flight(reader.read())
             except ShapeshiftError:
                 return
-            idle = 0 if found else idle + 1
+            idle = 0 if requests else idle + 1
             pause.wait(self._scrape_s)
-        if idle < _IDLE_PAGES and found:
-            say(f"{found:g} requests are still in flight after {self._drain_s:g} s\n")
+        if idle < _IDLE_PAGES and requests:
+            say(f"{requests:g} requests are still in flight after {self._drain_s:g} s\n")
 
     def _page_address(self) -> tuple[str, int]:
         parts = urlsplit(self._node.metrics)
@@ -108,9 +108,9 @@ def _find(nodes: tuple[Node, ...], name: str, file: Path) -> Node:
     for node in nodes:
         if node.name == name:
             return node
-    known = [node.name for node in nodes]
-    near = did_you_mean(name, known) or ";"
-    raise NotFoundError(f"{file} has no node {name}{near} it has {', '.join(known) or 'none'}")
+    names = [node.name for node in nodes]
+    near = did_you_mean(name, names) or ";"
+    raise NotFoundError(f"{file} has no node {name}{near} it has {', '.join(names) or 'none'}")
 
 
 def _address(address: str, field: str) -> tuple[str, int]:

@@ -50,13 +50,13 @@ class NodePoll(Generic[T]):
     @property
     def answers(self) -> Mapping[str, T]:
         """By node of the fleet that has answered, its last answer."""
-        found = dict(self._answers)
-        return {node: found[node][0] for node in self._clients.nodes if node in found}
+        answers = dict(self._answers)
+        return {node: answers[node][0] for node in self._clients.nodes if node in answers}
 
     def silent_s(self, node: str) -> float:
         """Seconds since the node's last answer; infinite without one."""
-        found = self._answers.get(node)
-        return float("inf") if found is None else time.monotonic() - found[1]
+        answer = self._answers.get(node)
+        return float("inf") if answer is None else time.monotonic() - answer[1]
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End the thread, and release the membership. The clients stay."""

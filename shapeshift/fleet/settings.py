@@ -175,8 +175,8 @@ def _parse(data: dict[str, Any], folder: Path, node: str) -> FleetSettings:
     tls = _tls(_table(data, "tls"), folder, node) if "tls" in data else None
     entries = data.get("nodes", [])
     require(isinstance(entries, list), "nodes", entries, "must be written as [[nodes]]")
-    found = [_node(number, entry, folder, tls) for number, entry in enumerate(entries, start=1)]
-    nodes = tuple(sorted(found, key=lambda one: one.name))
+    listed = [_node(number, entry, folder, tls) for number, entry in enumerate(entries, start=1)]
+    nodes = tuple(sorted(listed, key=lambda one: one.name))
     _require_distinct(nodes)
     require(bool(nodes) or membership != "static", "nodes", nodes, "at least one [[nodes]] with membership static")
     source: dict[str, dict[str, Any]] = {kind: _table(data, kind) for kind in ("dns", "ray") if kind in data}

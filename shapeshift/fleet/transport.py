@@ -33,8 +33,8 @@ class FleetTransport:
     fleet: calls to it show what is wrong.
     """
 
-    def __init__(self, own: Transport, remote: GrpcTransport, poll: NodePoll[frozenset[str]], front: str) -> None:
-        self._own = own
+    def __init__(self, local: Transport, remote: GrpcTransport, poll: NodePoll[frozenset[str]], front: str) -> None:
+        self._own = local
         self._remote = remote
         self._poll = poll
         self._front = front
@@ -68,25 +68,27 @@ class FleetTransport:
             transport.close(max(end - time.monotonic(), 0.0))
 
 
-def open_transport(pb_utils: PbUtils, front: str, workers: Sequence[str], made: Manifest, log: Log) -> Transport:
+def open_transport(pb_utils: PbUtils, front: str, workers: Sequence[str], manifest: Manifest, log: Log) -> Transport:
     """The transport of a front whose server is a node of a fleet; see `bls_transport.open_transport`.
 
     Raises ShapeshiftError for a fleet file that cannot be read.
     """
-    own = bls_transport.open_transport(pb_utils, front, workers, made, log)
-    return _beside(own, RemoteWorkerClient(made), front, log)
+    local = bls_transport.open_transport(pb_utils, front, workers, manifest, log)
+    return _beside(local, RemoteWorkerClient(manifest), front, log)
 
 
-def open_engine_transport(pb_utils: PbUtils, front: str, workers: Sequence[str], made: Manifest, log: Log) -> Transport:
+def open_engine_transport(
+    pb_utils: PbUtils, front: str, workers: Sequence[str], manifest: Manifest, log: Log
+) -> Transport:
     """As `open_transport`, where Triton's own backends serve the workers."""
-    own = engine_client.open_transport(pb_utils, front, workers, made, log)
-    return _beside(own, RemoteEngineClient(made), front, log)
+    local = engine_client.open_transport(pb_utils, front, workers, manifest, log)
+    return _beside(local, RemoteEngineClient(manifest), front, log)
 
 
-def _beside(own: Transport, remote: RemoteClient, front: str, log: Log) -> FleetTransport:
+def _beside(local: Transport, remote: RemoteClient, front: str, log: Log) -> FleetTransport:
     """`own`, and `remote` for the workers of the other nodes."""
     file, node = fleet_file(), own_node()
     assert file is not None, "a front outside a fleet has another transport"
     clients = NodeClients()
     poll = NodePoll(open_membership(file, node), clients, node, log, loaded_models)
-    return FleetTransport(own, GrpcTransport(clients, remote), poll, front)
+    return FleetTransport(local, GrpcTransport(clients, remote), poll, front)

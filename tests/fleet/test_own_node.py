@@ -114,7 +114,7 @@ def test_a_drain_does_not_wait_for_requests_of_a_process_that_has_ended(
     """Triton goes on to show the gauges of a process, with the last values."""
     beats = iter(range(100))
 
-    def scrape(page: str) -> Samples:
+    def scrape(page: str) -> metrics.Samples:
         ended, serves = (frozenset({("model", "encode"), ("pid", pid)}) for pid in ("7", "8"))
         count = float(next(beats))
         return {

@@ -21,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
 
     def action(name: str, run: Callable[[argparse.Namespace], int], summary: str) -> argparse.ArgumentParser:
-        own = actions.add_parser(name, help=summary, description=summary)
-        own.set_defaults(run=run)
-        return own
+        command = actions.add_parser(name, help=summary, description=summary)
+        command.set_defaults(run=run)
+        return command
 
     up = action("up", _up, "start the nodes of a fleet on Ray, and its sidecar")
     up.add_argument("file", type=Path, help="the fleet file, with membership ray")
@@ -41,13 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _seconds(drain, "--timeout", 120.0, "time to end all requests")
     drain.add_argument("--undo", action="store_true", help="start a node again that was drained")
 
-    own = UpgradeSettings
     upgraded = action("upgrade", _upgrade, "serve a fleet on Ray as its file says now, one node at a time")
     upgraded.add_argument("file", type=Path, help="the fleet file, with the new build folder or options")
-    upgraded.add_argument("--canary", type=float, default=own.canary, help="share of the nodes that go first")
-    _seconds(upgraded, "--watch", own.watch_s, "they serve alone")
-    upgraded.add_argument("--max-errors", type=float, default=own.max_errors, help="share that may fail")
-    _seconds(upgraded, "--timeout", own.timeout_s, "for each node")
+    upgraded.add_argument("--canary", type=float, default=UpgradeSettings.canary, help="share of nodes that go first")
+    _seconds(upgraded, "--watch", UpgradeSettings.watch_s, "they serve alone")
+    upgraded.add_argument("--max-errors", type=float, default=UpgradeSettings.max_errors, help="share that may fail")
+    _seconds(upgraded, "--timeout", UpgradeSettings.timeout_s, "for each node")
 
     summary = "show the nodes of a fleet, their workers, load, versions and the last decisions"
     status.add_arguments(action("status", status.run, summary))

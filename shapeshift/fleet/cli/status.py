@@ -48,15 +48,15 @@ def run(options: argparse.Namespace) -> int:
     connections = FleetConnections(open_membership(options.file, options.node), journal)
     servers = servers_of(connections, Journal(lambda text: None, lambda report: None, {}), _LIMIT_S)
     run_directory = run_directory_of(options.build or _build_of(options.file, fleet), fleet.name)
-    found = overview(servers, run_directory, ProcessTracker(local=False), options.seconds)
-    told = versions.read(connections.nodes)
-    for node in found["nodes"]:
-        fronts = told.get(node["name"], {})
+    shown = overview(servers, run_directory, ProcessTracker(local=False), options.seconds)
+    by_node = versions.read(connections.nodes)
+    for node in shown["nodes"]:
+        fronts = by_node.get(node["name"], {})
         node["shapeshift"] = versions.software(fronts) or None
         node["engines"] = {name: one.engines for name, one in fronts.items() if one.engines}
         node["registries"] = {name: one.registry for name, one in fronts.items() if one.registry}
-    found["version_problems"] = versions.differing(told)
-    sys.stdout.write(json.dumps(found) + "\n" if options.json else format_fleet(fleet.name, found))
+    shown["version_problems"] = versions.differing(by_node)
+    sys.stdout.write(json.dumps(shown) + "\n" if options.json else format_fleet(fleet.name, shown))
     return 0
 
 
@@ -71,15 +71,15 @@ def _warn(text: str) -> None:
     sys.stderr.write(text)
 
 
-def format_fleet(name: str, found: dict[str, Any]) -> str:
+def format_fleet(name: str, shown: dict[str, Any]) -> str:
     """The overview of the fleet as text and tables: first its nodes, last the decisions."""
     head = ["node", "state", "Triton", "Shapeshift", "workers", "texts/s", "engines", "registries", "problem"]
     fields = ("name", "state", "version", "shapeshift", "workers", "texts_per_s", "engines", "registries", "problem")
-    rows = [["-" if node[field] is None else _cell(node[field]) for field in fields] for node in found["nodes"]]
-    parts = [f"fleet: {name}\n", table([head, *rows]), format_overview(found)]
-    if problems := found["version_problems"]:
+    rows = [["-" if node[field] is None else _cell(node[field]) for field in fields] for node in shown["nodes"]]
+    parts = [f"fleet: {name}\n", table([head, *rows]), format_overview(shown)]
+    if problems := shown["version_problems"]:
         parts.append("".join(f"{line}\n" for line in problems))
-    if decisions := found["scheduler"]["decisions"]:
+    if decisions := shown["scheduler"]["decisions"]:
         lines = (f"  {one['at']} {one['kind']} {one['subject']}: {one['text']}\n" for one in decisions)
         parts.append("last decisions:\n" + "".join(lines))
     return "\n".join(parts)

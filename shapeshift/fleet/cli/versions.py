@@ -58,12 +58,12 @@ def software(fronts: Mapping[str, FrontVersions]) -> str:
     return ", ".join(sorted({one.software for one in fronts.values()}))
 
 
-def differing(found: Versions) -> list[str]:
+def differing(versions: Versions) -> list[str]:
     """A line for each version that is not the same on all nodes."""
-    nodes = {node: own for node in sorted(found) if (own := software(found[node]))}
+    nodes = {node: version for node in sorted(versions) if (version := software(versions[node]))}
     lines = [f"Shapeshift differs by node: {_by_node(nodes)}"] if len(set(nodes.values())) > 1 else []
-    for front in sorted({front for fronts in found.values() for front in fronts}):
-        having = {node: found[node][front] for node in sorted(found) if front in found[node]}
+    for front in sorted({front for fronts in versions.values() for front in fronts}):
+        having = {node: versions[node][front] for node in sorted(versions) if front in versions[node]}
         for kind, of_kind in (
             ("engines differ", {node: one.engines for node, one in having.items()}),
             ("registry differs", {node: one.registry for node, one in having.items()}),
@@ -81,12 +81,12 @@ def _by_node(versions: Mapping[str, str]) -> str:
 async def _of_node(client: AsyncClient) -> dict[str, FrontVersions]:
     try:
         fronts = [name for name in await client.models(_ANSWER_S) if worker_front(name) is None]
-        found = await asyncio.gather(*(_of_front(client, name) for name in fronts))
+        versions = await asyncio.gather(*(_of_front(client, name) for name in fronts))
     except ShapeshiftError:
         return {}
     finally:
         await client.close()
-    return {name: one for name, one in zip(fronts, found, strict=True) if one is not None}
+    return {name: one for name, one in zip(fronts, versions, strict=True) if one is not None}
 
 
 async def _of_front(client: AsyncClient, name: str) -> FrontVersions | None:

@@ -70,9 +70,9 @@ class FleetEntry:
 
     def submit(self, request: InferenceRequest, sender: ResponseSender) -> None:
         """Serve a request here or on another node. Raises as the front's `submit` does."""
-        wanted = self._wanted(request)
-        if wanted:
-            self._stop(wanted[0], request, sender)
+        stop_ids = self._ids_to_stop(request)
+        if stop_ids:
+            self._stop(stop_ids[0], request, sender)
         elif (node := self._choose(request)) == self._own:
             self._submit(request, sender)
         else:
@@ -94,14 +94,14 @@ class FleetEntry:
         with self._submitting:
             self._front.serve(request, sender)
 
-    def _stop(self, wanted: object, request: InferenceRequest, sender: ResponseSender) -> None:
-        """End the request of the id `wanted`: one that this node has passed on, one here, or one of another node.
+    def _stop(self, stop_id: object, request: InferenceRequest, sender: ResponseSender) -> None:
+        """End the request of the id `stop_id`: one that this node has passed on, one here, or one of another node.
 
         Its client may have sent it to any node. The others are asked one after the other; they ask no further.
         """
         with self._lock:
             passed_on = [relay for relay in self._relays if relay.id and not relay.is_stop]
-        named = next((relay for relay in passed_on if relay.id.encode() == wanted), None)
+        named = next((relay for relay in passed_on if relay.id.encode() == stop_id), None)
         if named is not None:
             held = HeldRequest(self._front.pb_utils, request, sender)
             held.arrays[self._front.stop_id] = np.array([named.id_there.encode()], dtype=object)
@@ -126,18 +126,18 @@ class FleetEntry:
             return least_unread(key, {**self.others.unread_tokens(), self._own: affinity.unread_tokens()})
         return least_work({**loads, self._own: self._front.load()}, self._own)
 
-    def _wanted(self, request: InferenceRequest) -> list[object]:
+    def _ids_to_stop(self, request: InferenceRequest) -> list[object]:
         """The id of the request that `request` asks to end; nothing for any other request."""
         if not self._front.stop_id:
             return []
         tensor = self._front.pb_utils.get_input_tensor_by_name(request, self._front.stop_id)
-        found: list[object] = [] if tensor is None else tensor.as_numpy().reshape(-1)[:1].tolist()
-        return found
+        ids: list[object] = [] if tensor is None else tensor.as_numpy().reshape(-1)[:1].tolist()
+        return ids
 
     def _pass_on(self, held: HeldRequest, node: str, further: Sequence[str] = ()) -> None:
         """further: nodes to ask after this one where it refuses, before the request is served here."""
         parameters: dict[str, Any] = {
-            name: value for name, value in held.given.items() if not is_tritons(name) and name != "id"
+            name: value for name, value in held.parameter_values.items() if not is_tritons(name) and name != "id"
         }
         parameters[FROM_NODE] = self._own
         relay = Relay(self._front, held, node, parameters, self._ended, partial(self._refused, further))

@@ -94,16 +94,16 @@ class Peers:
         return {node: answer for node, answer in self._poll.answers.items() if self._poll.silent_s(node) <= late_s}
 
     async def _ask(self, node: str, client: AsyncClient) -> _Answer:
-        asked = ModelCall(self._front.args.name, self._inputs, _ANSWER_S, (DESCRIPTION.name,))
+        call = ModelCall(self._front.args.name, self._inputs, _ANSWER_S, (DESCRIPTION.name,))
         # Before it tells: what is passed on meanwhile may count twice until the next look, but is never missed.
         passed_tokens = self._passed_tokens[node]
-        found = await client.first(asked)
-        theirs = told(found)
-        own = json.loads(self._front.describe().as_json(self._front.args))
+        answer = await client.first(call)
+        theirs = told(answer)
+        ours = json.loads(self._front.describe().as_json(self._front.args))
         for fact in _COMPARED:
-            if theirs.get(fact) != own.get(fact):
-                stated = f"{fact} {theirs.get(fact)!r}, here {own.get(fact)!r}"
-                raise EngineError(f"its {self._front.args.name} is another one and is not used: {stated}")
+            if theirs.get(fact) != ours.get(fact):
+                difference = f"{fact} {theirs.get(fact)!r}, here {ours.get(fact)!r}"
+                raise EngineError(f"its {self._front.args.name} is another one and is not used: {difference}")
         if "load" not in theirs:
             raise EngineError(f"its {self._front.args.name} is in no fleet")
         # A node that does not tell, such as one of an older version, is the last to be chosen.

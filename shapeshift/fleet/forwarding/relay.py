@@ -31,8 +31,8 @@ _TIMEOUT_S = 600.0
 class HeldRequest:
     """A copy of a request, which a front serves as it serves Triton's; see `pb_utils.InferenceRequest`.
 
-    arrays  the inputs by name
-    given   the parameters
+    arrays            the inputs by name
+    parameter_values  the parameters
     """
 
     def __init__(self, pb_utils: PbUtils, request: InferenceRequest, sender: ResponseSender) -> None:
@@ -43,7 +43,7 @@ class HeldRequest:
         self._outputs = list(request.requested_output_names())
         # Triton frees its buffers when `execute` returns.
         self.arrays: dict[str, NDArray[Any]] = {one.name(): np.array(one.as_numpy()) for one in request.inputs()}
-        self.given: dict[str, Any] = json.loads(self._parameters or "{}")
+        self.parameter_values: dict[str, Any] = json.loads(self._parameters or "{}")
 
     def request_id(self) -> str:
         return self._id
@@ -80,7 +80,7 @@ class Relay:
         self.response_sender: ResponseSender | None = held.get_response_sender()
         self.held = held
         self.node = node
-        self.id = held.request_id() or str(held.given.get("id", ""))
+        self.id = held.request_id() or str(held.parameter_values.get("id", ""))
         # Clients choose their ids: two of them on two nodes may have chosen the same.
         self.id_there = uuid.uuid4().hex
         self.is_stop = front.stop_id in held.arrays

@@ -46,21 +46,21 @@ class FleetModelReader:
         servers = self._connections.servers
         self._readers = {node: self._reader(node, server) for node, server in servers.items()}
         calls = {node: partial(_read, one, self._forgotten.get(node)) for node, (_, one) in self._readers.items()}
-        found, problems = self._calls.ask(calls, _PATIENCE if self._knows_nothing else 1.0)
+        models, problems = self._calls.ask(calls, _PATIENCE if self._knows_nothing else 1.0)
         self._knows_nothing = False
-        for node in found:
+        for node in models:
             self._forgotten.pop(node, None)
-        self._presence.record("models", found, problems)
-        if not found:
+        self._presence.record("models", models, problems)
+        if not models:
             raise nobody_answers(problems)
         # Where all are gone, e.g. because no metrics page can be reached, those that answer here are all there is.
         gone = self._presence.gone
-        present = {node: models for node, models in found.items() if node not in gone} or found
+        present = {node: one for node, one in models.items() if node not in gone} or models
         return merged(present, frozenset(problems.keys() - gone))
 
     def _reader(self, node: str, server: NodeServer) -> tuple[NodeServer, ServerModelReader]:
-        known = self._readers.get(node)
-        return known if known is not None and known[0] is server else (server, ServerModelReader(server.control))
+        reader = self._readers.get(node)
+        return reader if reader is not None and reader[0] is server else (server, ServerModelReader(server.control))
 
 
 def _read(reader: ServerModelReader, forgotten: set[str] | None) -> ServerModels:
@@ -69,26 +69,30 @@ def _read(reader: ServerModelReader, forgotten: set[str] | None) -> ServerModels
     return reader.read()
 
 
-def merged(found: Mapping[str, ServerModels], pending: frozenset[str] = frozenset()) -> ServerModels:
+def merged(by_node: Mapping[str, ServerModels], pending: frozenset[str] = frozenset()) -> ServerModels:
     """The models of these nodes under qualified names. pending: see ServerModels."""
-    problems = {qualified(node, name): text for node, own in found.items() for name, text in own.problems.items()}
-    states = {qualified(node, name): state for node, own in found.items() for name, state in own.states.items()}
-    objectives = {qualified(node, name): ms for node, own in found.items() for name, ms in own.objectives.items()}
+    problems = {
+        qualified(node, name): text for node, models in by_node.items() for name, text in models.problems.items()
+    }
+    states = {qualified(node, name): state for node, models in by_node.items() for name, state in models.states.items()}
+    objectives = {
+        qualified(node, name): ms for node, models in by_node.items() for name, ms in models.objectives.items()
+    }
     fronts: dict[str, Front] = {}
     workers: dict[str, tuple[Worker, ...]] = {}
-    for name in sorted({name for own in found.values() for name in own.fronts}):
-        on_nodes = {node: own.fronts[name] for node, own in sorted(found.items()) if name in own.fronts}
+    for name in sorted({name for models in by_node.values() for name in models.fronts}):
+        on_nodes = {node: models.fronts[name] for node, models in sorted(by_node.items()) if name in models.fronts}
         common, ignored = _common(on_nodes)
         problems |= {qualified(node, name): text for node, text in ignored.items()}
-        kept = {node: front for node, front in on_nodes.items() if node not in ignored}
-        fronts[name] = _joined(common, kept)
+        alike = {node: front for node, front in on_nodes.items() if node not in ignored}
+        fronts[name] = _joined(common, alike)
         if common.has_workers:
             workers[name] = tuple(
                 replace(worker, name=qualified(node, worker.name))
-                for node in kept
-                for worker in found[node].workers.get(name, ())
+                for node in alike
+                for worker in by_node[node].workers.get(name, ())
             )
-    return ServerModels(fronts, workers, states, problems, frozenset(found), pending, objectives)
+    return ServerModels(fronts, workers, states, problems, frozenset(by_node), pending, objectives)
 
 
 def _joined(common: Front, on_nodes: Mapping[str, Front]) -> Front:
@@ -101,7 +105,9 @@ def _joined(common: Front, on_nodes: Mapping[str, Front]) -> Front:
         min_workers=sum(front.min_workers for front in fronts),
         max_workers=sum(front.max_workers for front in fronts),
         pool_workers=sum(front.pool_workers for front in fronts),
-        service_ms=tuple(_together(own, fronts) for own in zip(*(front.service_ms for front in fronts), strict=True)),
+        service_ms=tuple(
+            _together(times, fronts) for times in zip(*(front.service_ms for front in fronts), strict=True)
+        ),
     )
 
 

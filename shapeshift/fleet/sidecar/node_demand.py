@@ -71,7 +71,7 @@ class NodeDemand:
         nodes = len(front.models)
         traffic = observe.traffic_of(front.models, period.start, page)
         tail_ms = decide.tail_ms(traffic) if front.slo_ms else None
-        occupancies = [found for one in period.held if (found := _occupancy(one, traffic.live_pids)) is not None]
+        occupancies = [share for one in period.held if (share := _occupancy(one, traffic.live_pids)) is not None]
         use = NodeUse(
             latency=None if tail_ms is None else tail_ms / front.slo_ms,
             occupancy=sum(occupancies) / len(occupancies) if occupancies else None,
@@ -105,19 +105,19 @@ def _fronts(server: ServerModels, page: MetricsPage) -> dict[str, _Front]:
 
 
 def _held(models: Sequence[str], page: MetricsPage) -> _Held:
-    found: dict[int, list[float]] = {}
+    held: dict[int, list[float]] = {}
     places = {observe.WAITING: 0, observe.RUNNING: 0, SLOTS: 1, KV_USAGE: 2}
     for model in models:
         for series in page.models.get(model, ()):
             if series.name in places and not series.label:
-                found.setdefault(series.pid, [0.0, 0.0, 0.0])[places[series.name]] += series.value
-    return {pid: (values[0], values[1], values[2]) for pid, values in found.items()}
+                held.setdefault(series.pid, [0.0, 0.0, 0.0])[places[series.name]] += series.value
+    return {pid: (values[0], values[1], values[2]) for pid, values in held.items()}
 
 
 def _occupancy(held: _Held, alive: Collection[int]) -> float | None:
     """Share of the slots or of the KV cache, whichever is more; None where no process has slots."""
-    own = [values for pid, values in held.items() if pid in alive and values[1] > 0]
-    if not own:
+    processes = [values for pid, values in held.items() if pid in alive and values[1] > 0]
+    if not processes:
         return None
-    requests, slots, usage = map(sum, zip(*own, strict=True))
-    return float(max(requests / slots, usage / len(own)))
+    requests, slots, usage = map(sum, zip(*processes, strict=True))
+    return float(max(requests / slots, usage / len(processes)))

@@ -112,8 +112,8 @@ class Cluster:
     def _head(self) -> Identity | None:
         """The process of the head that was started here, if it runs."""
         try:
-            found = json.loads((self.folder / _STATE_FILE).read_text())
-            head = Identity(int(found["pid"]), int(found["start"]))
+            state = json.loads((self.folder / _STATE_FILE).read_text())
+            head = Identity(int(state["pid"]), int(state["start"]))
         except (OSError, ValueError, KeyError):
             return None
         return head if processes.is_alive(head) else None

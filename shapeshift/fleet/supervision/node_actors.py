@@ -51,9 +51,9 @@ class NodeActors:
     def ask(self) -> None:
         """Ask each supervisor for the state of its node. Where one does not answer, the last one stays: its server
         may well run."""
-        asked = {name: actor.describe.remote() for name, actor in self.actors.items()}
-        self._ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ASK_S)
-        for name, answer in asked.items():
+        answers = {name: actor.describe.remote() for name, actor in self.actors.items()}
+        self._ray.wait(list(answers.values()), num_returns=len(answers), timeout=_ASK_S)
+        for name, answer in answers.items():
             with contextlib.suppress(self._ray.exceptions.RayError):
                 self.known[name] = self._ray.get(answer, timeout=0)
 
@@ -71,9 +71,9 @@ class NodeActors:
         grown = self.plan.with_node(name, host)
         # Served as the first node is now: an upgrade may have changed that since the plan was made.
         first = self._ray.get(self.actors[plans.FIRST].command.remote(), timeout=_ASK_S)
-        own = grown.nodes[-1]
-        own = replace(own, command=replace(first, name=name, file=own.command.file))
-        self.actors[name] = ray_nodes.node_actor(self._ray, own, grown)
+        added = grown.nodes[-1]
+        added = replace(added, command=replace(first, name=name, file=added.command.file))
+        self.actors[name] = ray_nodes.node_actor(self._ray, added, grown)
         self.plan = grown
         return True
 
@@ -87,8 +87,8 @@ class NodeActors:
             self.known[name] = replace(status, drained_for=LOAD), key
 
     def leaving(self) -> str:
-        found = (name for name, (status, _) in self.known.items() if status.drained_for == LOAD)
-        return next(found, "")
+        names = (name for name, (status, _) in self.known.items() if status.drained_for == LOAD)
+        return next(names, "")
 
     def is_stopped(self, name: str) -> bool:
         # Nor does a node end requests whose machine has gone.

@@ -45,8 +45,8 @@ class NodeCommand:
     @property
     def arguments(self) -> list[str]:
         """The command line."""
-        own = [f"--fleet={self.file}", f"--node={self.name}", f"--build={self.build}"]
-        return [self.python, "-P", "-m", "shapeshift.cli.main", "serve", *own, *self.options]
+        options = [f"--fleet={self.file}", f"--node={self.name}", f"--build={self.build}"]
+        return [self.python, "-P", "-m", "shapeshift.cli.main", "serve", *options, *self.options]
 
 
 class NodeProcess:

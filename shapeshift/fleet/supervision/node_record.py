@@ -35,9 +35,9 @@ class NodeRecord:
 
 def write(record: NodeRecord) -> None:
     """Replace the record of the node. Raises OSError."""
-    own = asdict(record.command)
-    stated = {"build": str(own["build"]), "options": list(own["options"]), "python": own["python"]}
-    text = json.dumps({**stated, "drained_for": record.drained_for})
+    command = asdict(record.command)
+    values = {"build": str(command["build"]), "options": list(command["options"]), "python": command["python"]}
+    text = json.dumps({**values, "drained_for": record.drained_for})
     file = record.command.file.with_name(_FILE)
     file.parent.mkdir(parents=True, exist_ok=True)
     files.replace_text(file, text + "\n")
@@ -46,10 +46,10 @@ def write(record: NodeRecord) -> None:
 def read(name: str, fleet_file: Path) -> NodeRecord | None:
     """The record of the node `name`, which reads `fleet_file`; None if there is none, or it is damaged."""
     try:
-        found = json.loads(fleet_file.with_name(_FILE).read_text(encoding="utf-8"))
-        options = tuple(map(str, found["options"]))
-        command = NodeCommand(name, fleet_file, Path(found["build"]), options, str(found["python"]))
-        return NodeRecord(command, str(found["drained_for"]))
+        values = json.loads(fleet_file.with_name(_FILE).read_text(encoding="utf-8"))
+        options = tuple(map(str, values["options"]))
+        command = NodeCommand(name, fleet_file, Path(values["build"]), options, str(values["python"]))
+        return NodeRecord(command, str(values["drained_for"]))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -61,12 +61,12 @@ def forget(fleet_file: Path) -> None:
 
 def kept_here(fleet_files: Iterable[tuple[str, Path]], host: str) -> list[str]:
     """The nodes of the machine `host`, this one, that are to be taken over. fleet_files: names, and what each reads."""
-    found = []
+    names = []
     for name, file in fleet_files:
         record = read(name, file)
         if record is not None and record.is_kept and _host(name, file) == host:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _host(name: str, fleet_file: Path) -> str:

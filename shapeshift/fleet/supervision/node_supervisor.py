@@ -57,12 +57,12 @@ class NodeSupervisor:
         self._leave_s = leave_s
         self._period_s = period_s
         self._lock = threading.Lock()
-        known = node_record.read(command.name, command.file)
-        if known is None or not (continues or known.is_kept):
-            known = NodeRecord(command)
-        self._process = NodeProcess(known.command)
-        self._drained_for = known.drained_for
-        self._leaves_at: float | None = time.monotonic() + leave_s if known.drained_for else None
+        record = node_record.read(command.name, command.file)
+        if record is None or not (continues or record.is_kept):
+            record = NodeRecord(command)
+        self._process = NodeProcess(record.command)
+        self._drained_for = record.drained_for
+        self._leaves_at: float | None = time.monotonic() + leave_s if record.drained_for else None
         self._told = False
         self._ready: Identity | None = None
         self._starts, self._started_at, self._start_at = 0, 0.0, 0.0

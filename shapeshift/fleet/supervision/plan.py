@@ -57,10 +57,13 @@ class FleetPlan:
 
     def with_node(self, name: str, host: str) -> FleetPlan:
         """The plan with one node more, on the machine `host`. Raises as `made_files` does."""
-        own, number = self.settings, node_number(name)
-        grpc, metrics = f"{host}:{own.grpc_port + number}", f"https://{host}:{own.metrics_port + number}/metrics"
-        build = self.folder / own.build
-        command = NodeCommand(name, fleet_file_of(self.home, name), build, tuple(shlex.split(own.serve)))
+        settings, number = self.settings, node_number(name)
+        grpc, metrics = (
+            f"{host}:{settings.grpc_port + number}",
+            f"https://{host}:{settings.metrics_port + number}/metrics",
+        )
+        build = self.folder / settings.build
+        command = NodeCommand(name, fleet_file_of(self.home, name), build, tuple(shlex.split(settings.serve)))
         contents = {} if self.given_tls is not None else made_files(self.home, name, [host])
         node = Node(name, Endpoint(grpc, tls_of(self.given_tls, name)), metrics, command.run_directory / "key")
         return replace(self, nodes=(*self.nodes, NodePlan(node, command, host, contents)))
@@ -99,12 +102,12 @@ def rooms(machines: Iterable[tuple[str, Mapping[str, float]]], settings: RaySett
 
     machines: address and Ray's resources of each.
     """
-    wanted = {"CPU": settings.cpus, "GPU": settings.gpus}
-    found: Counter[str] = Counter()
+    reserved = {"CPU": settings.cpus, "GPU": settings.gpus}
+    room: Counter[str] = Counter()
     for host, own in machines:
-        fits = [int(own.get(name, 0.0) / count) for name, count in wanted.items() if count]
-        found[host] += min(fits, default=settings.limits.most)
-    return {host: count for host, count in sorted(found.items()) if count}
+        fits = [int(own.get(name, 0.0) / count) for name, count in reserved.items() if count]
+        room[host] += min(fits, default=settings.limits.most)
+    return {host: count for host, count in sorted(room.items()) if count}
 
 
 def free_host(room: Mapping[str, int], placed: Collection[str]) -> str | None:
@@ -126,30 +129,30 @@ def make_plan(
     fleet is read as the node `{node}`. Certificates are made in `folder` where the fleet file names none. Raises
     ShapeshiftError for an invalid section [ray], UnsupportedError where no machine has room for any node.
     """
-    own = fleet_settings.ray_settings(fleet)
+    ray = fleet_settings.ray_settings(fleet)
     placed = dict(placed or {})
-    found = FleetPlan(fleet.name, folder, own, (), fleet.tls)
+    plan = FleetPlan(fleet.name, folder, ray, (), fleet.tls)
     # Nodes that were added since stay, and none is missing among them.
-    added = [node_number(name) + 1 for name in placed if node_number(name) < own.limits.most]
-    names = node_names(max([own.nodes, *added]))
+    added = [node_number(name) + 1 for name in placed if node_number(name) < ray.limits.most]
+    names = node_names(max([ray.nodes, *added]))
     for name in names:
         if name not in placed:
             # Nodes beyond the room are placed all the same: Ray starts them once there is some.
             beyond = {host: count + len(names) for host, count in room.items()}
             host = free_host(room, placed.values()) or free_host(beyond, placed.values())
             if host is None:
-                reserved = f"cpus = {own.cpus:g} and gpus = {own.gpus:g}"
+                reserved = f"cpus = {ray.cpus:g} and gpus = {ray.gpus:g}"
                 raise UnsupportedError(f"no machine of the Ray cluster has {reserved}, which each node reserves")
             placed[name] = host
-        found = found.with_node(name, placed[name])
-    return found
+        plan = plan.with_node(name, placed[name])
+    return plan
 
 
-def tls_of(given: Tls | None, name: str) -> Tls:
+def tls_of(tls: Tls | None, name: str) -> Tls:
     """The files with which `name` shows itself: those of the fleet file, else those beside its own fleet file."""
-    if given is None:
+    if tls is None:
         return Tls(Path(_CA_FILE), Path(f"{name}.pem"), Path(f"{name}.key"))
-    return Tls(*(Path(str(file).replace("{node}", name)) for file in (given.ca, given.certificate, given.key)))
+    return Tls(*(Path(str(file).replace("{node}", name)) for file in (tls.ca, tls.certificate, tls.key)))
 
 
 def made_files(home: Path, name: str, hosts: Sequence[str] = ()) -> dict[str, bytes]:
@@ -161,8 +164,8 @@ def made_files(home: Path, name: str, hosts: Sequence[str] = ()) -> dict[str, by
         from shapeshift.fleet import certificates
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"{error.name} is not installed: pip install 'shapeshift[fleet]'") from None
-    made = certificates.ensure(home / "tls", name, hosts)
-    return {file.name: file.read_bytes() for file in (made.ca, made.certificate, made.key)}
+    tls = certificates.ensure(home / "tls", name, hosts)
+    return {file.name: file.read_bytes() for file in (tls.ca, tls.certificate, tls.key)}
 
 
 def authority_files(home: Path) -> dict[str, bytes]:

@@ -82,13 +82,13 @@ class RayFleet:
         if before:
             self._start_again([one.command for one in plan.nodes if one.node.name not in before])
         actors = {one.node.name: ray_nodes.node_actor(self._ray, one, plan) for one in plan.nodes}
-        own = {} if plan.given_tls else plans.made_files(self._home, plans.SIDECAR)
+        certificates = {} if plan.given_tls else plans.made_files(self._home, plans.SIDECAR)
         self._end_other_membership(plan)
         # No other lost machine ends it, and without its head there is no cluster.
         at_head = {"num_cpus": 0, "resources": {_HEAD: 0.001}}
-        made = self._ray.remote(FleetActor).options(**at_head, **ray_nodes.lasting(FLEET_ACTOR))
+        actor = self._ray.remote(FleetActor).options(**at_head, **ray_nodes.lasting(FLEET_ACTOR))
         authority = plans.authority_files(self._home) if self.settings.is_scaled and not plan.given_tls else {}
-        made.remote(plan, actors, own, plan_period_s, authority)
+        actor.remote(plan, actors, certificates, plan_period_s, authority)
 
     def plan(self) -> FleetPlan:
         """The nodes that the file asks for and those that were added, on their machines; raises as `make_plan`.
@@ -108,17 +108,17 @@ class RayFleet:
 
     def statuses(self, names: Iterable[str] = ()) -> dict[str, NodeStatus]:
         """The state of the nodes, all without `names`; of one whose supervisor does not answer, none."""
-        asked = {}
+        answers = {}
         for name in names or self.names:
             with contextlib.suppress(NotFoundError):
-                asked[name] = self._actor(name).status.remote()
-        if asked:
-            self._ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_S)
-        found = {}
-        for name, answer in asked.items():
+                answers[name] = self._actor(name).status.remote()
+        if answers:
+            self._ray.wait(list(answers.values()), num_returns=len(answers), timeout=_ANSWER_S)
+        statuses = {}
+        for name, answer in answers.items():
             with contextlib.suppress(self._ray.exceptions.RayError):
-                found[name] = self._ray.get(answer, timeout=0)
-        return found
+                statuses[name] = self._ray.get(answer, timeout=0)
+        return statuses
 
     def wait(self, names: Iterable[str], state: str, timeout_s: float, say: Say) -> None:
         """Wait until each of the nodes is in `state`, and say which one is. Raises TimedOutError naming the others.
@@ -127,14 +127,16 @@ class RayFleet:
         """
         deadline, left = time.monotonic() + timeout_s, list(names)
         while left:
-            found = self.statuses(left)
-            for name, status in found.items():
+            statuses = self.statuses(left)
+            for name, status in statuses.items():
                 is_drained = bool(status.drained_for) and state == READY
                 if status.state == state or is_drained:
                     say(f"{name}: {'is drained' if is_drained else state}\n")
                     left.remove(name)
             if left and time.monotonic() > deadline:
-                problems = [f"{name} ({found[name].problem if name in found else 'no supervisor'})" for name in left]
+                problems = [
+                    f"{name} ({statuses[name].problem if name in statuses else 'no supervisor'})" for name in left
+                ]
                 raise TimedOutError(f"not {state} after {timeout_s:g} s: {', '.join(problems)}")
             time.sleep(_POLL_S if left else 0.0)
 
@@ -159,8 +161,8 @@ class RayFleet:
 
     def present_command(self, name: str) -> NodeCommand:
         """How the node is served now. Raises NotFoundError for an unknown name."""
-        found: NodeCommand = self._call(self._actor(self._require(name)).command)
-        return found
+        command: NodeCommand = self._call(self._actor(self._require(name)).command)
+        return command
 
     def page(self, name: str) -> Samples:
         """The metrics of the node, read with the certificate `operator`. Raises ShapeshiftError."""
@@ -183,20 +185,20 @@ class RayFleet:
             return
         self.connect()
         names = plans.node_names(self.settings.limits.most)
-        found = self.statuses(names)
+        statuses = self.statuses(names)
         try:
             with self.nodes_held():
                 if self.settings.is_scaled:
                     ray_nodes.request(self.settings, 0)
-                for name in found:
+                for name in statuses:
                     self._call(self._actor(name).drain)
-                self.wait(found, STOPPED, timeout_s, say)
+                self.wait(statuses, STOPPED, timeout_s, say)
         finally:
             with contextlib.suppress(ShapeshiftError):
                 self._ray.kill(self._actor(FLEET_ACTOR))
             for name in names:
                 with contextlib.suppress(ShapeshiftError):
-                    if name in found:
+                    if name in statuses:
                         self._call(self._actor(name).forget)
                     self._ray.kill(self._actor(name))
             self._ray.shutdown()
@@ -228,8 +230,8 @@ class RayFleet:
         left = []
         for name in plans.node_names(self.settings.limits.most):
             file = plans.fleet_file_of(self._home, name)
-            known = node_record.read(name, file)
-            left.append(NodeProcess(known.command if known else NodeCommand(name, file, build)))
+            record = node_record.read(name, file)
+            left.append(NodeProcess(record.command if record else NodeCommand(name, file, build)))
         deadline = time.monotonic() + timeout_s
         for one in left:
             one.terminate()
@@ -246,10 +248,10 @@ class RayFleet:
 
     def _end_other_membership(self, plan: FleetPlan) -> None:
         """End the actor that passes membership on if it knows other nodes than `plan` has: it keeps nothing."""
-        wanted = {one.node.name: one.node.grpc.address for one in plan.nodes}, self.settings.limits
+        scope = {one.node.name: one.node.grpc.address for one in plan.nodes}, self.settings.limits
         with contextlib.suppress(NotFoundError):
             actor = self._actor(FLEET_ACTOR)
-            if self._call(actor.scope) == wanted:
+            if self._call(actor.scope) == scope:
                 return
             self._ray.kill(actor)
             deadline = time.monotonic() + _ANSWER_S
@@ -262,8 +264,8 @@ class RayFleet:
         if self._ray is None:
             return {}
         with contextlib.suppress(NotFoundError):
-            found: dict[str, str] = self._call(self._actor(FLEET_ACTOR).hosts)
-            return found
+            hosts: dict[str, str] = self._call(self._actor(FLEET_ACTOR).hosts)
+            return hosts
         return {}
 
     def _await_machines(self) -> None:
@@ -274,8 +276,8 @@ class RayFleet:
         deadline = time.monotonic() + _MACHINES_S
         while sum(ray_nodes.rooms(self._ray, self.settings).values()) < self.settings.nodes:
             if time.monotonic() > deadline:
-                wanted = f"nodes = {self.settings.nodes}"
-                raise TimedOutError(f"the Ray cluster had no room for {wanted} within {_MACHINES_S:g} s")
+                setting = f"nodes = {self.settings.nodes}"
+                raise TimedOutError(f"the Ray cluster had no room for {setting} within {_MACHINES_S:g} s")
             time.sleep(_POLL_S)
 
     def _actor(self, name: str) -> Any:

@@ -30,30 +30,30 @@ def kept_nodes(ray: Any, home: Path, settings: RaySettings) -> dict[str, str]:
     home: folder of every machine for the files of its nodes. A machine that does not answer within a minute has none.
     """
     files = [(name, plans.fleet_file_of(home, name)) for name in plans.node_names(settings.limits.most)]
-    asked = {}
+    answers = {}
     for host in sorted({str(one["NodeManagerAddress"]) for one in ray.nodes() if one["Alive"]}):
         ask = ray.remote(node_record.kept_here).options(num_cpus=0, resources={f"node:{host}": 0.001})
-        asked[host] = ask.remote(files, host)
-    ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_S)
-    found: dict[str, str] = {}
-    for host, answer in asked.items():
+        answers[host] = ask.remote(files, host)
+    ray.wait(list(answers.values()), num_returns=len(answers), timeout=_ANSWER_S)
+    nodes: dict[str, str] = {}
+    for host, answer in answers.items():
         with contextlib.suppress(ray.exceptions.RayError):
-            found |= dict.fromkeys(ray.get(answer, timeout=0), host)
-    return found
+            nodes |= dict.fromkeys(ray.get(answer, timeout=0), host)
+    return nodes
 
 
 def lasting(name: str) -> Mapping[str, Any]:
     """The options of an actor that Ray starts again, and that outlives the command."""
-    own = {"max_restarts": -1, "max_concurrency": 8, "runtime_env": _ENVIRONMENT}
-    return {"name": name, "lifetime": "detached", "get_if_exists": True, **own}
+    options = {"max_restarts": -1, "max_concurrency": 8, "runtime_env": _ENVIRONMENT}
+    return {"name": name, "lifetime": "detached", "get_if_exists": True, **options}
 
 
 def node_actor(ray: Any, one: NodePlan, plan: FleetPlan) -> Any:
     """The actor of a node of the plan, started where there is none. Returns before it is ready."""
-    own = plan.settings
+    settings = plan.settings
     # The resource that Ray gives every machine by its address keeps a node where its files are.
-    wanted = {"num_cpus": own.cpus, "num_gpus": own.gpus, "resources": {f"node:{one.host}": 0.001}}
-    return ray.remote(NodeActor).options(**wanted, **lasting(one.node.name)).remote(one, plan)
+    options = {"num_cpus": settings.cpus, "num_gpus": settings.gpus, "resources": {f"node:{one.host}": 0.001}}
+    return ray.remote(NodeActor).options(**options, **lasting(one.node.name)).remote(one, plan)
 
 
 def request(settings: RaySettings, nodes: int) -> None:

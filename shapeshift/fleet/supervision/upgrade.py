@@ -103,7 +103,9 @@ def _watch(
         # Counters begin anew with a server.
         if new[0] < old[0] or new[1] < old[1]:
             raise ShapeshiftError(f"the server of {name} was started again meanwhile")
-    answered, failed = (sum(new[own] - old[own] for old, new in zip(before, after, strict=True)) for own in (0, 1))
+    answered, failed = (
+        sum(new[index] - old[index] for old, new in zip(before, after, strict=True)) for index in (0, 1)
+    )
     say(f"{answered + failed:g} requests, {failed:g} failed\n")
     if failed > settings.max_errors * (answered + failed):
         share = failed / (answered + failed)
@@ -118,15 +120,15 @@ def requests(page: Samples) -> tuple[float, float]:
     """
     taken = failed = 0.0
     for (name, labels), value in page.items():
-        own = dict(labels)
+        label_values = dict(labels)
         # What a worker refuses, its router asks of another one.
-        if worker_front(own.get("model", "")) is not None:
+        if worker_front(label_values.get("model", "")) is not None:
             continue
         if name == _TAKEN:
             taken += value
-        elif name == _NOT_TAKEN and own.get("reason") != "CANCELED":
+        elif name == _NOT_TAKEN and label_values.get("reason") != "CANCELED":
             taken += value
             failed += value
-        elif name == _ANSWERS and own.get("code") in _FAULTS:
+        elif name == _ANSWERS and label_values.get("code") in _FAULTS:
             failed += value
     return taken - failed, failed
