@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shapeshift.engines.manifest import Manifest
 from shapeshift.fleet.grpc_transport import GrpcTransport, RemoteClient, RemoteEngineClient, RemoteWorkerClient
@@ -27,21 +27,29 @@ async def loaded_models(node: str, client: AsyncClient) -> frozenset[str]:
 
 
 class FleetTransport:
-    """A worker of another node is named `node/model`; a call to it goes over gRPC, any other to `own`.
+    """A worker of another node is named `node/model`; a call to it goes over gRPC, any other to `local`.
 
     poll: asks the other nodes for `loaded_models`. A node that does not answer keeps its last ones until it leaves the
     fleet: calls to it show what is wrong.
     """
 
-    def __init__(self, local: Transport, remote: GrpcTransport, poll: NodePoll[frozenset[str]], front: str) -> None:
-        self._own = local
+    def __init__(
+        self,
+        local: Transport,
+        remote: GrpcTransport,
+        poll: NodePoll[frozenset[str]],
+        front: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._local = local
         self._remote = remote
         self._poll = poll
         self._front = front
+        self._clock = clock
 
     @property
     def timeouts(self) -> int:
-        return self._own.timeouts + self._remote.timeouts
+        return self._local.timeouts + self._remote.timeouts
 
     def workers(self) -> Sequence[str]:
         others = [
@@ -50,22 +58,22 @@ class FleetTransport:
             for model in sorted(models)
             if worker_front(model) == self._front
         ]
-        return [*self._own.workers(), *others]
+        return [*self._local.workers(), *others]
 
     def serve(self) -> None:
-        self._own.serve()
+        self._local.serve()
 
     def start(self, exchange: Exchange) -> None:
-        (self._remote if split(exchange.worker)[0] else self._own).start(exchange)
+        (self._remote if split(exchange.worker)[0] else self._local).start(exchange)
 
     def is_exhausted(self, worker: str) -> bool:
-        return self._own.is_exhausted(worker)
+        return self._local.is_exhausted(worker)
 
     def close(self, timeout_s: float) -> None:
-        end = time.monotonic() + timeout_s
+        end = self._clock() + timeout_s
         self._poll.close(timeout_s)
-        for transport in (self._remote, self._own):
-            transport.close(max(end - time.monotonic(), 0.0))
+        for transport in (self._remote, self._local):
+            transport.close(max(end - self._clock(), 0.0))
 
 
 def open_transport(pb_utils: PbUtils, front: str, workers: Sequence[str], manifest: Manifest, log: Log) -> Transport:
@@ -86,7 +94,7 @@ def open_engine_transport(
 
 
 def _beside(local: Transport, remote: RemoteClient, front: str, log: Log) -> FleetTransport:
-    """`own`, and `remote` for the workers of the other nodes."""
+    """`local`, and `remote` for the workers of the other nodes."""
     file, node = fleet_file(), own_node()
     assert file is not None, "a front outside a fleet has another transport"
     clients = NodeClients()

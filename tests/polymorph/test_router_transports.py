@@ -11,7 +11,6 @@ import pytest
 
 from shapeshift.engines.interfaces import Ids
 from shapeshift.errors import EngineError
-from shapeshift.fleet import transport
 from shapeshift.fleet.transport import FleetTransport
 from shapeshift.polymorph.router import bls_transport
 from shapeshift.polymorph.router.bls_transport import BlsTransport
@@ -52,13 +51,12 @@ class FakeTransport:
 
 
 class Fleet:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, poll_s: float = 0.0, remote_s: float = 0.0) -> None:
+    def __init__(self, poll_s: float = 0.0, remote_s: float = 0.0) -> None:
         self.now = 100.0
-        monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.own, self.remote = FakeTransport(self, timeouts=3), FakeTransport(self, remote_s, timeouts=40)
         self.poll = FakeTransport(self, poll_s)
         remote, poll = cast(Any, self.remote), cast(Any, self.poll)
-        self.transport = FleetTransport(self.own, remote, poll, "front")
+        self.transport = FleetTransport(self.own, remote, poll, "front", lambda: self.now)
 
 
 def exchange(worker: str, texts: Sequence[Ids] | None = (), **noted: Any) -> Exchange:
@@ -67,15 +65,13 @@ def exchange(worker: str, texts: Sequence[Ids] | None = (), **noted: Any) -> Exc
     return Exchange(worker, FOREVER, lambda: texts, lambda outputs, ms: answered.append((outputs, ms)), ended.append)
 
 
-def test_workers_of_this_front_on_other_nodes_are_offered_behind_the_own_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = Fleet(monkeypatch).transport.workers()
+def test_workers_of_this_front_on_other_nodes_are_offered_behind_the_own_ones() -> None:
+    found = Fleet().transport.workers()
     assert list(found) == ["front_w00", "b/front_w00", "b/front_w01", "a/front_w00"]
 
 
-def test_a_call_to_another_node_goes_there_and_any_other_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = Fleet(monkeypatch)
+def test_a_call_to_another_node_goes_there_and_any_other_stays() -> None:
+    fleet = Fleet()
     for worker in ("front_w00", "a/front_w00"):
         fleet.transport.start(exchange(worker))
     assert (fleet.own.started, fleet.remote.started) == (["front_w00"], ["a/front_w00"])
@@ -90,9 +86,9 @@ def test_a_call_to_another_node_goes_there_and_any_other_stays(monkeypatch: pyte
     [(0.0, 0.0, (5.0, 5.0, 5.0)), (1.5, 2.0, (5.0, 3.5, 1.5)), (9.0, 1.0, (5.0, 0.0, 0.0))],
 )
 def test_what_the_first_one_takes_to_close_the_next_one_lacks(
-    monkeypatch: pytest.MonkeyPatch, poll_s: float, remote_s: float, closed: tuple[float, ...]
+    poll_s: float, remote_s: float, closed: tuple[float, ...]
 ) -> None:
-    fleet = Fleet(monkeypatch, poll_s, remote_s)
+    fleet = Fleet(poll_s, remote_s)
     fleet.transport.close(5.0)
     assert (*fleet.poll.closed, *fleet.remote.closed, *fleet.own.closed) == closed
 
