@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from shapeshift import settings
 from shapeshift.errors import InvalidInputError
@@ -70,26 +70,14 @@ def read(values: Mapping[str, Any]) -> DnsSettings:
         return settings.read(DnsSettings, {name: str(value) for name, value in values.items()})
 
 
-class Resolver(Protocol):
-    """The look-ups that membership needs; they may block for seconds, and raise OSError."""
-
-    def addresses(self, host: str) -> list[str]:
-        """The IP addresses of `host`."""
-        ...
-
-    def hostname(self, address: str) -> str:
-        """The name of an IP address."""
-        ...
+def addresses_of(host: str) -> list[str]:
+    """The IP addresses of `host`. May block for seconds; raises OSError."""
+    return sorted({str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
 
 
-class SystemResolver:
-    """The resolver of the operating system."""
-
-    def addresses(self, host: str) -> list[str]:
-        return sorted({str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
-
-    def hostname(self, address: str) -> str:
-        return socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0]
+def hostname_of(address: str) -> str:
+    """The name of an IP address. May block for seconds; raises OSError."""
+    return socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0]
 
 
 class DnsMembership:
@@ -105,7 +93,8 @@ class DnsMembership:
         options: DnsSettings,
         tls: Tls | None,
         folder: Path,
-        resolver: Resolver | None = None,
+        addresses: Callable[[str], list[str]] = addresses_of,
+        hostname: Callable[[str], str] = hostname_of,
         clock: Callable[[], float] = time.monotonic,
         period_s: float = _PERIOD_S,
     ) -> None:
@@ -113,7 +102,8 @@ class DnsMembership:
         self._period_s = period_s
         self._tls = tls
         self._folder = folder
-        self._resolver: Resolver = resolver or SystemResolver()
+        self._look_up_addresses = addresses
+        self._look_up_hostname = hostname
         self._clock = clock
         self._members = Members(problem=f"{options.service} is being looked up")
         self._hostnames: dict[str, str] = {}
@@ -137,7 +127,7 @@ class DnsMembership:
         """The nodes that DNS has now, or the last ones with the problem. Blocks; only the thread calls it."""
         service = self._settings.service
         try:
-            addresses = self._resolver.addresses(service)
+            addresses = self._look_up_addresses(service)
         except OSError as error:
             return Members(self._members.nodes, f"{service} could not be looked up: {error}")
         if not addresses:
@@ -165,7 +155,7 @@ class DnsMembership:
     def _hostname(self, address: str) -> tuple[str, str]:
         """The first label of the address' hostname, and that name; the last one where it is not found this time."""
         try:
-            self._hostnames[address] = self._resolver.hostname(address)
+            self._hostnames[address] = self._look_up_hostname(address)
         except OSError:
             if address not in self._hostnames:
                 raise

@@ -58,7 +58,7 @@ def until(membership: Membership, names: list[str]) -> Members:
 
 def opened(resolver: FakeResolver, tls: Tls | None = None, **section: object) -> DnsMembership:
     own = dns.read({"service": SERVICE, **section})
-    return DnsMembership(own, tls, Path("/fleet"), resolver, period_s=0.1)
+    return DnsMembership(own, tls, Path("/fleet"), resolver.addresses, resolver.hostname, period_s=0.1)
 
 
 def test_nodes_are_named_by_their_addresses() -> None:
@@ -127,7 +127,7 @@ def test_a_slow_answer_holds_nobody_up_and_is_reported() -> None:
     clock = [0.0]
     own = dns.read({"service": SERVICE})
     resolver.gate.clear()
-    membership = DnsMembership(own, None, Path(), resolver, lambda: clock[0], period_s=0.1)
+    membership = DnsMembership(own, None, Path(), resolver.addresses, resolver.hostname, lambda: clock[0], period_s=0.1)
     assert membership.members() == Members(problem=f"{SERVICE} is being looked up")
     resolver.gate.set()
     until(membership, ["10-0-0-7"])
@@ -149,7 +149,7 @@ def test_the_resolver_of_this_machine_answers() -> None:
         time.sleep(0.01)
     assert found <= {"127.0.0.1:8001", "[::1]:8001"}
     membership.close()
-    assert dns.SystemResolver().hostname("127.0.0.1")
+    assert dns.hostname_of("127.0.0.1")
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from shapeshift.fleet.policy.node_count import NodeLimits, WorkerDemand, decide, needed_nodes
 from shapeshift.fleet.sidecar import demands
+from shapeshift.fleet.supervision.node_actors import NodeActors
 from shapeshift.fleet.supervision.node_scaler import NodeScaler
 
 LIMITS = NodeLimits(1, 4)
@@ -67,7 +69,7 @@ class Case:
 
     def begin(self) -> None:
         """A scaler that knows nothing of the last one."""
-        self.scaler = NodeScaler(self.nodes, self.limits, self.log.append, lambda: self.now)
+        self.scaler = NodeScaler(cast(NodeActors, self.nodes), self.limits, self.log.append, lambda: self.now)
 
     def steps(self, seconds: int, workers: int | None, per_node: int = 4) -> list[str]:
         """The calls of so many seconds in which the front wants `workers`."""

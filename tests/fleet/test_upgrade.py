@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.fleet.supervision.node_process import NodeCommand
+from shapeshift.fleet.supervision.ray_fleet import RayFleet
 from shapeshift.fleet.supervision.upgrade import UpgradeSettings, requests, upgrade
 from shapeshift.triton.metrics import Samples
 
@@ -65,7 +67,7 @@ class Fleet:
 def run(fleet: Fleet, **settings: float) -> list[str]:
     said: list[str] = []
     commands = [replace(command, build=NEW) for command in fleet.commands.values()]
-    upgrade(fleet, commands, UpgradeSettings(**settings), said.append, fleet.serve)
+    upgrade(cast(RayFleet, fleet), commands, UpgradeSettings(**settings), said.append, fleet.serve)
     return said
 
 

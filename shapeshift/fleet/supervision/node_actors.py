@@ -58,13 +58,17 @@ class NodeActors:
                 self.known[name] = self._ray.get(answer, timeout=0)
 
     def names(self) -> Sequence[str]:
-        """See `node_scaler.Nodes`; so for the methods below."""
+        """The nodes that there are, also those that are not ready."""
         return list(self.actors)
 
+    # What a scaler does, one node at a time. Each call may raise an error of Ray.
+
     def request(self, nodes: int) -> None:
+        """Ask for machines for so many nodes. It holds until the next call."""
         ray_nodes.request(self.plan.settings, nodes)
 
     def start(self, name: str) -> bool:
+        """Start the node on a machine with room; False if there is none."""
         host = plans.free_host(ray_nodes.rooms(self._ray, self.plan.settings), self.plan.hosts.values())
         if host is None:
             return False
@@ -78,24 +82,29 @@ class NodeActors:
         return True
 
     def are_serving(self) -> bool:
+        """Whether every node takes requests."""
         return all(name in self.known and self.known[name][0].is_member for name in self.actors)
 
     def drain(self, name: str) -> None:
+        """Take the node out of the fleet for good, end its requests, and stop it. Returns at once."""
         self._ray.get(self.actors[name].drain.remote(LOAD), timeout=_ASK_S)
         if name in self.known:
             status, key = self.known[name]
             self.known[name] = replace(status, drained_for=LOAD), key
 
     def leaving(self) -> str:
+        """A node that was drained in this way, also by an earlier actor, and is still there; empty: none."""
         names = (name for name, (status, _) in self.known.items() if status.drained_for == LOAD)
         return next(names, "")
 
     def is_stopped(self, name: str) -> bool:
+        """Whether the leaving node has ended."""
         # Nor does a node end requests whose machine has gone.
         hosts = {str(one["NodeManagerAddress"]) for one in self._ray.nodes() if one["Alive"]}
         return self.known[name][0].state == STOPPED or self.plan.hosts[name] not in hosts
 
     def remove(self, name: str) -> None:
+        """Let go of a node that has ended, so that its machine is free."""
         self._ray.kill(self.actors.pop(name))
         self.known.pop(name, None)
         self.plan = self.plan.without(name)

@@ -4,47 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from shapeshift.fleet.policy import node_count
 from shapeshift.fleet.policy.node_count import NodeLimits, WorkerDemand
+from shapeshift.fleet.supervision.node_actors import NodeActors
 from shapeshift.fleet.supervision.plan import node_names, node_number
 
 Log = Callable[[str], None]
 
 
-class Nodes(Protocol):
-    """What a scaler needs of a fleet. Each call returns at once, and may raise."""
-
-    def names(self) -> Sequence[str]:
-        """The nodes that there are, also those that are not ready."""
-
-    def request(self, nodes: int) -> None:
-        """Ask for machines for so many nodes. It holds until the next call."""
-
-    def start(self, name: str) -> bool:
-        """Start the node on a machine with room; False if there is none."""
-
-    def are_serving(self) -> bool:
-        """Whether every node takes requests."""
-
-    def drain(self, name: str) -> None:
-        """Take the node out of the fleet for good, end its requests, and stop it."""
-
-    def leaving(self) -> str:
-        """A node that was drained in this way, by this scaler or one before it, and is still there; empty: none."""
-
-    def is_stopped(self, name: str) -> bool:
-        """Whether the leaving node has ended."""
-
-    def remove(self, name: str) -> None:
-        """Let go of a node that has ended, so that its machine is free."""
-
-
 class NodeScaler:
     """One thread calls `step`, about once a second. Which node is leaving, `nodes` knows. log: takes each line."""
 
-    def __init__(self, nodes: Nodes, limits: NodeLimits, log: Log, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, nodes: NodeActors, limits: NodeLimits, log: Log, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._nodes = nodes
         self._limits = limits
         self._log = log

@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet.supervision.node_process import NodeCommand
+from shapeshift.fleet.supervision.ray_fleet import RayFleet
 from shapeshift.settings import require
 from shapeshift.triton.metrics import Samples
 from shapeshift.triton.names import worker_front
@@ -46,24 +46,8 @@ class UpgradeSettings:
         require(0 < self.timeout_s <= 86400, "timeout_s", self.timeout_s, "must be above 0, at most 86400 seconds")
 
 
-class Nodes(Protocol):
-    """What an upgrade needs of a fleet."""
-
-    def present_command(self, name: str) -> NodeCommand:
-        """How the node is served now."""
-
-    def drain(self, name: str, timeout_s: float, say: Say) -> None:
-        """End the node's requests and stop it."""
-
-    def start(self, command: NodeCommand, timeout_s: float, say: Say) -> None:
-        """Start a node that was drained. Raises ShapeshiftError if it does not become ready."""
-
-    def page(self, name: str) -> Samples:
-        """The node's metrics. Raises ShapeshiftError if they cannot be read."""
-
-
 def upgrade(
-    nodes: Nodes,
+    fleet: RayFleet,
     commands: Sequence[NodeCommand],
     settings: UpgradeSettings,
     say: Say,
@@ -77,28 +61,28 @@ def upgrade(
     done: list[NodeCommand] = []
     try:
         for command in commands:
-            before = nodes.present_command(command.name)
-            nodes.drain(command.name, settings.timeout_s, say)
+            before = fleet.present_command(command.name)
+            fleet.drain(command.name, settings.timeout_s, say)
             done.append(before)
-            nodes.start(command, settings.timeout_s, say)
+            fleet.start(command, settings.timeout_s, say)
             if len(done) == num_canaries:
-                _watch(nodes, [one.name for one in done], settings, say, pause)
+                _watch(fleet, [one.name for one in done], settings, say, pause)
     except ShapeshiftError as error:
         say(f"going back: {error}\n")
         for before in reversed(done):
-            nodes.drain(before.name, settings.timeout_s, say)
-            nodes.start(before, settings.timeout_s, say)
+            fleet.drain(before.name, settings.timeout_s, say)
+            fleet.start(before, settings.timeout_s, say)
         raise ShapeshiftError(f"the upgrade was taken back: {error}") from error
 
 
 def _watch(
-    nodes: Nodes, names: Sequence[str], settings: UpgradeSettings, say: Say, pause: Callable[[float], None]
+    fleet: RayFleet, names: Sequence[str], settings: UpgradeSettings, say: Say, pause: Callable[[float], None]
 ) -> None:
     """Let the canaries serve for a while. Raises ShapeshiftError where too many of their requests fail."""
-    before = [requests(nodes.page(name)) for name in names]
+    before = [requests(fleet.page(name)) for name in names]
     say(f"watching {', '.join(names)} for {settings.watch_s:g} s\n")
     pause(settings.watch_s)
-    after = [requests(nodes.page(name)) for name in names]
+    after = [requests(fleet.page(name)) for name in names]
     for name, old, new in zip(names, before, after, strict=True):
         # Counters begin anew with a server.
         if new[0] < old[0] or new[1] < old[1]:
