@@ -49,11 +49,11 @@ def run(options: argparse.Namespace) -> int:
         with stop_on_sigterm("add"), _server(options) as server:
             taken = {model.name for model in server.index()} if server is not None else set()
             with files.exclusive_lock(paths.build / engines.LOCK, lambda: _log("waiting for another build")):
-                asked = NewModel(options.checkpoint, options.name, options.technique)
-                names = add(asked, paths, server, taken, _write)
+                new = NewModel(options.checkpoint, options.name, options.technique)
+                names = add(new, paths, server, taken, _write)
     except Exception as error:  # noqa: BLE001  a library's error, too, is reported in one line
-        known = isinstance(error, ShapeshiftError)
-        text = str(error) if known else in_one_line(error, paths.build / "add.traceback")
+        is_ours = isinstance(error, ShapeshiftError)
+        text = str(error) if is_ours else in_one_line(error, paths.build / "add.traceback")
         _log(f"shapeshift add: {code_name(error)}: {options.checkpoint}: {text}")
         return 2
     _write(_added(names, options, server is not None))
@@ -64,8 +64,8 @@ def run(options: argparse.Namespace) -> int:
 def _server(options: argparse.Namespace) -> Iterator[ModelControl | None]:
     """Model control of the server that --server names, or that runs on the build folder; None if none does."""
     run_directory = options.build / "run"
-    found = addresses(run_directory)
-    address = options.server or (found[0] if found else "")
+    running = addresses(run_directory)
+    address = options.server or (running[0] if running else "")
     if not address or (not options.server and not _answers(address)):
         yield None
         return

@@ -64,8 +64,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _publish(options: argparse.Namespace, paths: BuildPaths) -> int:
     with files.exclusive_lock(paths.build / LOCK, lambda: _log(f"waiting for another build in {paths.build}")):
-        asked = [folder.name for folder in front_folders(paths, set(options.models))]
-        names = with_required(asked, paths, _log)
+        selected = [folder.name for folder in front_folders(paths, set(options.models))]
+        names = with_required(selected, paths, _log)
         published = _write_first_line if options.brief else _write
         failures = publish_all(names, paths, published, failed=_log)
     failed = [name for name in names if name in failures]

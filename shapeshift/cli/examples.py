@@ -28,17 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write how to call each model to standard output. Raises NotFoundError for a model that no repository has."""
     repositories = options.repository or [options.build / "repository"]
-    known = sorted(run_files.repository_models(repositories)[0])
-    if not known:
+    available = sorted(run_files.repository_models(repositories)[0])
+    if not available:
         places = ", ".join(map(str, repositories))
         raise NotFoundError(f"no models in {places}; run `shapeshift engines`, or name its folder with --build")
     for name in options.models:
-        if name not in known:
-            raise NotFoundError(f"no model {name} in the repositories; they have: {', '.join(known)}")
+        if name not in available:
+            raise NotFoundError(f"no model {name} in the repositories; they have: {', '.join(available)}")
     host, ports = host_and_ports(options.build / "run") or (ServerSettings.host, {})
     http_port = options.http_port or ports.get("http", ServerSettings.http_port)
     grpc_port = options.grpc_port or ports.get("grpc", ServerSettings.grpc_port)
-    models = options.models or known
+    models = options.models or available
     gateway_port = port_of(options.build / "run")
     sys.stdout.write(how_to_call(models, repositories, options.host or host, http_port, grpc_port, gateway_port))
     return 0

@@ -23,7 +23,7 @@ _HOST = GatewaySettings.host
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `shapeshift gateway`; the defaults are those of GatewaySettings."""
-    own = GatewaySettings
+    defaults = GatewaySettings
     parser.add_argument(
         "--triton",
         action="append",
@@ -41,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
     parser.add_argument("--adapter-root", type=Path, metavar="DIR", help="let requests add adapters that lie under DIR")
     parser.add_argument(
-        "--max-body-mb", type=int, default=own.max_body_bytes >> 20, help="longest body, MiB (%(default)s)"
+        "--max-body-mb", type=int, default=defaults.max_body_bytes >> 20, help="longest body, MiB (%(default)s)"
     )
     parser.add_argument(
-        "--max-requests", type=int, default=own.max_requests, help="most requests in flight (%(default)s)"
+        "--max-requests", type=int, default=defaults.max_requests, help="most requests in flight (%(default)s)"
     )
-    parser.add_argument("--request-timeout", type=float, default=own.request_timeout_s, metavar="SECONDS")
+    parser.add_argument("--request-timeout", type=float, default=defaults.request_timeout_s, metavar="SECONDS")
     parser.add_argument("--until-eof", action="store_true", help="exit when standard input ends")
 
 
@@ -93,10 +93,10 @@ def child(settings: ServerSettings, port: int) -> ChildProcess:
         "--build": settings.run_directory.parent,
         "--port": port,
     }
-    given = [f"{name}={value}" for name, value in options.items()]
+    arguments = [f"{name}={value}" for name, value in options.items()]
     settings.run_directory.mkdir(parents=True, exist_ok=True)
     (settings.run_directory / _PORT_FILE).write_text(f"{port}\n")
-    return ChildProcess("gateway", given, settings.run_directory / LOG_FILE, settings.shared_variables)
+    return ChildProcess("gateway", arguments, settings.run_directory / LOG_FILE, settings.shared_variables)
 
 
 def port_of(run_directory: Path) -> int:
@@ -123,10 +123,10 @@ def _new_key(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace) -> GatewaySettings:
-    found = addresses(options.build / "run") if options.triton is None else None
+    running = addresses(options.build / "run") if options.triton is None else None
     return GatewaySettings(
-        triton=tuple(options.triton or ([found[0]] if found else GatewaySettings.triton)),
-        metrics=tuple(options.metrics or ([found[1]] if found else [])),
+        triton=tuple(options.triton or ([running[0]] if running else GatewaySettings.triton)),
+        metrics=tuple(options.metrics or ([running[1]] if running else [])),
         host=options.host,
         port=options.port,
         api_keys=options.api_keys,

@@ -41,13 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     2 after one line on standard error for a ShapeshiftError or a disk that is full or read-only, 130 after one line for
     Ctrl-C, 141 if the reader of the output has ended, as for a program that SIGPIPE ends.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    command_line = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        status = _run(given)
+        status = _run(command_line)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        sys.stderr.write(f"shapeshift {' '.join(given[:1])}: interrupted\n")
+        sys.stderr.write(f"shapeshift {' '.join(command_line[:1])}: interrupted\n")
         return 130
     except BrokenPipeError:
         # The interpreter flushes once more when it exits.
@@ -55,16 +55,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
 
 
-def _run(given: list[str]) -> int:
+def _run(command_line: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="shapeshift", description=shapeshift.__doc__)
     parser.add_argument("--version", action="version", version=f"shapeshift {shapeshift.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
         # Import only the requested command: the packages that another one needs may not be installed.
-        if name in given[:1]:
+        if name in command_line[:1]:
             importlib.import_module(module).add_arguments(command)
-    options = parser.parse_args(given)
+    options = parser.parse_args(command_line)
     try:
         return int(importlib.import_module(COMMANDS[options.command][0]).run(options))
     except ShapeshiftError as error:

@@ -28,7 +28,7 @@ def policies() -> dict[str, Policy]:
     return {policy.name: policy for table in tables for policy in table}
 
 
-def evaluate(name: str, given: Any) -> Any:
+def evaluate(name: str, inputs: Any) -> Any:
     """The decision of policy `name` for one input object, or a list of decisions for a list of them.
 
     Raises NotFoundError for an unknown name, InvalidInputError for an invalid field.
@@ -36,9 +36,9 @@ def evaluate(name: str, given: Any) -> Any:
     table = policies()
     if name not in table:
         raise NotFoundError(f"policy: no {name!r}; known: {', '.join(sorted(table))}")
-    if isinstance(given, list):
-        return [table[name].evaluate(item) for item in given]
-    return table[name].evaluate(given)
+    if isinstance(inputs, list):
+        return [table[name].evaluate(item) for item in inputs]
+    return table[name].evaluate(inputs)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

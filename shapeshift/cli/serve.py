@@ -121,8 +121,8 @@ def _embedded(options: argparse.Namespace) -> int:
     )
     if node is not None:
         settings = node.server_settings(on_free_ports(settings))
-    given = {f"{name}_port": getattr(options, f"{name}_port") for name in settings.ports}
-    settings = replace(settings, **{name: port for name, port in given.items() if port is not None})
+    ports = {f"{name}_port": getattr(options, f"{name}_port") for name in settings.ports}
+    settings = replace(settings, **{name: port for name, port in ports.items() if port is not None})
     SidecarSettings(plan_period_s=options.plan_period)
     with stop_event() as stop:
         supervisor = Supervisor(
@@ -162,8 +162,8 @@ def _node(options: argparse.Namespace) -> FleetNode | None:
 def _gateway_port(options: argparse.Namespace) -> int | None:
     if options.no_gateway:
         return None
-    own = DEFAULT_PORT if options.fleet is None else None
-    return own if options.gateway_port is None else int(options.gateway_port)
+    default = DEFAULT_PORT if options.fleet is None else None
+    return default if options.gateway_port is None else int(options.gateway_port)
 
 
 def _external(options: argparse.Namespace) -> int:
@@ -194,10 +194,10 @@ def _external(options: argparse.Namespace) -> int:
 def _examples(options: argparse.Namespace) -> str:
     """The line with the command that prints the calls; it can be copied, and options can follow."""
     program = sys.argv[0] if Path(sys.argv[0]).name == "shapeshift" else "shapeshift"
-    given = [] if options.build == DEFAULT_BUILD else ["--build", str(options.build)]
+    arguments = [] if options.build == DEFAULT_BUILD else ["--build", str(options.build)]
     for folder in options.repository or []:
-        given += ["--repository", str(folder)]
-    return f"how to call them: {shlex.join([program, 'examples', *given])}"
+        arguments += ["--repository", str(folder)]
+    return f"how to call them: {shlex.join([program, 'examples', *arguments])}"
 
 
 def _repositories(options: argparse.Namespace) -> list[Path]:

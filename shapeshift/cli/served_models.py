@@ -64,21 +64,21 @@ def _requested(options: argparse.Namespace, repositories: Sequence[Path]) -> lis
             raise NotFoundError(
                 f"no model repository at {folder}; run `shapeshift engines`, or name one with --repository"
             )
-    found = sorted(run_files.repository_models(repositories)[0])
-    if not found:
+    available = sorted(run_files.repository_models(repositories)[0])
+    if not available:
         raise NotFoundError(f"no models in {', '.join(map(str, repositories))}; run `shapeshift engines`")
-    return found
+    return available
 
 
 def with_called(models: Sequence[str], repositories: Sequence[Path]) -> list[str]:
     """`models`, and after them those that they call, each named on standard error."""
-    wanted = list(models)
-    for name in wanted:
+    names = list(models)
+    for name in names:
         for called in _called(name, repositories):
-            if called not in wanted:
+            if called not in names:
                 _tell(f"{name} needs {called}: loading it too")
-                wanted.append(called)
-    return wanted
+                names.append(called)
+    return names
 
 
 def _called(name: str, repositories: Sequence[Path]) -> Sequence[str]:
@@ -88,10 +88,10 @@ def _called(name: str, repositories: Sequence[Path]) -> Sequence[str]:
         return []
     try:
         config = model_config.read(folder / "config.pbtxt")
-        own = model_config.parameters(config)
+        parameters = model_config.parameters(config)
         if config.backend == "cascade":
-            return candidates.serving(folder / own["candidates_dir"], own["task"]).candidate.levels[1:]
-        return [own["forward_to"]] if "forward_to" in own else []
+            return candidates.serving(folder / parameters["candidates_dir"], parameters["task"]).candidate.levels[1:]
+        return [parameters["forward_to"]] if "forward_to" in parameters else []
     except (ShapeshiftError, KeyError):
         # The server says what is wrong with this model.
         return []

@@ -35,14 +35,14 @@ def _wheels(build: Path) -> dict[str, Path]:
     """The wheel of each project of the pins, downloaded if it is not in the build folder. Raises as `wheels.check`."""
     folder, log = build / "wheels", build / "setup.log"
     pins = wheels.read_pins(installation.SERVER_PINS)
-    found = wheels.find(pins, folder)
-    missing = [f"{project}=={version}" for project, version in pins.items() if project not in found]
+    files = wheels.find(pins, folder)
+    missing = [f"{project}=={version}" for project, version in pins.items() if project not in files]
     if missing:
         _write(f"downloading {', '.join(missing)} (log: {log})")
         wheels.download(missing, folder, log)
-    found = wheels.find(pins, folder)
-    wheels.check(found, wheels.read_hashes(installation.SERVER_PINS))
-    return found
+    files = wheels.find(pins, folder)
+    wheels.check(files, wheels.read_hashes(installation.SERVER_PINS))
+    return files
 
 
 def _write(text: str) -> None:

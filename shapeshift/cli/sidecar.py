@@ -26,15 +26,15 @@ _PORTS = ("http", "grpc", "metrics")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `shapeshift sidecar`; the defaults are those of SidecarSettings."""
-    own = SidecarSettings
+    defaults = SidecarSettings
     parser.add_argument("--server", metavar="HOST:GRPCPORT", help="gRPC address; default: from the build folder")
     parser.add_argument("--metrics", metavar="URL", help="metrics page; default: from the build folder")
     parser.add_argument("--fleet", type=Path, metavar="FILE", help="fleet file: one sidecar for all nodes of a fleet")
     parser.add_argument("--node", default="", metavar="NAME", help="with --fleet: whose certificate is shown")
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
     parser.add_argument("--repository", type=Path, action="append", metavar="DIR", help="folder of models; repeatable")
-    parser.add_argument("--health-period", type=float, default=own.health_period_s, metavar="SECONDS")
-    parser.add_argument("--plan-period", type=float, default=own.plan_period_s, metavar="SECONDS")
+    parser.add_argument("--health-period", type=float, default=defaults.health_period_s, metavar="SECONDS")
+    parser.add_argument("--plan-period", type=float, default=defaults.plan_period_s, metavar="SECONDS")
     parser.add_argument("--dry-run", action="store_true", help="log each decision and its reason, change nothing")
     parser.add_argument("--freeze", action="store_true", help="let the sidecar decide but change nothing, and exit")
     parser.add_argument("--thaw", action="store_true", help="let the sidecar make changes again, and exit")
@@ -64,9 +64,9 @@ def run_directory_of(build: Path, fleet: str = "") -> Path:
 
 def addresses(run_directory: Path) -> tuple[str, str] | None:
     """gRPC address and metrics page of the server that runs, or last ran, in this run directory."""
-    if (found := host_and_ports(run_directory)) is None:
+    if (running_at := host_and_ports(run_directory)) is None:
         return None
-    host, ports = found
+    host, ports = running_at
     running = run_record.read(run_directory / "server.json")
     grpc_host = running.about.get("grpc_host", host) if running is not None else host
     return f"{_reachable(str(grpc_host))}:{ports['grpc']}", f"http://{host}:{ports['metrics']}/metrics"
@@ -90,8 +90,8 @@ def _reachable(host: str) -> str:
 
 def server_key(run_directory: Path) -> str:
     """The key of the server: from the environment, else from the run directory, else empty."""
-    if given := os.environ.get(KEY_VARIABLE):
-        return given
+    if key := os.environ.get(KEY_VARIABLE):
+        return key
     return read_key(run_directory / "key") if (run_directory / "key").exists() else ""
 
 

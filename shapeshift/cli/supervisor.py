@@ -213,7 +213,7 @@ class Supervisor:
             + (public if settings.is_public else "")
             + gateway_line
             + summaries(served, settings.repositories)
-            + "".join(f"workers of {name}: {found['plan']}\n" for name, found in plans.items())
+            + "".join(f"workers of {name}: {plan['plan']}\n" for name, plan in plans.items())
             + self._last_lines
         )
 

@@ -87,18 +87,18 @@ class Actuator:
             changed, self._changed = frozenset(self._changed | self._changing), set()
         return changed
 
-    def reload(self, model: str, found: DeadModel) -> bool:
+    def reload(self, model: str, dead: DeadModel) -> bool:
         """Replace the model's process by loading it with `generation` + 1. Returns whether that succeeded.
 
-        found.ended: no process of the model is left. Then it is unloaded first, unless it is a worker: the server
+        dead.ended: no process of the model is left. Then it is unloaded first, unless it is a worker: the server
         (24.10) would go on to give a dead process requests, which are never answered. Without it they are refused at
         once.
 
-        found.hung: a process of the model that never answers, which is killed then: the server (24.10) would wait for
-        it for ever. found.suspended: are killed first: one that goes on after so long crashes, and the server with it.
+        dead.hung: a process of the model that never answers, which is killed then: the server (24.10) would wait for
+        it for ever. dead.suspended: are killed first: one that goes on after so long crashes, and the server with it.
         Does nothing while another thread changes the model, or while the model is in backoff.
         """
-        reason = found.reason
+        reason = dead.reason
         wait = self.backoff.wait_s(model, time.monotonic())
         if blocked := self._blocked():
             self._journal.log_once("health", model, f"{reason}: would be reloaded ({blocked})")
@@ -111,10 +111,10 @@ class Actuator:
                 return False
             self._journal.log("health", model, f"{reason}: reloading")
             start = time.monotonic()
-            hung = None if found.hung is None else processes.stub(found.hung)
-            for suspended in filter(None, map(processes.stub, found.suspended)):
+            hung = None if dead.hung is None else processes.stub(dead.hung)
+            for suspended in filter(None, map(processes.stub, dead.suspended)):
                 self._kill(model, suspended, "suspended")
-            failed = self._attempt(lambda: self._replace(model, found.ended or bool(found.suspended)))
+            failed = self._attempt(lambda: self._replace(model, dead.ended or bool(dead.suspended)))
             self.backoff.record(model, time.monotonic())
             seconds = f"{time.monotonic() - start:.1f} s"
             self._journal.log("health", model, f"not loaded: {failed}" if failed else f"loaded in {seconds}")
@@ -167,13 +167,13 @@ class Actuator:
 
     def _roll_back(self, done: list[Action]) -> list[Action]:
         """Undo the changes of bins. Returns the actions that remain in effect."""
-        kept = list(done)
+        remaining = list(done)
         for action in reversed(done):
             if action.kind == "change":
                 inverse = replace(action, bin=action.before, before=action.bin)
                 if not self._apply(inverse):
-                    kept.remove(action)
-        return kept
+                    remaining.remove(action)
+        return remaining
 
     def _apply(self, action: Action, new_process: bool = False, await_unloads: bool = False) -> str:
         """Apply one action. Returns why it failed, or an empty string."""

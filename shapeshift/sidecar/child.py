@@ -20,9 +20,9 @@ class SidecarProcess(ChildProcess):
             "--metrics": settings.metrics_url,
             "--plan-period": plan_period_s,
         }
-        given = [f"{name}={value}" for name, value in options.items()]
-        given += [f"--repository={folder}" for folder in settings.repositories]
-        super().__init__("sidecar", given, settings.run_directory / LOG_FILE, settings.shared_variables)
+        arguments = [f"{name}={value}" for name, value in options.items()]
+        arguments += [f"--repository={folder}" for folder in settings.repositories]
+        super().__init__("sidecar", arguments, settings.run_directory / LOG_FILE, settings.shared_variables)
 
     def has_settled(self) -> bool:
         """Whether the sidecar has loaded the workers of the first plan, or has logged why it could not."""

@@ -63,10 +63,10 @@ class Front:
     @property
     def shape(self) -> dict[str, object]:
         """What must be alike on all nodes, by parameter."""
-        own = {field.name: getattr(self.settings, field.name) for field in fields(self.settings)}
-        shared = {name: value for name, value in own.items() if name not in _COUNTS}
-        made = {"bin_edges": self.edges, "plan_histogram": self.weights, "answers_version": self.answers}
-        return shared | made
+        values = {field.name: getattr(self.settings, field.name) for field in fields(self.settings)}
+        shared = {name: value for name, value in values.items() if name not in _COUNTS}
+        generated = {"bin_edges": self.edges, "plan_histogram": self.weights, "answers_version": self.answers}
+        return shared | generated
 
     @property
     def is_scaled(self) -> bool:
@@ -76,37 +76,39 @@ class Front:
 
     def worker_number(self, model: str) -> int | None:
         """The number of a worker model of this front; None for any other model."""
-        own = split(model)[1]
-        owner, _, number = own.rpartition("_w")
-        return int(number) if owner == self.name and worker_front(own) else None
+        name = split(model)[1]
+        owner, _, number = name.rpartition("_w")
+        return int(number) if owner == self.name and worker_front(name) else None
 
 
 def read_front(name: str, parameters: Mapping[str, str]) -> Front:
     """The front `name` with these parameters. Raises InvalidInputError with the name of an invalid parameter."""
-    own = settings.read(PolymorphSettings, parameters)
+    serving = settings.read(PolymorphSettings, parameters)
     generated = settings.read(PlacementSettings, parameters)
-    require(own.placement != "auto", "placement", own.placement, "is not resolved yet; run `shapeshift engines`")
+    require(
+        serving.placement != "auto", "placement", serving.placement, "is not resolved yet; run `shapeshift engines`"
+    )
     front = Front(
         name=name,
-        settings=own,
+        settings=serving,
         models=(name,),
-        workers=own.workers,
-        min_workers=max(1, own.min_workers),
-        max_workers=own.max_workers or own.workers,
-        pool_workers=own.pool_workers,
+        workers=serving.workers,
+        min_workers=max(1, serving.min_workers),
+        max_workers=serving.max_workers or serving.workers,
+        pool_workers=serving.pool_workers,
         answers=parameters.get("answers_version", ""),
         placement_reason=generated.placement_reason,
     )
-    if own.placement == "inline":
+    if serving.placement == "inline":
         return front
     require(
-        own.workers >= 1,
+        serving.workers >= 1,
         "workers",
-        own.workers,
+        serving.workers,
         "must be at least 1 for a front with workers; run `shapeshift engines`",
     )
     edges = tuple(generated.edges())
-    if not edges and own.placement == "resident":
+    if not edges and serving.placement == "resident":
         return front
     require(bool(edges), "bin_edges", generated.bin_edges, "must have at least one bin; run `shapeshift engines`")
     weights = _weights(generated.plan_histogram, len(edges))
@@ -133,11 +135,11 @@ def service_times(profile: str, edges: tuple[int, ...]) -> tuple[float, ...]:
     except (ValueError, TypeError, KeyError, IndexError) as error:
         allowed = f"must be the profile that `shapeshift engines` writes ({error})"
         raise InvalidInputError("profile", profile, allowed) from None
-    found = tuple(static[edge] if edge in static else _interpolate(points, edge) for edge in edges)
-    for edge, latency in zip(edges, found, strict=True):
+    times = tuple(static[edge] if edge in static else _interpolate(points, edge) for edge in edges)
+    for edge, latency in zip(edges, times, strict=True):
         allowed = f"must have a latency above 0 for bin {edge}; run `shapeshift engines`"
         require(0 < latency < float("inf"), "profile", latency, allowed)
-    return found
+    return times
 
 
 def _interpolate(points: list[tuple[float, float]], tokens: int) -> float:

@@ -100,13 +100,13 @@ class HealthTracker:
                 # The heartbeats of this scrape belong to the process that the load replaces.
                 model.before_load = frozenset(model.heartbeats)
                 model.unchanged, model.settling = 0, self._limits.settle
-            found = (
+            verdict = (
                 (self._stopped(model, state_of) if model.heartbeats or name in expected else None)
                 or self._unanswered(model, counted, settling)
                 or self._stalled(model, stalled.get(name, {}), settling)
             )
-            if found and name not in loading:
-                dead[name] = found
+            if verdict and name not in loading:
+                dead[name] = verdict
         return dead
 
     def _count(self, model: _Model, heartbeats: Mapping[int, float]) -> None:

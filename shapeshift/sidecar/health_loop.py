@@ -138,28 +138,28 @@ class HealthLoop:
         except ShapeshiftError as error:
             self._journal.log_once("health", ", ".join(sorted(dead)), f"dead, but it cannot be reloaded: {error}")
             return
-        for name, found in sorted(dead.items()):
+        for name, verdict in sorted(dead.items()):
             with self._lock:
-                if found is _OWED and name in loaded:
+                if verdict is _OWED and name in loaded:
                     self._actuator.owed.remove(name)
                     continue
-                known = name in loaded or name in self._actuator.owed.names()
+                can_load = name in loaded or name in self._actuator.owed.names()
                 # If all workers are slow at once, reloading all of them would make it worse: one at a time. But a
                 # reload that hangs must not keep the others from being healed.
                 since = time.monotonic() - _SLOW_RELOAD_S
                 slow = any(not other.certain and began > since for other, began in self._reloads.values())
-                if name in self._reloads or not known or (slow and not found.certain):
+                if name in self._reloads or not can_load or (slow and not verdict.certain):
                     continue
-                self._reloads[name] = found, time.monotonic()
-            self._threads_of(name).submit(self._reload, name, found)
+                self._reloads[name] = verdict, time.monotonic()
+            self._threads_of(name).submit(self._reload, name, verdict)
 
     def _threads_of(self, model: str) -> ThreadPoolExecutor:
         node, _ = split(model)
         return self._threads.setdefault(node, ThreadPoolExecutor(_CONCURRENT_LOADS, thread_name_prefix="reload"))
 
-    def _reload(self, name: str, found: DeadModel) -> None:
+    def _reload(self, name: str, verdict: DeadModel) -> None:
         try:
-            self._actuator.reload(name, found)
+            self._actuator.reload(name, verdict)
         except Exception as error:  # noqa: BLE001  a failure with one model must not stop the loop for all
             self._journal.log("health", name, f"could not be reloaded: {error!r}")
         finally:
@@ -169,7 +169,7 @@ class HealthLoop:
 
 def _by_node(values: Mapping[str, V]) -> dict[str, dict[str, V]]:
     """What belongs to the models of each node."""
-    found: dict[str, dict[str, V]] = {}
+    by_node: dict[str, dict[str, V]] = {}
     for model, value in values.items():
-        found.setdefault(split(model)[0], {})[model] = value
-    return found
+        by_node.setdefault(split(model)[0], {})[model] = value
+    return by_node

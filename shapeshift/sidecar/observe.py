@@ -98,11 +98,11 @@ class MetricsPage:
     @classmethod
     def joined(cls, pages: Iterable[MetricsPage], at: float, nodes: frozenset[str]) -> MetricsPage:
         """One page of several nodes, of which `nodes` answered now."""
-        found = cls({}, at)
-        found.nodes = nodes
+        page_of_all = cls({}, at)
+        page_of_all.nodes = nodes
         for page in pages:
-            found.models |= page.models
-        return found
+            page_of_all.models |= page.models
+        return page_of_all
 
     def series(self, model: str, name: str) -> Iterator[Series]:
         """The model's series of one metric."""
@@ -113,7 +113,7 @@ class MetricsPage:
         counts = {
             model: {series.pid: series.value for series in self.series(model, HEARTBEAT)} for model in self.models
         }
-        return {model: found for model, found in counts.items() if found}
+        return {model: beats for model, beats in counts.items() if beats}
 
     def stalled(self) -> dict[str, dict[StalledThread, float]]:
         """By model: seconds without a step of each thread that has work, where above its limit; else 0."""
@@ -125,25 +125,25 @@ class MetricsPage:
 
 def work_of(page: MetricsPage, model: str, pids: Collection[int]) -> dict[str, float]:
     """What the model's processes `pids` did, or hold, by the words for it; nothing of what they never did."""
-    found: dict[str, float] = {}
+    work: dict[str, float] = {}
     for name, words in _WORK.items():
         for series in page.series(model, f"{_OURS}{name}"):
             if series.pid in pids and series.value:
                 what = f"{words} {series.label}".strip()
-                found[what] = found.get(what, 0.0) + series.value
-    return found
+                work[what] = work.get(what, 0.0) + series.value
+    return work
 
 
 # Each page has the labels of the page before.
 @lru_cache(maxsize=_KEPT_LABELS)
 def _owner(labels: Labels, node: str, host: int) -> tuple[str, int, str] | None:
     """Model, process and label of a series; None if it is of no process of a model."""
-    found = dict(labels)
-    model, pid = found.get("model"), found.get("pid", "")
+    values = dict(labels)
+    model, pid = values.get("model"), values.get("pid", "")
     if not model or not pid.isdecimal():
         return None
-    label = next((found[key] for key in _LABELS if key in found), "")
-    if node and "worker" in found and not split(label)[0]:
+    label = next((values[key] for key in _LABELS if key in values), "")
+    if node and "worker" in values and not split(label)[0]:
         label = qualified(node, label)
     return qualified(node, model), host * _PIDS_PER_HOST + int(pid), label
 
@@ -177,8 +177,8 @@ class Traffic:
 def traffic_of(models: Sequence[str], old: MetricsPage, new: MetricsPage) -> Traffic:
     """What `models`, the front models of one front, did together from the scrape `old` to the scrape `new`."""
     beats = [_increase(model, HEARTBEAT, old, new) for model in models]
-    alive = frozenset(pid for found in beats for pid, counts in found.items() if counts.get("", 0.0) > 0)
-    seconds = [sum(counts.get("", 0.0) for counts in found.values()) for found in beats]
+    alive = frozenset(pid for increase in beats for pid, counts in increase.items() if counts.get("", 0.0) > 0)
+    seconds = [sum(counts.get("", 0.0) for counts in increase.values()) for increase in beats]
     latencies = _total(histogram(model, LATENCIES, old, new) for model in models)
     exported = {series.name for model in models for series in new.models.get(model, ())}
 
@@ -206,11 +206,11 @@ def was_alive(model: str, old: MetricsPage, new: MetricsPage) -> bool:
 
 def gauge(model: str, name: str, page: MetricsPage, pids: Collection[int]) -> dict[str, float]:
     """The model's gauge by label, summed over the processes `pids`."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for series in page.series(model, name):
         if series.pid in pids:
-            found[series.label] = found.get(series.label, 0.0) + series.value
-    return found
+            values[series.label] = values.get(series.label, 0.0) + series.value
+    return values
 
 
 def timeouts_in_a_row(page: MetricsPage, living: Collection[int]) -> dict[str, int]:
@@ -264,20 +264,20 @@ def quantile(counts: Mapping[float, float], share: float) -> float | None:
 
 def _total(parts: Iterable[Mapping[K, float]]) -> dict[K, float]:
     """The sum of the parts by key."""
-    found: dict[K, float] = {}
+    sums: dict[K, float] = {}
     for part in parts:
         for key, value in part.items():
-            found[key] = found.get(key, 0.0) + value
-    return found
+            sums[key] = sums.get(key, 0.0) + value
+    return sums
 
 
 def _increase(model: str, name: str, old: MetricsPage, new: MetricsPage) -> dict[int, dict[str, float]]:
     """The increase of a counter by pid and label."""
     before: dict[int, dict[str, float]] = {}
     after: dict[int, dict[str, float]] = {}
-    for page, found in ((old, before), (new, after)):
+    for page, counters in ((old, before), (new, after)):
         for series in page.series(model, name):
-            found.setdefault(series.pid, {})[series.label] = series.value
+            counters.setdefault(series.pid, {})[series.label] = series.value
     for pid, counts in after.items():
         start = before.get(pid, {})
         # One counter that fell means a new process: all of its counters started from 0.

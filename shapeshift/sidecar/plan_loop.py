@@ -264,8 +264,8 @@ class PlanLoop:
         # What is still being loaded counts as loaded: if that fails, `_restore` tries it again.
         self._record(front, (*outcome.done, *outcome.begun))
         if outcome.failed:
-            kept = "the other workers are loaded" if keep_going else "the last good plan stays"
-            self._journal.log("plan", front.name, f"{kept}: {outcome.failed}")
+            remains = "the other workers are loaded" if keep_going else "the last good plan stays"
+            self._journal.log("plan", front.name, f"{remains}: {outcome.failed}")
 
     def _record(self, front: Front, done: Iterable[Action]) -> None:
         state = self._fronts[front.name]

@@ -38,8 +38,8 @@ class Sidecar:
         self._settings = settings
         self._subject = f"fleet {settings.fleet}" if settings.fleet else f"server {settings.server}"
         status = {"pid": os.getpid(), "settled": False, "frozen": False}
-        own = {"fleet": settings.fleet} if settings.fleet else {"server": settings.server}
-        self._journal = Journal(write, self._write_report, {**status, **own})
+        watched = {"fleet": settings.fleet} if settings.fleet else {"server": settings.server}
+        self._journal = Journal(write, self._write_report, {**status, **watched})
         owed = OwedLoads(None if settings.dry_run else settings.run_directory / run_files.OWED_FILE)
         servers = connect(self._journal)
         actuator = Actuator(servers.control, settings.repositories, self._journal, self._blocked, owed)

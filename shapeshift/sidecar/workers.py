@@ -96,7 +96,7 @@ class ServerModelReader:
     def read(self) -> ServerModels:
         """The present models. Raises ShapeshiftError if no server answers."""
         states = _states(self._control.index())
-        self._configs = {model: found for model, found in self._configs.items() if states.get(model) == READY}
+        self._configs = {model: parameters for model, parameters in self._configs.items() if states.get(model) == READY}
         problems: dict[str, str] = {}
         fronts: dict[str, Front] = {}
         objectives: dict[str, float] = {}
@@ -116,11 +116,11 @@ class ServerModelReader:
 
     def _workers(self, front: Front, states: Mapping[str, str], problems: dict[str, str]) -> tuple[Worker, ...]:
         numbered = [(number, model) for model in states if (number := front.worker_number(model)) is not None]
-        found = []
+        workers = []
         for _, model in sorted(numbered):
             parameters = self._parameters(model) if states[model] == READY else {}
             if parameters is None:
-                found.append(Worker(model, _UNKNOWN))
+                workers.append(Worker(model, _UNKNOWN))
                 continue
             owner = parameters.get("worker_of", front.name)
             if owner != front.name:
@@ -131,8 +131,8 @@ class ServerModelReader:
             except ValueError:
                 problems[model] = f"bin and generation must be whole numbers: got {parameters}"
                 bin_, generation = ALL_BINS, 0
-            found.append(Worker(model, states[model], bin_, generation, engine_model.SHAPES not in parameters))
-        return tuple(found)
+            workers.append(Worker(model, states[model], bin_, generation, engine_model.SHAPES not in parameters))
+        return tuple(workers)
 
     def _parameters(self, model: str) -> dict[str, str] | None:
         """The parameters of the loaded model; None if it has been unloaded."""
@@ -147,10 +147,10 @@ class ServerModelReader:
 def _objective_ms(parameters: Mapping[str, str]) -> float:
     """What the model's own process refuses is no objective."""
     try:
-        stated = float(parameters.get("slo_ms") or 0.0)
+        slo_ms = float(parameters.get("slo_ms") or 0.0)
     except ValueError:
         return 0.0
-    return stated if 0 < stated < float("inf") else 0.0
+    return slo_ms if 0 < slo_ms < float("inf") else 0.0
 
 
 def _states(index: list[ModelState]) -> dict[str, str]:

@@ -132,15 +132,15 @@ def _process(labels: Labels) -> Labels:
 # Each page has the labels of the page before.
 @lru_cache(maxsize=_KEPT_LABELS)
 def _labels(text: str) -> Labels | None:
-    found: list[tuple[str, str]] = []
+    labels: list[tuple[str, str]] = []
     position = 0
     while position < len(text):
         match = _LABEL.match(text, position)
         if match is None:
             return None
-        found.append((match[1], _ESCAPE.sub(_unescape, match[2])))
+        labels.append((match[1], _ESCAPE.sub(_unescape, match[2])))
         position = match.end()
-    return frozenset(found)
+    return frozenset(labels)
 
 
 def _unescape(escape: re.Match[str]) -> str:

@@ -54,8 +54,8 @@ def read(path: Path) -> ModelConfig:
     except text_format.ParseError as error:
         line = error.GetLine() or 1
         reason = str(error).removeprefix(f"{line}:{error.GetColumn()} : ")
-        found = [*text.splitlines(), *["the end of the file"] * line][line - 1].strip()
-        raise InvalidInputError(f"{path}:{line}", found, reason) from error
+        faulty = [*text.splitlines(), *["the end of the file"] * line][line - 1].strip()
+        raise InvalidInputError(f"{path}:{line}", faulty, reason) from error
     return message
 
 

@@ -67,10 +67,10 @@ def _gpu() -> Finding:
             absent += "; the machine has a card of NVIDIA, but no driver: install it"
         return Finding("gpu", NOTE, absent)
     try:
-        found = re.search(r"Kernel Module\D*([\d.]+)", _DRIVER.read_text())
+        version = re.search(r"Kernel Module\D*([\d.]+)", _DRIVER.read_text())
     except OSError:
-        found = None
-    return Finding("gpu", OK, f"{count} NVIDIA devices, driver {found[1] if found else 'unknown'}")
+        version = None
+    return Finding("gpu", OK, f"{count} NVIDIA devices, driver {version[1] if version else 'unknown'}")
 
 
 def disk(folder: Path) -> Finding:

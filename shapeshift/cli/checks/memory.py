@@ -33,11 +33,11 @@ def plan(repositories: Sequence[Path], models: Sequence[str]) -> tuple[str, dict
 
 def devices_of(config: Any) -> list[int]:
     """The GPUs of a model's processes, one for each process; empty on a CPU. Without a list Triton takes every GPU."""
-    found: list[int] = []
+    devices: list[int] = []
     for group in config.instance_group:
         if group.kind == group.KIND_GPU:
-            found += [*(group.gpus or range(max(1, hardware.gpus())))] * max(1, group.count)
-    return found
+            devices += [*(group.gpus or range(max(1, hardware.gpus())))] * max(1, group.count)
+    return devices
 
 
 def _configs(repositories: Sequence[Path], models: Sequence[str]) -> Iterator[tuple[str, Path, Any]]:

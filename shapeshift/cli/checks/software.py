@@ -47,18 +47,18 @@ def _python() -> Finding:
         return Finding("python", NOTE, f"{version}, not compared: the package packaging is not installed")
     from packaging.specifiers import SpecifierSet
 
-    wanted = _required_python()
-    if version not in SpecifierSet(wanted):
-        return Finding("python", MISSING, f"{version}: must be {wanted}; make an environment with such a Python")
+    required = _required_python()
+    if version not in SpecifierSet(required):
+        return Finding("python", MISSING, f"{version}: must be {required}; make an environment with such a Python")
     return Finding("python", OK, f"{version} ({platform.system()} {platform.machine()})")
 
 
 def _required_python() -> str:
     try:
-        stated = importlib.metadata.metadata(_PROJECT)
+        metadata = importlib.metadata.metadata(_PROJECT)
     except importlib.metadata.PackageNotFoundError:
         return ""
-    return str(stated["Requires-Python"] or "")
+    return str(metadata["Requires-Python"] or "")
 
 
 def _packages() -> Finding:
@@ -66,9 +66,9 @@ def _packages() -> Finding:
     if not installation.PINS.is_file():
         return _needed()
     pins = wheels.read_pins(installation.PINS)
-    found = {project: _version(project) for project in pins}
-    absent = [project for project, version in found.items() if not version]
-    other = [f"{project} {found[project]}, not {pins[project]}" for project in pins if found[project] != pins[project]]
+    versions = {project: _version(project) for project in pins}
+    absent = [project for project, version in versions.items() if not version]
+    other = [f"{project} {versions[project]}, not {pin}" for project, pin in pins.items() if versions[project] != pin]
     if absent:
         return Finding("packages", MISSING, f"not installed: {listed(absent, _MOST_LISTED)}; run `make setup`")
     if other:
@@ -81,8 +81,8 @@ def _needed() -> Finding:
         return Finding("packages", MISSING, "packaging is not installed; install shapeshift again, with what it needs")
     from packaging.requirements import Requirement
 
-    stated = [Requirement(text) for text in importlib.metadata.requires(_PROJECT) or ()]
-    needed = [one for one in stated if one.marker is None or one.marker.evaluate({"extra": ""})]
+    requirements = [Requirement(text) for text in importlib.metadata.requires(_PROJECT) or ()]
+    needed = [one for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})]
     wrong = [str(one) for one in needed if not one.specifier.contains(_version(one.name) or "0", prereleases=True)]
     absent = [one.name for one in needed if not _version(one.name)]
     if wrong or absent:
@@ -114,11 +114,11 @@ def _torch() -> Finding:
 
 
 def _compiler() -> Finding:
-    found = shutil.which(kernel_build.COMPILER)
-    if found is None:
+    program = shutil.which(kernel_build.COMPILER)
+    if program is None:
         text = f"no {kernel_build.COMPILER}: text generation runs without its own kernels, several times slower"
         return Finding("compiler", NOTE, f"{text}; install a C++20 compiler")
-    return Finding("compiler", OK, f"{found}, for the kernels of text generation")
+    return Finding("compiler", OK, f"{program}, for the kernels of text generation")
 
 
 def _gurobi() -> Finding:
@@ -140,11 +140,11 @@ def server(triton: Path) -> Finding:
 
 
 def _checkpoints(build: Path) -> Finding:
-    found = []
+    counts = []
     for folder in (build / "checkpoints", Path("checkpoints")):
         held = sum(path.is_dir() for path in folder.iterdir()) if folder.is_dir() else 0
-        found.append(f"{held} in {folder}")
-    return Finding("checkpoints", OK, ", ".join(found))
+        counts.append(f"{held} in {folder}")
+    return Finding("checkpoints", OK, ", ".join(counts))
 
 
 def hub(environment: Mapping[str, str]) -> Finding:

@@ -87,15 +87,17 @@ def _check(folder: Path, model: Path, values: dict[str, str]) -> str:
     from shapeshift.fused_decode.model.architecture import Architecture
     from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, computed
 
-    own, loop = settings.read(AdapterCacheSettings, values), settings.read(FusedDecodeSettings, values)
+    cache, loop = settings.read(AdapterCacheSettings, values), settings.read(FusedDecodeSettings, values)
     checkpoint = (model / loop.checkpoint).resolve()
-    names = {checkpoint.name, str(checkpoint), *filter(None, own.base_names.split(","))}
+    names = {checkpoint.name, str(checkpoint), *filter(None, cache.base_names.split(","))}
     architecture = Architecture.read(checkpoint)
     sha256 = settings.read(GeneratedDecodeSettings, values).checkpoint_sha256
-    adapter = peft.read(folder, BaseModel(architecture, names, own.max_rank, checkpoint, sha256))
+    adapter = peft.read(folder, BaseModel(architecture, names, cache.max_rank, checkpoint, sha256))
     peft.require_finite(adapter)
     size = lay_out(architecture, adapter.factors)[1] * COMPUTED_BYTES[computed(loop.precision)]
-    settings.require(size <= own.adapter_mb << 20, "adapter", f"{size} bytes", f"at most adapter_mb ({own.adapter_mb})")
+    settings.require(
+        size <= cache.adapter_mb << 20, "adapter", f"{size} bytes", f"at most adapter_mb ({cache.adapter_mb})"
+    )
     return sha256
 
 

@@ -78,10 +78,10 @@ def _register(options: argparse.Namespace) -> int:
         raise InvalidInputError("models", options.models, "each name once")
     sample = read(options.sample).subset(options.rows)
     algorithms = tuple(routing.ALGORITHMS) if options.algorithm == _BOTH else (options.algorithm,)
-    own = ProfilingSettings(options.k, algorithms, options.levels, options.tolerance)
+    profiling = ProfilingSettings(options.k, algorithms, options.levels, options.tolerance)
     progress = Progress(options.task)
     try:
-        table = profiler.profile(options.task, sample, options.engines, names, own, progress)
+        table = profiler.profile(options.task, sample, options.engines, names, profiling, progress)
     finally:
         progress.done()
     choice = choose(table.candidates, options.min_accuracy, options.max_latency_ms)
@@ -165,11 +165,11 @@ def _list(options: argparse.Namespace) -> int:
     if not tasks:
         raise NotFoundError(f"no candidates in {options.dir}; run `shapeshift cascade register`")
     for task in tasks:
-        found = candidates.serving(options.dir, task)
+        serving = candidates.serving(options.dir, task)
         sys.stdout.write(f"task {task}\n")
-        _show(found.table, found.candidate)
+        _show(serving.table, serving.candidate)
         if options.reliability:
-            _plot_reliability(found.table)
+            _plot_reliability(serving.table)
     return 0
 
 

@@ -84,11 +84,11 @@ def _read_image_model(options: argparse.Namespace) -> ImageModel:
         raise InvalidInputError(
             "model", options.model, "must be an image model with engines and tasks_dir; run `shapeshift engines`"
         )
-    own = settings.read(ImageEngineSettings, values)
-    checkpoint, engines = ((model / path).resolve() for path in (own.checkpoint, generated.engines))
+    engine = settings.read(ImageEngineSettings, values)
+    checkpoint, engines = ((model / path).resolve() for path in (engine.checkpoint, generated.engines))
     changes = options.action in ("register", "remove")
     tasks = front_model.registry_folder(options, model, values, "tasks_dir", changes)
-    return ImageModel(checkpoint, engines, tasks, serving.task, serving.threads, own, generated)
+    return ImageModel(checkpoint, engines, tasks, serving.task, serving.threads, engine, generated)
 
 
 def _list(options: argparse.Namespace, image_model: ImageModel) -> str:

@@ -32,8 +32,8 @@ def run(options: argparse.Namespace) -> int:
     from shapeshift.triton.control import ModelControl
 
     run_directory = options.build / "run"
-    found = addresses(run_directory)
-    server = options.server or (found[0] if found else SidecarSettings.server)
+    running = addresses(run_directory)
+    server = options.server or (running[0] if running else SidecarSettings.server)
     with ModelControl(server, server_key(run_directory), tls_from_environment()) as control:
         names = sorted({model.name for model in control.index()})
         for name in options.models:

@@ -38,57 +38,57 @@ def run(options: argparse.Namespace) -> int:
 
     require(0.5 <= options.seconds <= 3600, "seconds", options.seconds, "must be 0.5 to 3600")
     run_directory = options.build / "run"
-    own = addresses(run_directory)
+    running = addresses(run_directory)
     key = server_key(run_directory)
-    if own is None and not (options.server or options.metrics or key):
+    if running is None and not (options.server or options.metrics or key):
         raise NotFoundError(f"no server has run in {run_directory}; name the build folder of the server with --build")
-    server, page = own or (SidecarSettings.server, SidecarSettings.metrics)
+    server, page = running or (SidecarSettings.server, SidecarSettings.metrics)
     servers = connect(options.server or server, options.metrics or page, key)
-    local = own is not None and options.server in (None, server)
+    local = running is not None and options.server in (None, server)
     while True:
-        found = overview(servers, run_directory, ProcessTracker(local), options.seconds)
-        text = json.dumps(found) + "\n" if options.json else format_overview(found)
+        shown = overview(servers, run_directory, ProcessTracker(local), options.seconds)
+        text = json.dumps(shown) + "\n" if options.json else format_overview(shown)
         sys.stdout.write(f"{_CLEAR}{text}" if options.watch and sys.stdout.isatty() else text)
         sys.stdout.flush()
         if not options.watch:
             return 0
 
 
-def format_overview(found: dict[str, Any]) -> str:
+def format_overview(shown: dict[str, Any]) -> str:
     """The overview as text and tables."""
-    parts = [_sidecar(found["scheduler"])]
-    for front in found["fronts"]:
+    parts = [_sidecar(shown["scheduler"])]
+    for front in shown["fronts"]:
         parts.append(_front(front))
-        workers = [worker for worker in found["workers"] if worker["front"] == front["name"]]
+        workers = [worker for worker in shown["workers"] if worker["front"] == front["name"]]
         if workers:
             head = ["worker", "bin", "generation", "state", "pid", "outstanding", "timeouts"]
             names = ["name", "bin", "generation", "state", "pid", "outstanding", "timeouts"]
             parts.append(table([head, *([_cell(name, worker[name]) for name in names] for worker in workers)]))
-    for model in found["models"]:
+    for model in shown["models"]:
         line = f"{model['name']}: {model['state']}, pid {_cell('pid', model['pid'])}\n"
         parts.append(line + _work([model]))
-    parts += [f"{model}: {problem}\n" for model, problem in found["problems"].items()]
+    parts += [f"{model}: {problem}\n" for model, problem in shown["problems"].items()]
     return "\n".join(parts)
 
 
-def _sidecar(found: dict[str, Any]) -> str:
-    state = f"running, pid {found['pid']}" if found["pid"] else "not running"
-    frozen = "; frozen, `shapeshift sidecar --thaw` ends that" if found["frozen"] else ""
+def _sidecar(sidecar: dict[str, Any]) -> str:
+    state = f"running, pid {sidecar['pid']}" if sidecar["pid"] else "not running"
+    frozen = "; frozen, `shapeshift sidecar --thaw` ends that" if sidecar["frozen"] else ""
     return f"sidecar: {state}{frozen}\n"
 
 
-def _front(found: dict[str, Any]) -> str:
-    reason = f" ({found['placement_reason']})" if found["placement_reason"] else ""
-    objective = f", objective {found['slo_ms']:g} ms" if found["slo_ms"] else ""
-    p98 = "no answers" if found["p98_ms"] is None else f"p98 {found['p98_ms']:g} ms"
+def _front(front: dict[str, Any]) -> str:
+    reason = f" ({front['placement_reason']})" if front["placement_reason"] else ""
+    objective = f", objective {front['slo_ms']:g} ms" if front["slo_ms"] else ""
+    p98 = "no answers" if front["p98_ms"] is None else f"p98 {front['p98_ms']:g} ms"
     lines = [
-        f"{found['name']}: {found['state']}, pid {_cell('pid', found['pid'])}, {found['placement']}{reason}{objective}",
-        f"  traffic: {found['texts_per_s']:g} texts/s, {found['requests_per_s']:g} answers/s, {p98},"
-        f" {found['waiting']} waiting, {found['running']} running",
+        f"{front['name']}: {front['state']}, pid {_cell('pid', front['pid'])}, {front['placement']}{reason}{objective}",
+        f"  traffic: {front['texts_per_s']:g} texts/s, {front['requests_per_s']:g} answers/s, {p98},"
+        f" {front['waiting']} waiting, {front['running']} running",
     ]
-    if plan := found["plan"]:
+    if plan := front["plan"]:
         lines.append(f"  plan of {plan['at']}: {plan['plan']}; {plan['reason']}")
-    return "\n".join(lines) + "\n" + _work(found["models"])
+    return "\n".join(lines) + "\n" + _work(front["models"])
 
 
 def _work(models: Sequence[Mapping[str, Any]]) -> str:

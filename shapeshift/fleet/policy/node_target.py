@@ -48,5 +48,5 @@ def wanted_nodes(use: NodeUse, fast_since_s: float, nodes: int) -> int:
     """
     if not use.is_known:
         return nodes
-    decision = autoscale.decide(use.most, 1.0, fast_since_s, [0] * nodes, 1, nodes + 1)
-    return nodes + {"out": 1, "keep": 0, "in": -1}[decision.action]
+    scaling = autoscale.decide(use.most, 1.0, fast_since_s, [0] * nodes, 1, nodes + 1)
+    return nodes + {"out": 1, "keep": 0, "in": -1}[scaling.action]

@@ -37,15 +37,15 @@ def first_plan(front: Front, workers: int, spare: Sequence[str]) -> Decision:
     if not front.is_binned:
         return Decision(tuple(moves(front, {}, (workers,), spare, {})), (workers,), "placement resident")
     demand = plan.assumed_demand(front, workers)
-    found = plan.solve(front, workers, demand)
+    solution = plan.solve(front, workers, demand)
     source = f"no traffic yet, by plan_histogram ({plan.format_demand(front, demand)})"
     utilization = f"at {100 * plan.ASSUMED_UTILIZATION:.0f}% utilization"
     return Decision(
-        actions=tuple(moves(front, {}, found.counts, spare, {})),
-        counts=found.counts,
-        reason=_join(f"{source} {utilization}", _expected(found.mean_ms), found.reason),
-        feasible=found.feasible,
-        expected_ms=found.mean_ms,
+        actions=tuple(moves(front, {}, solution.counts, spare, {})),
+        counts=solution.counts,
+        reason=_join(f"{source} {utilization}", _expected(solution.mean_ms), solution.reason),
+        feasible=solution.feasible,
+        expected_ms=solution.mean_ms,
     )
 
 
@@ -103,20 +103,20 @@ def next_plan(
     else:
         demand = _with_backlog(front, traffic, current)
         source = f"{_rate(traffic)} ({plan.format_demand(front, demand)})"
-    found = plan.solve(front, workers, demand)
+    solution = plan.solve(front, workers, demand)
     before = None if must_change else plan.expected_ms(front, present, demand)
     stays = not must_change and (
-        found.counts == present if fixed else not plan.is_better(front, found, present, demand)
+        solution.counts == present if fixed else not plan.is_better(front, solution, present, demand)
     )
     if stays:
-        reason = _join(f"{source}: {plan.format_counts(front, present)} stays", _expected(before), found.reason)
-        return Decision((), present, reason, found.feasible, before)
+        reason = _join(f"{source}: {plan.format_counts(front, present)} stays", _expected(before), solution.reason)
+        return Decision((), present, reason, solution.feasible, before)
     return Decision(
-        actions=tuple(moves(front, current, found.counts, spare, traffic.outstanding)),
-        counts=found.counts,
-        reason=_join(source, _expected(found.mean_ms, before), found.reason),
-        feasible=found.feasible,
-        expected_ms=found.mean_ms,
+        actions=tuple(moves(front, current, solution.counts, spare, traffic.outstanding)),
+        counts=solution.counts,
+        reason=_join(source, _expected(solution.mean_ms, before), solution.reason),
+        feasible=solution.feasible,
+        expected_ms=solution.mean_ms,
     )
 
 
@@ -138,8 +138,8 @@ def decide_scaling(
     if tail is None:
         return None, "the tail latency is unknown: texts wait without answers, or there is no heartbeat"
     workers = release_order(current)
-    kept = {worker for worker in workers if worker not in alive} | _only_longest(current)
-    outstanding = [sys.maxsize if worker in kept else traffic.outstanding.get(worker, 0) for worker in workers]
+    needed = {worker for worker in workers if worker not in alive} | _only_longest(current)
+    outstanding = [sys.maxsize if worker in needed else traffic.outstanding.get(worker, 0) for worker in workers]
     slo_ms = front.settings.slo_ms
     decision = autoscale.decide(tail, slo_ms, fast_since_s, outstanding, front.min_workers, front.max_workers)
     reason = f"p98 {tail:.1f} ms, objective {slo_ms:g} ms, {len(workers)} workers"
@@ -149,7 +149,7 @@ def decide_scaling(
         return Action("load", spare[0], front.edges[-1] if front.is_binned else ALL_BINS), reason
     if decision.action == "in" and decision.worker is not None:
         worker = workers[decision.worker]
-        if worker in kept:
+        if worker in needed:
             return None, f"{reason}: one fewer is enough, but none can be released"
         return Action("unload", worker, before=current[worker]), f"{reason}, below half for {fast_since_s:.0f} s"
     return None, reason
@@ -164,8 +164,8 @@ def wanted_workers(front: Front, traffic: Traffic, fast_since_s: float, workers:
     tail = tail_ms(traffic)
     if tail is None:
         return workers
-    found = autoscale.decide(tail, front.settings.slo_ms, fast_since_s, [0] * workers, 1, workers + 1)
-    return workers + {"out": 1, "keep": 0, "in": -1}[found.action]
+    scaling = autoscale.decide(tail, front.settings.slo_ms, fast_since_s, [0] * workers, 1, workers + 1)
+    return workers + {"out": 1, "keep": 0, "in": -1}[scaling.action]
 
 
 def tail_ms(traffic: Traffic) -> float | None:

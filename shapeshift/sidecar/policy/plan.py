@@ -76,16 +76,16 @@ def assumed_demand(front: Front, workers: int, utilization: float = ASSUMED_UTIL
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2.0
-        found = solve(front, workers, demand_at(middle))
-        served = found.feasible and found.mean_ms is not None and found.mean_ms <= horizon_ms(front)
+        solution = solve(front, workers, demand_at(middle))
+        served = solution.feasible and solution.mean_ms is not None and solution.mean_ms <= horizon_ms(front)
         low, high = (middle, high) if served else (low, middle)
     return demand_at(utilization * (low or 1.0))
 
 
 def allocation_problem(front: Front, workers: int, demand: Sequence[float]) -> Problem:
     """The allocation problem with the front's latency curve."""
-    own = front.settings
-    return allocation.of_services(workers, demand, front.service_ms, horizon_ms(front), own.curve, own.cap_last)
+    serving = front.settings
+    return allocation.of_services(workers, demand, front.service_ms, horizon_ms(front), serving.curve, serving.cap_last)
 
 
 def solve(front: Front, workers: int, demand: Sequence[float]) -> Solution:
@@ -93,20 +93,20 @@ def solve(front: Front, workers: int, demand: Sequence[float]) -> Solution:
     problem = allocation_problem(front, workers, demand)
     reasons = []
     try:
-        found = allocate(problem, front.settings.allocation)
+        result = allocate(problem, front.settings.allocation)
     except UnsupportedError as error:
-        found = allocate(problem, "exact")
+        result = allocate(problem, "exact")
         reasons.append(f"solved with allocation exact: {error}")
-    if not found.feasible:
-        reasons.append(_shortage(front, workers, found.theta))
+    if not result.feasible:
+        reasons.append(_shortage(front, workers, result.theta))
     if front.settings.slo_ms < max(front.service_ms):
         reasons.append(f"one text of {front.edges[-1]} tokens takes longer than slo_ms ({front.settings.slo_ms:g})")
-    total = found.theta * sum(demand)
+    total = result.theta * sum(demand)
     return Solution(
-        counts=found.counts,
-        mean_ms=found.objective / total if total > 0 else None,
-        busy_workers=_busy_workers(front, problem, found.counts),
-        feasible=found.feasible,
+        counts=result.counts,
+        mean_ms=result.objective / total if total > 0 else None,
+        busy_workers=_busy_workers(front, problem, result.counts),
+        feasible=result.feasible,
         reason="; ".join(reasons),
     )
 

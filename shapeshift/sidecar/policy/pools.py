@@ -39,12 +39,12 @@ class FrontPeriod:
 
 def group_fronts(fronts: Iterable[Front]) -> list[list[Front]]:
     """The fronts with workers; fronts of one pool form one group, every other front is one group."""
-    found: dict[tuple[str, str], list[Front]] = {}
+    groups: dict[tuple[str, str], list[Front]] = {}
     for front in fronts:
         if front.has_workers:
             pool = front.settings.worker_pool
-            found.setdefault(("pool", pool) if pool else ("front", front.name), []).append(front)
-    return list(found.values())
+            groups.setdefault(("pool", pool) if pool else ("front", front.name), []).append(front)
+    return list(groups.values())
 
 
 def initial_shares(group: Sequence[Front], server: ServerModels) -> dict[str, int]:
@@ -67,12 +67,12 @@ def shares(periods: Sequence[FrontPeriod]) -> list[tuple[int, str]]:
     current = [len(period.current) for period in periods]
     busy = [_busy_workers(period, size) for period in periods]
     idle = sum(period.traffic.offered for period in periods) < MIN_TEXTS
-    kept = idle and all(current) and sum(current) <= size
-    found = current if kept else split(size, busy, least, most, current)
+    stays = idle and all(current) and sum(current) <= size
+    counts = current if stays else split(size, busy, least, most, current)
     pool, total = fronts[0].settings.worker_pool, sum(busy)
     return [
         (share, f"pool {pool}: {demand:.1f} of {total:.1f} busy workers, {share} of {size} workers")
-        for share, demand in zip(found, busy, strict=True)
+        for share, demand in zip(counts, busy, strict=True)
     ]
 
 
@@ -156,22 +156,22 @@ def _scaled(total: int, weights: Sequence[float], least: Sequence[int], most: Se
             low = middle
         else:
             high = middle
-    found = at(high)
+    scaled = at(high)
     # Fronts with weight 0 get what exceeds the bounds of the others.
     for index, top in enumerate(most):
-        found[index] = min(found[index] + max(total - sum(found), 0.0), top)
-    return found
+        scaled[index] = min(scaled[index] + max(total - sum(scaled), 0.0), top)
+    return scaled
 
 
 def _round(ideal: Sequence[float], least: Sequence[int], most: Sequence[int], total: int) -> list[int]:
     """Whole shares by the largest remainders, within the bounds."""
-    found = [min(max(int(share + 1e-9), low), high) for share, low, high in zip(ideal, least, most, strict=True)]
-    order = sorted(range(len(found)), key=lambda index: (found[index] - ideal[index], index))
-    while sum(found) < total and any(found[index] < most[index] for index in order):
+    rounded = [min(max(int(share + 1e-9), low), high) for share, low, high in zip(ideal, least, most, strict=True)]
+    order = sorted(range(len(rounded)), key=lambda index: (rounded[index] - ideal[index], index))
+    while sum(rounded) < total and any(rounded[index] < most[index] for index in order):
         for index in order:
-            if sum(found) < total and found[index] < most[index]:
-                found[index] += 1
-    return found
+            if sum(rounded) < total and rounded[index] < most[index]:
+                rounded[index] += 1
+    return rounded
 
 
 def _is_close(current: Sequence[int], ideal: Sequence[float], least: Sequence[int], most: Sequence[int]) -> bool:

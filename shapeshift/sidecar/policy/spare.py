@@ -38,11 +38,11 @@ def _evenly(spare: Sequence[str], loaded: Collection[str], models: Collection[st
         waiting.setdefault(split(model)[0], []).append(model)
     heap = [(held[node] / size[node], node) for node in waiting]
     heapq.heapify(heap)
-    found = []
+    order = []
     while heap:
         _, node = heapq.heappop(heap)
-        found.append(waiting[node].pop())
+        order.append(waiting[node].pop())
         held[node] += 1
         if waiting[node]:
             heapq.heappush(heap, (held[node] / size[node], node))
-    return found
+    return order

@@ -89,8 +89,8 @@ def plain_path(path: Path) -> Path:
     with contextlib.suppress(OSError):
         link.symlink_to(path)
     # Another user may have made it, to lead the server elsewhere.
-    own = link.is_symlink() and link.lstat().st_uid == os.getuid() and link.readlink() == path
-    if not own or shlex.quote(str(link)) != str(link):
+    is_ours = link.is_symlink() and link.lstat().st_uid == os.getuid() and link.readlink() == path
+    if not is_ours or shlex.quote(str(link)) != str(link):
         raise UnsupportedError(
             f"{path} has characters that the server's command lines do not take, and there can be no link {link} to it;"
             " move the project to a path without spaces, or set TMPDIR to such a folder"
@@ -131,14 +131,14 @@ def require_matching_environment(triton: Path) -> None:
 
 def require_models(settings: ServerSettings) -> None:
     """Raise NotFoundError for a missing repository, or for a model that no repository has."""
-    found: set[str] = set()
+    available: set[str] = set()
     for folder in settings.repositories:
         if not folder.is_dir():
             raise NotFoundError(f"no model repository at {folder}; run `shapeshift engines`, or give another")
-        found |= {model.name for model in folder.iterdir() if model.is_dir()}
+        available |= {model.name for model in folder.iterdir() if model.is_dir()}
     for name in settings.models:
-        if name not in found:
-            raise NotFoundError(f"no model {name} in the repositories; they have: {', '.join(sorted(found))}")
+        if name not in available:
+            raise NotFoundError(f"no model {name} in the repositories; they have: {', '.join(sorted(available))}")
 
 
 def environment(settings: ServerSettings) -> dict[str, str]:
@@ -170,7 +170,7 @@ def command(settings: ServerSettings, environment: Mapping[str, str], key: str, 
         settings.run_directory.resolve() / "backends", [settings.triton / "backends", *settings.backend_directories]
     )
     restriction = f"{keys.RESTRICTED}:{keys.HTTP_HEADER}={key}"
-    wanted = [
+    values = [
         *(("model-repository", str(plain_path(folder))) for folder in settings.repositories),
         ("backend-directory", str(plain_path(backends))),
         # The settings of `python` apply to all backends written in Python.
@@ -193,9 +193,9 @@ def command(settings: ServerSettings, environment: Mapping[str, str], key: str, 
     ]
     if settings.keep_going:
         # By default one model that fails to load ends the server, and leaves it not ready for ever where it does not.
-        wanted += [("exit-on-error", "false"), ("strict-readiness", "false")]
+        values += [("exit-on-error", "false"), ("strict-readiness", "false")]
     switches = [] if settings.complete_configs else [AS_WRITTEN]
-    options = [f"--{name}={value}" for name, value in wanted if name in supported]
+    options = [f"--{name}={value}" for name, value in values if name in supported]
     return [str(binary), *options, *(f"--{name}" for name in switches if name in supported)]
 
 

@@ -139,8 +139,8 @@ def _reap() -> dict[int, int]:
     """The exit statuses, by pid, of the children that have ended since the last call; negative for a signal."""
     ended: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+        while (child := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[child[0]] = os.waitstatus_to_exitcode(child[1])
     return ended
 
 

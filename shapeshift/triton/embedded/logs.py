@@ -24,11 +24,11 @@ class LoadedModels:
         try:
             with self._log.open("rb") as file:
                 file.seek(self._offset)
-                found = file.read()
+                written = file.read()
         except OSError:
             return []
         # The last line may be half written.
-        lines = found[: found.rfind(b"\n") + 1]
+        lines = written[: written.rfind(b"\n") + 1]
         self._offset += len(lines)
         return _LOADED.findall(lines.decode(errors="replace"))
 
@@ -41,7 +41,7 @@ def last_errors(log: Path, limit: int = 8, tail_bytes: int = 1 << 16) -> list[st
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
-    kept: list[str] = []
+    errors: list[str] = []
     inside = False
     for line in lines:
         if not line.strip():
@@ -51,5 +51,5 @@ def last_errors(log: Path, limit: int = 8, tail_bytes: int = 1 << 16) -> list[st
         elif _ENTRY.match(line) or line[0] in "+|":
             inside = False
         if inside:
-            kept.append(line.rstrip())
-    return kept[-limit:] or [line.rstrip() for line in lines if line.strip()][-limit:]
+            errors.append(line.rstrip())
+    return errors[-limit:] or [line.rstrip() for line in lines if line.strip()][-limit:]

@@ -32,8 +32,8 @@ def supported_options(binary: Path, environment: Mapping[str, str], timeout_s: f
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnsupportedError(f"{binary} does not run here ({error}); run `shapeshift setup` again") from error
-    found = parse_help(answer.stdout + answer.stderr)
-    if not found:
+    options = parse_help(answer.stdout + answer.stderr)
+    if not options:
         lines = answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"]
         raise UnsupportedError(f"{binary} does not run here ({lines[-1]}); it requires x86_64 and glibc 2.35")
-    return found
+    return options

@@ -24,12 +24,12 @@ def read_hashes(file: Path) -> dict[str, str]:
 def _lines(file: Path) -> list[tuple[str, str, str]]:
     """Project, version and SHA-256 of each line."""
     lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
-    found = []
+    pins = []
     for line in lines:
         if line and not line[0].startswith("#"):
             project, _, version = line[0].partition("==")
-            found.append((project, version, line[-1].partition("--hash=sha256:")[2]))
-    return found
+            pins.append((project, version, line[-1].partition("--hash=sha256:")[2]))
+    return pins
 
 
 def check(wheels: Mapping[str, Path], hashes: Mapping[str, str]) -> None:
