@@ -7,6 +7,7 @@ import importlib.util
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 
 from shapeshift.child_process import ChildProcess
@@ -19,6 +20,7 @@ DEFAULT_PORT = GatewaySettings.port
 LOG_FILE = "gateway.log"
 _PORT_FILE = "gateway.port"
 _HOST = GatewaySettings.host
+_START_S, _POLL_S = 15.0, 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,8 +75,34 @@ def run(options: argparse.Namespace) -> int:
     return 0 if server.started else 1
 
 
-def child(settings: ServerSettings, port: int) -> ChildProcess:
-    """`shapeshift gateway` for the server with these settings, on the loopback address.
+class GatewayProcess(ChildProcess):
+    """`shapeshift gateway` on `port` of the loopback address, for a server of this machine."""
+
+    def __init__(self, settings: ServerSettings, port: int) -> None:
+        self.port = port
+        options = {
+            "--triton": settings.grpc_url,
+            "--metrics": settings.metrics_url,
+            "--build": settings.run_directory.parent,
+            "--port": port,
+        }
+        arguments = [f"{name}={value}" for name, value in options.items()]
+        super().__init__("gateway", arguments, settings.run_directory / LOG_FILE, settings.shared_variables)
+
+    def await_listening(self, stop: threading.Event) -> bool:
+        """Wait until it takes connections, at most 15 s; false where it does not by then, or `stop` is set before."""
+        end = time.monotonic() + _START_S
+        while time.monotonic() < end:
+            with socket.socket() as probe:
+                if probe.connect_ex((_HOST, self.port)) == 0:
+                    return True
+            if stop.wait(_POLL_S):
+                return False
+        return False
+
+
+def child(settings: ServerSettings, port: int) -> GatewayProcess:
+    """The gateway of the server with these settings, not started yet.
 
     Raises UnsupportedError where its packages are not installed or the port is not available.
     """
@@ -87,16 +115,9 @@ def child(settings: ServerSettings, port: int) -> ChildProcess:
         except OSError as error:
             text = f"{_HOST}:{port} is not available ({error.strerror}): choose another --gateway-port"
             raise UnsupportedError(text) from None
-    options = {
-        "--triton": settings.grpc_url,
-        "--metrics": settings.metrics_url,
-        "--build": settings.run_directory.parent,
-        "--port": port,
-    }
-    arguments = [f"{name}={value}" for name, value in options.items()]
     settings.run_directory.mkdir(parents=True, exist_ok=True)
     (settings.run_directory / _PORT_FILE).write_text(f"{port}\n")
-    return ChildProcess("gateway", arguments, settings.run_directory / LOG_FILE, settings.shared_variables)
+    return GatewayProcess(settings, port)
 
 
 def port_of(run_directory: Path) -> int:
@@ -105,12 +126,6 @@ def port_of(run_directory: Path) -> int:
         return int((run_directory / _PORT_FILE).read_text())
     except (OSError, ValueError):
         return DEFAULT_PORT
-
-
-def listens(port: int) -> bool:
-    """Whether a gateway of this machine takes connections on `port` of the loopback address."""
-    with socket.socket() as probe:
-        return probe.connect_ex((_HOST, port)) == 0
 
 
 def _new_key(options: argparse.Namespace) -> int:

@@ -9,21 +9,23 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 from shapeshift import installation
 from shapeshift.cli.checks import memory
 from shapeshift.cli.examples import summaries
-from shapeshift.cli.gateway import DEFAULT_PORT
+from shapeshift.cli.gateway import DEFAULT_PORT, child
 from shapeshift.cli.served_models import models_to_load, without_misfits
 from shapeshift.cli.stop_signals import stop_event
 from shapeshift.cli.supervisor import FleetNode, Supervisor, has_workers
 from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.settings import require
+from shapeshift.sidecar.child import SidecarProcess
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.embedded.free_ports import on_free_ports
-from shapeshift.triton.embedded.server import ServerEndedError
+from shapeshift.triton.embedded.server import ServerEndedError, TritonServer
 from shapeshift.triton.endpoint import tls_from_environment
 from shapeshift.triton.keys import KEY_VARIABLE
 from shapeshift.triton.settings import ServerSettings
@@ -124,16 +126,20 @@ def _embedded(options: argparse.Namespace) -> int:
     ports = {f"{name}_port": getattr(options, f"{name}_port") for name in settings.ports}
     settings = replace(settings, **{name: port for name, port in ports.items() if port is not None})
     SidecarSettings(plan_period_s=options.plan_period)
+    gateway_port = _gateway_port(options)
     with stop_event() as stop:
         supervisor = Supervisor(
             settings,
+            TritonServer,
             lambda: _models_that_fit(options, repositories),
-            None if options.no_sidecar or node is not None else options.plan_period,
             options.ready_timeout,
             not options.no_restart,
             f"{_examples(options)}\n\nCtrl-C stops the server\n",
             _write,
-            _gateway_port(options),
+            None
+            if options.no_sidecar or node is not None
+            else partial(SidecarProcess, plan_period_s=options.plan_period),
+            None if gateway_port is None else partial(child, port=gateway_port),
             node,
         )
         return supervisor.run(stop)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from shapeshift.child_process import ChildProcess
-from shapeshift.cli import gateway
 from shapeshift.cli.examples import summaries
+from shapeshift.cli.gateway import GatewayProcess
 from shapeshift.errors import ShapeshiftError
 from shapeshift.loops import Backoff
 from shapeshift.sidecar import run_files
@@ -24,8 +24,6 @@ from shapeshift.triton.settings import KNOWN_VULNERABILITIES, ServerSettings
 _POLL_S = 0.1
 # A server that has served is started again almost at once; one that keeps ending is not.
 _FIRST_PAUSE_S = 0.1
-# Most time that the first lines wait for the gateway.
-_GATEWAY_S = 15.0
 
 
 class FleetNode(Protocol):
@@ -46,32 +44,35 @@ class FleetNode(Protocol):
 class Supervisor:
     """Starts a server, its sidecar and its gateway, starts again what ends by itself, and says what happens.
 
-    models: the models of a later start, to which `shapeshift add` may have added some. plan_period_s: the sidecar's;
-    None for no sidecar. ready_timeout_s: time to load everything. restarts: whether a server that ends by itself is
-    started again. last_lines: what `say` gets after the models that are ready. gateway_port: None for no gateway.
-    node: of a fleet, which offers its metrics page to others and is drained before a stop; None for a server alone.
+    open_server, sidecar, gateway: make them for the settings, not started; no sidecar or no gateway where None. models:
+    those of a later start, to which `shapeshift add` may have added some. ready_timeout_s: time to load everything.
+    restarts: whether a server that ends by itself is started again. last_lines: what `say` gets after the models that
+    are ready. node: of a fleet, which offers its metrics page to others and is drained before a stop; None for a server
+    alone.
     """
 
     def __init__(
         self,
         settings: ServerSettings,
+        open_server: Callable[[ServerSettings], TritonServer],
         models: Callable[[], Sequence[str]],
-        plan_period_s: float | None,
         ready_timeout_s: float,
         restarts: bool,
         last_lines: str,
         say: Callable[[str], None],
-        gateway_port: int | None = None,
+        sidecar: Callable[[ServerSettings], SidecarProcess] | None = None,
+        gateway: Callable[[ServerSettings], GatewayProcess] | None = None,
         node: FleetNode | None = None,
     ) -> None:
         self._settings = settings
+        self._open_server = open_server
         self._models = models
-        self._plan_period_s = plan_period_s
+        self._sidecar = sidecar
+        self._gateway = gateway
         self._ready_timeout_s = ready_timeout_s
         self._restarts = restarts
         self._last_lines = last_lines
         self._say = say
-        self._gateway_port = gateway_port
         self._node = node
         # Monotonic time at which the models were ready last; 0 before.
         self._ready_at = 0.0
@@ -84,18 +85,16 @@ class Supervisor:
         backoff, count = Backoff(_FIRST_PAUSE_S), 0
         while True:
             ready_before = self._ready_at
-            sidecar = None
-            if self._plan_period_s is not None:
-                sidecar = SidecarProcess(self._settings, self._plan_period_s)
-            own_gateway = self._gateway()
+            sidecar = self._sidecar(self._settings) if self._sidecar is not None else None
+            gateway = self._make_gateway()
             try:
                 with (
-                    TritonServer(self._settings) as server,
+                    self._open_server(self._settings) as server,
                     sidecar or _nothing(),
-                    own_gateway or _nothing(),
+                    gateway or _nothing(),
                     self._page(),
                 ):
-                    return self._watch(server, sidecar, own_gateway, stop)
+                    return self._watch(server, sidecar, gateway, stop)
             except Exception as error:
                 # If the first start fails, an option or a model is wrong; later starts are tried again.
                 if not self._restarts or not self._ready_at:
@@ -111,12 +110,12 @@ class Supervisor:
                 with contextlib.suppress(ShapeshiftError):
                     self._settings = replace(self._settings, models=tuple(self._models()))
 
-    def _gateway(self) -> ChildProcess | None:
+    def _make_gateway(self) -> GatewayProcess | None:
         """The gateway, not started; None for none, with a line that says why it cannot be started."""
-        if self._gateway_port is None:
+        if self._gateway is None:
             return None
         try:
-            return gateway.child(self._settings, self._gateway_port)
+            return self._gateway(self._settings)
         except ShapeshiftError as error:
             self._say(f"no gateway: {error}\n")
             return None
@@ -129,7 +128,7 @@ class Supervisor:
         self,
         server: TritonServer,
         sidecar: SidecarProcess | None,
-        own_gateway: ChildProcess | None,
+        gateway: GatewayProcess | None,
         stop: threading.Event,
     ) -> int:
         """Start the others when they are needed and say when the models are ready; returns 0 once `stop` is set.
@@ -142,24 +141,24 @@ class Supervisor:
         if loader is not None:
             loader.start()
         if not self._wait_ready(server, loader, stop):
-            return self._stop(server, sidecar, own_gateway)
+            return self._stop(server, sidecar, gateway)
         failed = server.failed_models()
         if failed.keys() >= {*self._settings.models} and failed:
             raise server.failure("could load no model")
         for name, reason in failed.items():
             self._say(f"skipping {name}, which could not be loaded: {reason}\n")
         self._ready_at = time.monotonic()
-        gateway_line = self._start_gateway(own_gateway, stop) if own_gateway is not None else ""
+        gateway_line = self._start_gateway(gateway, stop) if gateway is not None else ""
         served = [name for name in self._settings.models if name not in failed]
         self._say(self._greeting(server, served, gateway_line))
         if sidecar is not None and loader is None:
             sidecar.start()
         while not stop.wait(_POLL_S):
             server.require_running()
-            for child in (sidecar, own_gateway):
+            for child in (sidecar, gateway):
                 if child is not None:
                     child.restart_if_ended()
-        return self._stop(server, sidecar, own_gateway)
+        return self._stop(server, sidecar, gateway)
 
     def _wait_ready(self, server: TritonServer, loader: SidecarProcess | None, stop: threading.Event) -> bool:
         """Say which models are loaded until all are ready; False if `stop` is set before.
@@ -180,16 +179,12 @@ class Supervisor:
                 raise server.failure(f"was not ready after {self._ready_timeout_s:g} s{last}")
         return False
 
-    def _start_gateway(self, own_gateway: ChildProcess, stop: threading.Event) -> str:
+    def _start_gateway(self, gateway: GatewayProcess, stop: threading.Event) -> str:
         """The line about the gateway, once it listens, has had the time for it, or `stop` is set."""
-        own_gateway.start()
-        end = time.monotonic() + _GATEWAY_S
-        while not gateway.listens(self._gateway_port or 0):
-            if stop.wait(_POLL_S):
-                return ""
-            if time.monotonic() > end:
-                return f"the gateway does not answer yet (log: {own_gateway.log})\n"
-        return f"OpenAI API: http://127.0.0.1:{self._gateway_port}/v1\n"
+        gateway.start()
+        if gateway.await_listening(stop):
+            return f"OpenAI API: http://127.0.0.1:{gateway.port}/v1\n"
+        return f"the gateway does not answer yet (log: {gateway.log})\n"
 
     def _stop(self, server: TritonServer, *children: ChildProcess | None) -> int:
         self._say("stopping\n")

@@ -5,20 +5,31 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
-from shapeshift.cli import supervisor
+from shapeshift.cli.gateway import child
+from shapeshift.cli.supervisor import Supervisor
 from shapeshift.errors import ShapeshiftError
 from shapeshift.triton.settings import ServerSettings
 
 
+def supervise(
+    settings: ServerSettings,
+    open_server: Callable[..., Any],
+    say: Callable[[str], None],
+    models: Callable[[], list[str]] = list,
+    gateway: Callable[..., Any] | None = None,
+) -> Supervisor:
+    """The loop over what stands for a server and for its gateway; it restarts a server that ends by itself."""
+    return Supervisor(settings, open_server, models, 60.0, True, "", say, gateway=gateway)
+
+
 @pytest.mark.parametrize("error", [ShapeshiftError("the server has ended"), ValueError("whatever it is")], ids=repr)
-def test_a_server_that_is_started_again_has_the_models_that_were_added(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_a_server_that_is_started_again_has_the_models_that_were_added(tmp_path: Path, error: Exception) -> None:
     stop = threading.Event()
     started: list[tuple[str, ...]] = []
     (tmp_path / "run").mkdir()
@@ -55,10 +66,8 @@ def test_a_server_that_is_started_again_has_the_models_that_were_added(
 
         def stop(self) -> None: ...
 
-    monkeypatch.setattr(supervisor, "TritonServer", Server)
-    monkeypatch.setattr(supervisor.Backoff, "pause", lambda self, lasted_s: 0.0)
     settings = ServerSettings(repositories=(tmp_path,), models=("first",), run_directory=tmp_path / "run")
-    loop = supervisor.Supervisor(settings, lambda: ["first", "added"], None, 60.0, True, "", lambda text: None)
+    loop = supervise(settings, Server, lambda text: None, lambda: ["first", "added"])
     assert loop.run(stop) == 0
     assert started == [("first",), ("first", "added")]
 
@@ -90,7 +99,7 @@ class Loaded:
     def stop(self) -> None: ...
 
 
-def test_a_model_that_does_not_load_is_named_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_load_is_named_and_left_out(tmp_path: Path) -> None:
     failed = {"bad": "ValueError: no such head"}
     stop, said = threading.Event(), list[str]()
 
@@ -99,9 +108,8 @@ def test_a_model_that_does_not_load_is_named_and_left_out(tmp_path: Path, monkey
         if text.startswith("ready: "):
             stop.set()
 
-    monkeypatch.setattr(supervisor, "TritonServer", lambda settings: Loaded(failed))
     settings = ServerSettings(repositories=(tmp_path,), models=("bad", "good"), run_directory=tmp_path / "run")
-    loop = supervisor.Supervisor(settings, list, None, 60.0, True, "", say)
+    loop = supervise(settings, lambda _: Loaded(failed), say)
     assert loop.run(stop) == 0
     assert "skipping bad, which could not be loaded: ValueError: no such head\n" in said
     (greeting,) = [text for text in said if text.startswith("ready: ")]
@@ -109,23 +117,19 @@ def test_a_model_that_does_not_load_is_named_and_left_out(tmp_path: Path, monkey
     # Without any model there is nothing to serve.
     failed["good"] = "neither"
     with pytest.raises(ShapeshiftError, match="could load no model"):
-        supervisor.Supervisor(settings, list, None, 60.0, True, "", say).run(threading.Event())
+        supervise(settings, lambda _: Loaded(failed), say).run(threading.Event())
 
 
 @pytest.mark.parametrize(
     ("listening", "line"),
     [(True, "OpenAI API: http://127.0.0.1:8080/v1\n"), (False, "the gateway does not answer yet (log: ")],
 )
-def test_the_gateway_is_started_and_stopped_with_the_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listening: bool, line: str
-) -> None:
+def test_the_gateway_is_started_and_stopped_with_the_server(tmp_path: Path, listening: bool, line: str) -> None:
     stop = threading.Event()
     happened: list[str] = []
 
     class Server:
         http_url = grpc_url = metrics_url = ""
-
-        def __init__(self, settings: ServerSettings) -> None: ...
 
         def __enter__(self) -> Self:
             return self
@@ -143,8 +147,8 @@ def test_the_gateway_is_started_and_stopped_with_the_server(
         def stop(self) -> None:
             happened.append("server stops")
 
-    class Child:
-        log = tmp_path / "gateway.log"
+    class Gateway:
+        log, port = tmp_path / "gateway.log", 8080
 
         def __enter__(self) -> Self:
             return self
@@ -154,30 +158,25 @@ def test_the_gateway_is_started_and_stopped_with_the_server(
         def start(self) -> None:
             happened.append("gateway starts")
 
+        def await_listening(self, stop: threading.Event) -> bool:
+            happened.append("asked")
+            return listening
+
         def restart_if_ended(self) -> None:
             stop.set()
 
         def stop(self) -> None:
             happened.append("gateway stops")
 
-    monkeypatch.setattr(supervisor, "TritonServer", Server)
-
-    def listens(port: int) -> bool:
-        happened.append(f"asks {port}")
-        return listening
-
-    monkeypatch.setattr(supervisor.gateway, "child", lambda settings, port: Child())
-    monkeypatch.setattr(supervisor.gateway, "listens", listens)
-    monkeypatch.setattr(supervisor, "_GATEWAY_S", 0.0)
     (tmp_path / "run").mkdir()
     settings = ServerSettings(repositories=(tmp_path,), models=(), run_directory=tmp_path / "run")
     settings.log.touch()
-    loop = supervisor.Supervisor(settings, list, None, 60.0, False, "", happened.append, 8080)
+    loop = supervise(settings, lambda _: Server(), happened.append, gateway=lambda _: Gateway())
     assert loop.run(stop) == 0
     (greeting,) = [one for one in happened if one.startswith("ready: ")]
     assert line in greeting
     # A client may call as soon as it reads where the gateway is.
-    assert happened.index("asks 8080") < happened.index(greeting)
+    assert happened.index("asked") < happened.index(greeting)
     acts = [one for one in happened if one.startswith(("gateway", "server"))]
     assert acts == ["gateway starts", "gateway stops", "server stops"]
 
@@ -185,9 +184,10 @@ def test_the_gateway_is_started_and_stopped_with_the_server(
 def test_a_port_in_use_costs_only_the_gateway(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> None:
     (port,) = free_ports(1)
     settings = ServerSettings(repositories=(tmp_path,), run_directory=tmp_path / "run")
-    said: list[str] = []
-    loop = supervisor.Supervisor(settings, list, None, 60.0, False, "", said.append, port)
-    assert loop._gateway() is not None and said == []
+    assert child(settings, port).port == port
+    said, stop = list[str](), threading.Event()
+    stop.set()
     with socket.create_server(("127.0.0.1", port)):
-        assert loop._gateway() is None
+        loop = supervise(settings, lambda _: Loaded({}), said.append, gateway=partial(child, port=port))
+        assert loop.run(stop) == 0
     assert f"no gateway: 127.0.0.1:{port} is not available" in said[0]

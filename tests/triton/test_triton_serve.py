@@ -67,7 +67,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
         servers.append(settings)
         raise NotFoundError("no server here")
 
-    monkeypatch.setattr("shapeshift.cli.supervisor.TritonServer", start)
+    monkeypatch.setattr("shapeshift.cli.serve.TritonServer", start)
     return servers
 
 
