@@ -21,7 +21,6 @@ from shapeshift.triton.names import split
 V = TypeVar("V")
 
 _CONCURRENT_LOADS = 4
-_SLOW_RELOAD_S = 10.0
 _OWED = DeadModel("unloaded when its process died, and not loaded again", True)
 
 
@@ -30,7 +29,8 @@ class HealthLoop:
 
     page: the last scrape, None before the first.
 
-    expected: models that are loaded and should have a heartbeat; any thread may set it.
+    expected: models that are loaded and should have a heartbeat; any thread may set it. slow_reload_s: after so long a
+    reload of a slow model holds up no other.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class HealthLoop:
         actuator: Actuator,
         journal: Journal,
         processes: ProcessTracker,
+        slow_reload_s: float = 10.0,
     ) -> None:
         self.page: MetricsPage | None = None
         self.expected: frozenset[str] = frozenset()
@@ -48,6 +49,7 @@ class HealthLoop:
         self._actuator = actuator
         self._journal = journal
         self._processes = processes
+        self._slow_reload_s = slow_reload_s
         # By node: only what a node reports now is judged.
         self._health: dict[str, HealthTracker] = {}
         # Models of nodes that have not answered since these were changed.
@@ -146,7 +148,7 @@ class HealthLoop:
                 can_load = name in loaded or name in self._actuator.owed.names()
                 # If all workers are slow at once, reloading all of them would make it worse: one at a time. But a
                 # reload that hangs must not keep the others from being healed.
-                since = time.monotonic() - _SLOW_RELOAD_S
+                since = time.monotonic() - self._slow_reload_s
                 slow = any(not other.certain and began > since for other, began in self._reloads.values())
                 if name in self._reloads or not can_load or (slow and not verdict.certain):
                     continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,26 @@ from shapeshift.sidecar.workers import READY, ServerModels
 from shapeshift.triton.names import split
 
 
-def overview(servers: Servers, run_directory: Path, processes: ProcessTracker, seconds: float) -> dict[str, Any]:
+def overview(
+    servers: Servers,
+    run_directory: Path,
+    processes: ProcessTracker,
+    seconds: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, Any]:
     """Nodes, fronts, workers, plans and sidecar, with the traffic of the next `seconds`. Needs no sidecar.
 
     Raises ShapeshiftError if no server or no metrics page answers.
     """
     old = servers.scrape()
-    time.sleep(seconds)
+    sleep(seconds)
     new = servers.scrape()
     server = servers.reader.read()
     traffic = {model: observe.traffic_of([model], old, new) for model in server.states}
     report = run_files.read_report(run_directory)
-    known = {worker.name for found in server.workers.values() for worker in found}
-    known.update(model for front in server.fronts.values() for model in front.models)
-    others = [name for name, state in server.states.items() if state == READY and name not in known]
+    in_tables = {worker.name for workers in server.workers.values() for worker in workers}
+    in_tables.update(model for front in server.fronts.values() for model in front.models)
+    others = [name for name, state in server.states.items() if state == READY and name not in in_tables]
     fronts = {
         name: _front(front, server, observe.traffic_of(front.models, old, new), traffic, new, processes, report)
         for name, front in server.fronts.items()
@@ -51,11 +58,11 @@ def overview(servers: Servers, run_directory: Path, processes: ProcessTracker, s
 def _nodes(servers: Servers, server: ServerModels, traffic: dict[str, Traffic]) -> list[dict[str, Any]]:
     """One row for each node: whether it answers, its version, its loaded workers, and the texts that arrive there."""
     versions, problems = servers.versions()
-    ready = Counter(split(one.name)[0] for found in server.workers.values() for one in found if one.is_ready)
+    ready = Counter(split(one.name)[0] for workers in server.workers.values() for one in workers if one.is_ready)
     arrived: dict[str, float] = {}
-    for model, found in traffic.items():
+    for model, seen in traffic.items():
         node = split(model)[0]
-        arrived[node] = arrived.get(node, 0.0) + found.offered / found.seconds
+        arrived[node] = arrived.get(node, 0.0) + seen.offered / seen.seconds
     return [
         {
             "name": name,
@@ -78,12 +85,12 @@ def _front(
     processes: ProcessTracker,
     report: dict[str, Any],
 ) -> dict[str, Any]:
-    own = [{"name": model, **_process(model, of_model[model], page, processes)} for model in front.models]
+    rows = [{"name": model, **_process(model, of_model[model], page, processes)} for model in front.models]
     return {
         "name": front.name,
-        "state": ", ".join(dict.fromkeys(one["state"] for one in own)),
-        "pid": own[0]["pid"] if len(own) == 1 else None,
-        "models": own,
+        "state": ", ".join(dict.fromkeys(one["state"] for one in rows)),
+        "pid": rows[0]["pid"] if len(rows) == 1 else None,
+        "models": rows,
         "placement": front.settings.placement,
         "placement_reason": front.placement_reason,
         "slo_ms": front.settings.slo_ms,

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from shapeshift.errors import ShapeshiftError
-from shapeshift.sidecar import health_loop
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.health import ReloadBackoff
 from shapeshift.sidecar.health_loop import HealthLoop
@@ -32,7 +31,7 @@ NO_PID = 4_194_304
 class Case:
     """A health loop over a loaded front and two workers; `pids`, `dead` and `timeouts` define its scrapes."""
 
-    def __init__(self) -> None:
+    def __init__(self, slow_reload_s: float = 10.0) -> None:
         self.server = FakeServer()
         self.server.add_front()
         for worker in ("enc_w00", "enc_w01"):
@@ -50,7 +49,8 @@ class Case:
         journal = Journal(self.log.append, lambda values: None, {})
         fleet = single(self.server, self.scrape)
         self.actuator = Actuator(fleet.control, (), journal, lambda: self.blocked)
-        self.loop = HealthLoop(fleet.scrape, fleet.control, self.actuator, journal, ProcessTracker(local=True))
+        tracker = ProcessTracker(local=True)
+        self.loop = HealthLoop(fleet.scrape, fleet.control, self.actuator, journal, tracker, slow_reload_s)
 
     def scrape(self) -> Samples:
         if self.down:
@@ -210,11 +210,8 @@ def test_workers_that_time_out_are_reloaded_one_at_a_time(case: Case) -> None:
     assert len(case.server.calls) == 2
 
 
-def test_a_reload_that_hangs_does_not_keep_another_slow_model_from_being_reloaded(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(health_loop, "_SLOW_RELOAD_S", 0.05)
-    go_on = threading.Event()
+def test_a_reload_that_hangs_does_not_keep_another_slow_model_from_being_reloaded() -> None:
+    case, go_on = Case(slow_reload_s=0.05), threading.Event()
 
     def slowly(name: str, bin_: str) -> None:
         assert name != "enc_w00" or go_on.wait(120)

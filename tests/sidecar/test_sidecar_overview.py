@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,10 +33,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(overview, "time", SimpleNamespace(sleep=found.sleep))
-    return found
+def clock() -> Clock:
+    return Clock()
 
 
 class Front:
@@ -53,8 +50,8 @@ class Front:
         return samples("enc", PID, 1 + now, lengths=lengths, latencies=latencies, **self.more) | self.others(now)
 
 
-def shown(servers: Servers, folder: Path) -> dict[str, Any]:
-    return overview.overview(servers, folder, ProcessTracker(local=True), WINDOW_S)
+def shown(servers: Servers, folder: Path, clock: Clock) -> dict[str, Any]:
+    return overview.overview(servers, folder, ProcessTracker(local=True), WINDOW_S, clock.sleep)
 
 
 def test_rates_of_a_fleet_are_a_second_and_by_node(clock: Clock, tmp_path: Path) -> None:
@@ -64,7 +61,7 @@ def test_rates_of_a_fleet_are_a_second_and_by_node(clock: Clock, tmp_path: Path)
         for worker in loaded:
             server.load(worker)
     pages = {"a": Front(clock, 2.128, 1.0), "b": Front(clock, 3.0, 4.333)}
-    found = shown(FakeFleet(servers, pages=pages, clock=clock).watched, tmp_path)
+    found = shown(FakeFleet(servers, pages=pages, clock=clock).watched, tmp_path, clock)
     rows = {row["name"]: row for row in found["nodes"]}
     assert {name: (row["state"], row["workers"], row["texts_per_s"]) for name, row in rows.items()} == {
         "a": ("serving", 2, 2.13),
@@ -91,7 +88,7 @@ def test_a_node_that_gives_no_version_is_shown_with_the_reason(clock: Clock, tmp
 
     pages = {name: Front(clock, 1.0, 1.0) for name in "ab"}
     fleet = FakeFleet({"a": server, "b": server}, pages=pages, clock=clock, versions={"b": fail})
-    rows = {row["name"]: row for row in shown(fleet.watched, tmp_path)["nodes"]}
+    rows = {row["name"]: row for row in shown(fleet.watched, tmp_path, clock)["nodes"]}
     assert (rows["a"]["state"], rows["a"]["problem"]) == ("serving", "")
     assert (rows["b"]["state"], rows["b"]["version"]) == ("does not answer", None)
     assert "it is being restarted" in rows["b"]["problem"]
@@ -100,7 +97,7 @@ def test_a_node_that_gives_no_version_is_shown_with_the_reason(clock: Clock, tmp
 def test_a_front_without_answers_has_no_latency_and_a_single_one_has_a_process(clock: Clock, tmp_path: Path) -> None:
     server = FakeServer()
     server.add_front(models=0)
-    (front,) = shown(single(server, Front(clock, 1.0, 0.0), clock), tmp_path)["fronts"]
+    (front,) = shown(single(server, Front(clock, 1.0, 0.0), clock), tmp_path, clock)["fronts"]
     assert (front["p98_ms"], front["requests_per_s"], front["pid"]) == (None, 0.0, PID)
 
 
@@ -113,7 +110,7 @@ def test_a_worker_says_what_it_does(clock: Clock, tmp_path: Path) -> None:
     server.states["enc_w03"] = "LOADING"
     page = Front(clock, 1.0, 1.0, outstanding={"enc_w01": 4.0}, timeouts={"enc_w01": 2.0})
     page.others = lambda now: samples("enc_w00", 1, 7.0) | samples("enc_w01", PID + 1, 7.0)
-    states = {row["name"]: row for row in shown(single(server, page, clock), tmp_path)["workers"]}
+    states = {row["name"]: row for row in shown(single(server, page, clock), tmp_path, clock)["workers"]}
     assert {name: (row["state"], row["pid"], row["bin"]) for name, row in states.items()} == {
         # No process of a model.
         "enc_w00": ("dead", 1, 512),
@@ -136,7 +133,7 @@ def test_other_models_are_shown_while_they_are_loaded(clock: Clock, tmp_path: Pa
     for name in ("plain", "leaving"):
         server.files[name] = server.loaded[name] = {"parameters": {}}
     server.states["leaving"] = "UNAVAILABLE"
-    found = shown(single(server, Front(clock, 1.0, 1.0), clock), tmp_path)
+    found = shown(single(server, Front(clock, 1.0, 1.0), clock), tmp_path, clock)
     assert found["models"] == [{"name": "plain", "state": "no heartbeat", "pid": None}]
 
 
@@ -145,6 +142,6 @@ def test_the_last_five_decisions_and_the_plan_are_those_of_the_report(clock: Clo
     server.add_front(models=0)
     decisions = [{"number": number} for number in range(7)]
     run_files.write_report(tmp_path, {"decisions": decisions, "plans": {"enc": {"bins": [1]}}})
-    found = shown(single(server, Front(clock, 1.0, 1.0), clock), tmp_path)
+    found = shown(single(server, Front(clock, 1.0, 1.0), clock), tmp_path, clock)
     assert [one["number"] for one in found["scheduler"]["decisions"]] == [2, 3, 4, 5, 6]
     assert found["fronts"][0]["plan"] == {"bins": [1]}
