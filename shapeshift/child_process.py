@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,9 +26,15 @@ class ChildProcess:
     """
 
     def __init__(
-        self, command: str, options: Sequence[str], log: Path, variables: Mapping[str, str] | None = None
+        self,
+        command: str,
+        options: Sequence[str],
+        log: Path,
+        variables: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.log = log
+        self._clock = clock
         self._command = [sys.executable, "-P", "-m", "shapeshift.cli.main", command, "--until-eof", *options]
         self._variables = dict(variables or {})
         self._process: subprocess.Popen[bytes] | None = None
@@ -45,6 +51,11 @@ class ChildProcess:
     ) -> None:
         self.stop()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has been started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Start it with a new log; the old log is kept with the ending `.1`.
 
@@ -59,9 +70,9 @@ class ChildProcess:
 
     def restart_if_ended(self) -> None:
         """Start it again if it has ended, after a pause that grows while it keeps ending. Raises nothing."""
-        if not self._is_wanted or (self._process is not None and self._process.poll() is None):
+        if not self._is_wanted or self.is_running:
             return
-        now = time.monotonic()
+        now = self._clock()
         if self._restart_at is None:
             self._restart_at = now + self._backoff.pause(now - self._started_at)
         if now >= self._restart_at:
@@ -89,7 +100,7 @@ class ChildProcess:
         self._process = None
 
     def _try(self) -> None:
-        self._started_at = time.monotonic()
+        self._started_at = self._clock()
         self._process = None
         try:
             self._run()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from shapeshift import child_process
@@ -32,15 +34,33 @@ def test_one_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: 
     with ChildProcess("sidecar", [], tmp_path / "logs" / "sidecar.log") as child:
         child.start()
 
-        def is_running() -> bool:
+        def came_up() -> bool:
             child.restart_if_ended()
-            return child._process is not None and child._process.poll() is None
+            return child.is_running
 
-        wait_for(is_running, pause_s=0.005)
+        wait_for(came_up, pause_s=0.005)
         assert not failures and child.log.read_text().count("could not be started") == 3
-        first = child._process
-        assert first is not None
+        (first,) = own_children()
         first.kill()
-        wait_for(lambda: is_running() and child._process is not first, pause_s=0.005)
+        wait_for(lambda: came_up() and first not in own_children(), pause_s=0.005)
     child.restart_if_ended()
-    assert child._process is None, "it was stopped"
+    assert not child.is_running, "it was stopped"
+
+
+def own_children() -> list[psutil.Process]:
+    return [one for one in psutil.Process().children() if one.name() == "sleep"]
+
+
+def test_one_that_keeps_ending_is_started_again_after_growing_pauses(tmp_path: Path) -> None:
+    now, starts = [100.0], []
+    with ChildProcess("no-command", [], tmp_path / "log", clock=lambda: now[0]) as child:
+        child.start()
+        for _ in range(6):
+            wait_for(lambda: not child.is_running)
+            while not child.is_running:
+                now[0] += 0.25
+                child.restart_if_ended()
+            starts.append(now[0])
+        wait_for(lambda: "no-command" in child.last_line())
+    pauses = [later - before for before, later in pairwise(starts)]
+    assert pauses == sorted(pauses) and pauses[-1] > 8 * pauses[0]

@@ -40,15 +40,13 @@ def test_each_model_has_its_line_and_its_calls(build: Path, capsys: pytest.Captu
     assert capsys.readouterr().out == "encode  f32\ncurl far:9 -d '{}' # 10 8080\n"
 
 
-def test_the_ports_are_those_of_the_server(
-    build: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_record, "boot_id", lambda: "")
+def test_the_ports_are_those_of_the_server(build: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = {"pid": 1, "start": 1}
     about = {"host": "0.0.0.0", "ports": {"http": 81, "grpc": 82, "metrics": 83}}
     record = {"owner": one, "guard": one, "server": one, "prefix": "shapeshift_0123456789ab_", "members": []}
     (build / "run").mkdir()
-    (build / "run" / "server.json").write_text(json.dumps({**record, "regions": [], "about": about, "boot": ""}))
+    record |= {"regions": [], "about": about, "boot": run_record.boot_id()}
+    (build / "run" / "server.json").write_text(json.dumps(record))
     (build / "run" / "gateway.port").write_text("83\n")
     assert main.main(["examples", "--build", str(build), "encode"]) == 0
     assert "curl 127.0.0.1:81 -d '{}' # 82 83" in capsys.readouterr().out

@@ -42,7 +42,7 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[Server]:
     monkeypatch.setattr(control, "ModelControl", Server)
-    monkeypatch.setattr(Server, "loads", [], raising=False)
+    Server.loads = []
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "build" / "repository" / "encode"
     folder.mkdir(parents=True)

@@ -14,6 +14,7 @@ from shapeshift.sidecar import run_files
 from shapeshift.sidecar.overview import overview
 from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.triton import keys
+from shapeshift.triton.embedded import run_record
 from tests.sidecar.fakes import FakeServer, cumulative, samples
 from tests.sidecar.fleet import single
 
@@ -25,7 +26,7 @@ RECORD = {
     "members": [],
     "regions": [],
     "about": {"host": "0.0.0.0", "ports": {"http": 1, "grpc": 2, "metrics": 3}},
-    "boot": "",
+    "boot": run_record.boot_id(),
 }
 
 
@@ -55,8 +56,7 @@ def test_known_errors_are_one_line(
     assert error.count("\n") == 1
 
 
-def test_the_server_of_the_build_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shapeshift.triton.embedded.run_record.boot_id", lambda: "")
+def test_the_server_of_the_build_folder_is_found(tmp_path: Path) -> None:
     assert sidecar.addresses(tmp_path) is None
     (tmp_path / "server.json").write_text(json.dumps(RECORD))
     assert sidecar.addresses(tmp_path) == ("127.0.0.1:2", "http://127.0.0.1:3/metrics")

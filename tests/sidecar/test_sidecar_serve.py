@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from shapeshift.sidecar.child import SidecarProcess
 from tests.sidecar.project import BACKENDS, Command, Project, wait_until
 
 pytestmark = pytest.mark.server
@@ -61,28 +59,3 @@ def test_serve_stops_the_sidecar_before_the_server(served: Command, project: Pro
     log = (project.run / "sidecar.log").read_text()
     assert log.endswith("sidecar stopped\n")
     assert log.count("no server answers") <= 1
-
-
-def test_a_sidecar_that_keeps_ending_is_restarted_with_growing_pauses(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr("shapeshift.child_process.time.monotonic", lambda: now[0])
-    sidecar = SidecarProcess(project.settings, 120.0)
-    sidecar._command = [sys.executable, "-c", "print('here')"]
-    starts = []
-    with sidecar:
-        sidecar.start()
-        for _ in range(400):
-            assert sidecar._process is not None
-            process = sidecar._process
-            process.wait()
-            now[0] += 0.25
-            sidecar.restart_if_ended()
-            if sidecar._process is not process:
-                starts.append(now[0])
-    pauses = [later - before for before, later in zip(starts, starts[1:], strict=False)]
-    assert len(pauses) >= 5
-    assert pauses == sorted(pauses)
-    assert pauses[-1] > 8 * pauses[0]
-    assert sidecar.last_line() == "here"
