@@ -18,11 +18,11 @@ from shapeshift.cli.checks import memory
 from shapeshift.cli.examples import summaries
 from shapeshift.cli.gateway import DEFAULT_PORT, child
 from shapeshift.cli.served_models import models_to_load, without_misfits
+from shapeshift.cli.sidecar import SidecarProcess
 from shapeshift.cli.stop_signals import stop_event
 from shapeshift.cli.supervisor import FleetNode, Supervisor, has_workers
 from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.settings import require
-from shapeshift.sidecar.child import SidecarProcess
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.embedded.free_ports import on_free_ports
 from shapeshift.triton.embedded.server import ServerEndedError, TritonServer

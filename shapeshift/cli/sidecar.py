@@ -11,16 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shapeshift.child_process import ChildProcess
 from shapeshift.cli.stop_signals import stop_event
 from shapeshift.errors import InvalidInputError
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.embedded import run_record
 from shapeshift.triton.keys import KEY_VARIABLE, read_key
+from shapeshift.triton.settings import ServerSettings
 
 if TYPE_CHECKING:
     from shapeshift.sidecar.servers import Fleet
 
+LOG_FILE = "sidecar.log"
 _PORTS = ("http", "grpc", "metrics")
 
 
@@ -55,6 +58,27 @@ def run(options: argparse.Namespace) -> int:
     settings = _settings(options, run_directory, fleet.name if fleet else "")
     with contextlib.nullcontext() if settings.dry_run else run_files.sole_sidecar(run_directory):
         return _run(settings, options, fleet)
+
+
+class SidecarProcess(ChildProcess):
+    """`shapeshift sidecar` for the server with these settings; it logs to `LOG_FILE` in the run directory."""
+
+    def __init__(self, settings: ServerSettings, plan_period_s: float) -> None:
+        self._run_directory = settings.run_directory
+        options = {
+            "--build": settings.run_directory.parent,
+            "--server": settings.grpc_url,
+            "--metrics": settings.metrics_url,
+            "--plan-period": plan_period_s,
+        }
+        arguments = [f"{name}={value}" for name, value in options.items()]
+        arguments += [f"--repository={folder}" for folder in settings.repositories]
+        super().__init__("sidecar", arguments, settings.run_directory / LOG_FILE, settings.shared_variables)
+
+    def has_settled(self) -> bool:
+        """Whether the sidecar has loaded the workers of the first plan, or has logged why it could not."""
+        report = run_files.read_report(self._run_directory)
+        return report.get("settled") is True and report.get("pid") == run_files.lock_holder(self._run_directory)
 
 
 def run_directory_of(build: Path, fleet: str = "") -> Path:

@@ -13,10 +13,10 @@ from typing import Protocol
 from shapeshift.child_process import ChildProcess
 from shapeshift.cli.examples import summaries
 from shapeshift.cli.gateway import GatewayProcess
+from shapeshift.cli.sidecar import SidecarProcess
 from shapeshift.errors import ShapeshiftError
 from shapeshift.loops import Backoff
 from shapeshift.sidecar import run_files
-from shapeshift.sidecar.child import SidecarProcess
 from shapeshift.triton.embedded import logs
 from shapeshift.triton.embedded.server import TritonServer
 from shapeshift.triton.settings import KNOWN_VULNERABILITIES, ServerSettings

@@ -13,7 +13,7 @@ from shapeshift.cli.running import status
 from shapeshift.fleet.sidecar import demands
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.settings import names
-from shapeshift.sidecar import actuate, child, health, plan_loop, run_files
+from shapeshift.sidecar import actuate, health, plan_loop, run_files
 from shapeshift.sidecar.policy import plan, pools
 from shapeshift.sidecar.settings import SidecarSettings
 from tests.docs.docs_pages import PROJECT, code, prose, table
@@ -35,7 +35,7 @@ def test_options_are_those_of_the_code(heading: str, module: Any) -> None:
 def test_files_are_those_of_the_code() -> None:
     documented = {code(row[0]) for row in table(PAGE, "Files")}
     assert documented == {
-        child.LOG_FILE,
+        sidecar.LOG_FILE,
         run_files.REPORT_FILE,
         run_files.LOCK_FILE,
         run_files.FREEZE_FILE,

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from shapeshift.cli.sidecar import SidecarProcess
 from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.sidecar import run_files
-from shapeshift.sidecar.child import SidecarProcess
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.process_tracker import ProcessState, ProcessTracker
 from shapeshift.sidecar.settings import SidecarSettings

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shapeshift.errors import InvalidInputError, NotFoundError, UnsupportedError
-from shapeshift.triton.embedded import command_line, probe
+from shapeshift.triton.embedded import command_line
 from shapeshift.triton.embedded.unpack import STAMP
 from shapeshift.triton.settings import ServerSettings
 
@@ -174,11 +174,11 @@ def test_a_port_in_use_is_named_and_a_free_one_passes() -> None:
 
 def test_probe_refuses_other_programs(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="shapeshift setup"):
-        probe.supported_options(tmp_path / "tritonserver", os.environ)
+        command_line.supported_options(tmp_path / "tritonserver", os.environ)
     binary = tmp_path / "tritonserver"
     binary.write_text("#!/bin/sh\necho 'libcudart.so: cannot open shared object file' >&2\nexit 127\n")
     with pytest.raises(UnsupportedError, match="shapeshift setup"):
-        probe.supported_options(binary, os.environ)
+        command_line.supported_options(binary, os.environ)
     binary.chmod(0o755)
     with pytest.raises(UnsupportedError, match="cannot open shared object file"):
-        probe.supported_options(binary, os.environ)
+        command_line.supported_options(binary, os.environ)

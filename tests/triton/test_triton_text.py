@@ -11,7 +11,7 @@ import pytest
 
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.triton import metrics, model_config
-from shapeshift.triton.embedded import logs, probe
+from shapeshift.triton.embedded import command_line, logs
 
 METRICS = r"""
 # HELP nv_inference_count Number of inferences
@@ -145,4 +145,4 @@ def test_each_loaded_model_of_a_growing_log_is_told_once(tmp_path: Path) -> None
 
 def test_help_lists_options() -> None:
     text = "Usage: tritonserver [options]\n  --help\n\tPrint usage, see --other\n\nHTTP:\n  --http-port <integer>\n"
-    assert probe.parse_help(text) == {"help", "http-port"}
+    assert command_line.parse_help(text) == {"help", "http-port"}

@@ -6,9 +6,11 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import socket
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -19,7 +21,6 @@ from pathlib import Path
 from shapeshift import installation
 from shapeshift.errors import InvalidInputError, NotFoundError, UnsupportedError
 from shapeshift.triton import keys
-from shapeshift.triton.embedded import probe
 from shapeshift.triton.embedded.unpack import STAMP
 from shapeshift.triton.endpoint import GRPC_URL
 from shapeshift.triton.settings import ServerSettings
@@ -42,6 +43,7 @@ REQUIRED_OPTIONS = frozenset(
     }
 )
 
+_OPTION = re.compile(r"^\s+--([a-z][a-z0-9-]*)", re.MULTILINE)
 # Triton's time to end requests at a stop, seconds.
 EXIT_TIMEOUT_S = 5
 # Of which the first turns TLS on.
@@ -129,6 +131,33 @@ def require_matching_environment(triton: Path) -> None:
             raise UnsupportedError(f"with numpy {numpy} this server returns empty tensors; run `pip install 'numpy<2'`")
 
 
+def parse_help(text: str) -> frozenset[str]:
+    """The option names, without dashes, that a `tritonserver --help` lists."""
+    return frozenset(_OPTION.findall(text))
+
+
+def supported_options(binary: Path, environment: Mapping[str, str], timeout_s: float = 120.0) -> frozenset[str]:
+    """The options of `binary`. Raises NotFoundError if it is missing, UnsupportedError if it does not run."""
+    if not binary.is_file():
+        raise NotFoundError(f"no server at {binary}; run `shapeshift setup`")
+    try:
+        answer = subprocess.run(
+            [binary, "--help"],
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnsupportedError(f"{binary} does not run here ({error}); run `shapeshift setup` again") from error
+    options = parse_help(answer.stdout + answer.stderr)
+    if not options:
+        lines = answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"]
+        raise UnsupportedError(f"{binary} does not run here ({lines[-1]}); it requires x86_64 and glibc 2.35")
+    return options
+
+
 def require_models(settings: ServerSettings) -> None:
     """Raise NotFoundError for a missing repository, or for a model that no repository has."""
     available: set[str] = set()
@@ -161,7 +190,7 @@ def command(settings: ServerSettings, environment: Mapping[str, str], key: str, 
     Raises UnsupportedError if the server does not run, or lacks one of REQUIRED_OPTIONS; with `tls`, of TLS_OPTIONS.
     """
     binary = settings.triton.resolve() / "bin" / "tritonserver"
-    supported = probe.supported_options(binary, environment)
+    supported = supported_options(binary, environment)
     secured = _tls_options(settings)
     missing = sorted({*REQUIRED_OPTIONS, *(name for name, _ in secured)} - supported)
     if missing:
