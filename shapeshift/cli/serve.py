@@ -21,7 +21,7 @@ from shapeshift.cli.served_models import models_to_load, without_misfits
 from shapeshift.cli.sidecar import SidecarProcess
 from shapeshift.cli.stop_signals import stop_event
 from shapeshift.cli.supervisor import FleetNode, Supervisor, has_workers
-from shapeshift.errors import InvalidInputError, ShapeshiftError
+from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.embedded.free_ports import on_free_ports
@@ -75,17 +75,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drain", type=float, default=60.0, metavar="SECONDS", help="with --fleet: most time to end requests at a stop"
     )
-
-
-def serve(arguments: list[str]) -> int:
-    """Parse `arguments` and `run` them; returns 2 after one line on standard error for a ShapeshiftError."""
-    parser = argparse.ArgumentParser(prog="shapeshift serve", description=__doc__)
-    add_arguments(parser)
-    try:
-        return run(parser.parse_args(arguments))
-    except ShapeshiftError as error:
-        sys.stderr.write(f"shapeshift serve: {error}\n")
-        return 2
 
 
 def run(options: argparse.Namespace) -> int:

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from shapeshift.cli import main
-from shapeshift.cli.serve import serve
 from shapeshift.engines import failures
 from shapeshift.errors import NotFoundError
 from shapeshift.triton.embedded.server import ServerEndedError, TritonServer
@@ -25,7 +24,7 @@ from shapeshift.triton.settings import ALLOW_PUBLIC, ServerSettings
 
 PROJECT = Path(__file__).resolve().parents[2]
 BACKENDS = Path(__file__).resolve().parent / "backends"
-COMMAND = [sys.executable, "-c", "import sys; from shapeshift.cli.serve import serve; sys.exit(serve(sys.argv[1:]))"]
+COMMAND = [sys.executable, "-m", "shapeshift.cli.main", "serve"]
 Traces = Callable[[ServerSettings], Callable[[], list[str]]]
 
 
@@ -52,7 +51,7 @@ def test_known_errors_are_one_line(
     monkeypatch.delenv(ALLOW_PUBLIC, raising=False)
     (tmp_path / "repository" / "m").mkdir(parents=True)
     (tmp_path / "repository" / "m" / "config.pbtxt").touch()
-    assert serve(["--build", str(tmp_path), *arguments]) == 2
+    assert main.main(["serve", "--build", str(tmp_path), *arguments]) == 2
     error = capsys.readouterr().err
     assert part in error
     assert error.count("\n") == 1
@@ -75,7 +74,7 @@ def test_only_configurations_of_other_folders_are_completed(tmp_path: Path, aske
     (tmp_path / "repository" / "m").mkdir(parents=True)
     (tmp_path / "repository" / "m" / "config.pbtxt").touch()
     for given in ([], ["--repository", str(tmp_path / "repository")]):
-        serve(["--build", str(tmp_path), *given])
+        main.main(["serve", "--build", str(tmp_path), *given])
     assert [settings.complete_configs for settings in asked] == [False, True]
 
 
@@ -103,7 +102,7 @@ def test_a_model_that_could_not_be_built_is_skipped(
         (tmp_path / "repository" / name).mkdir(parents=True)
         (tmp_path / "repository" / name / "config.pbtxt").touch()
     failures.record(tmp_path, {"bad": "no folder"})
-    assert serve(["--build", str(tmp_path), *arguments]) == 2
+    assert main.main(["serve", "--build", str(tmp_path), *arguments]) == 2
     assert [settings.models for settings in asked] == ([tuple(served)] if served else [])
     lines = [line.removeprefix("shapeshift serve: ") for line in capsys.readouterr().err.splitlines()]
     assert lines == [*said, *(["no server here"] if served else [])]
@@ -263,15 +262,15 @@ def test_loads_into_an_external_server(
         server.wait_ready()
         arguments = ["--external", server.grpc_url, "--repository", str(project / "repository"), "--models", "echo_two"]
         monkeypatch.delenv("SHAPESHIFT_KEY", raising=False)
-        assert serve(arguments) == 2
+        assert main.main(["serve", *arguments]) == 2
         assert "SHAPESHIFT_KEY" in capsys.readouterr().err
         monkeypatch.setenv("SHAPESHIFT_KEY", server.key)
-        assert serve(arguments) == 0
+        assert main.main(["serve", *arguments]) == 0
         said = capsys.readouterr().out
         assert "Triton 2." in said
         assert "\necho_two\nhow to call them: " in said
         assert said.endswith(f"--host 127.0.0.1 --http-port 8000 --grpc-port {server.settings.grpc_port}\n")
-        assert serve([*arguments[:-1], "absent"]) == 2
+        assert main.main(["serve", *arguments[:-1], "absent"]) == 2
 
 
 def test_the_models_that_a_front_calls_are_loaded_too(
@@ -285,6 +284,6 @@ def test_the_models_that_a_front_calls_are_loaded_too(
     for name, text in configs.items():
         (tmp_path / "repository" / name).mkdir(parents=True)
         (tmp_path / "repository" / name / "config.pbtxt").write_text(text)
-    assert serve(["--build", str(tmp_path), "--models", "broken,unary"]) == 2
+    assert main.main(["serve", "--build", str(tmp_path), "--models", "broken,unary"]) == 2
     assert [settings.models for settings in asked] == [("broken", "unary", "generate")]
     assert "shapeshift serve: unary needs generate: loading it too" in capsys.readouterr().err.splitlines()
