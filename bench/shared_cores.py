@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common.foreign_load import ForeignLoad
-from bench.common.output import BUILD, Output, Row, progress
+from bench.common.output import BUILD, Output, Row, program, progress
 from bench.common.server import running_server, wait_loaded
 from bench.common.systems import closed_loop
 from client.open_loop import PlannedRequest, serialise
 from shapeshift.cli.served_models import with_called
 from shapeshift.engines import hardware, manifest
-from shapeshift.errors import InvalidInputError, ShapeshiftError
+from shapeshift.errors import InvalidInputError
 from shapeshift.triton import model_config
 from shapeshift.workloads import lengths
 from shapeshift.workloads.text import TextMaker
@@ -114,6 +114,7 @@ def alone_rows(rounds: Sequence[Round]) -> list[Row]:
     return rows
 
 
+@program
 def main() -> int:
     """Measure, print, and write table and data to build/bench/."""
     parser = argparse.ArgumentParser(prog="python -m bench.shared_cores", description=__doc__.splitlines()[0])
@@ -123,21 +124,17 @@ def main() -> int:
     options = parser.parse_args()
     scale = QUICK if options.quick else FULL
     models = tuple(options.models.split(","))
-    try:
-        payloads = {model: _payloads(model, options.seed) for model in models}
-        settings = {
-            "seed": options.seed,
-            "rounds": scale.rounds,
-            "seconds": scale.seconds,
-            "clients": f"{scale.clients} of each busy model",
-            "cores": hardware.cores(),
-            "requests": f"one short text each; generate: short prompts, {_TOKENS} tokens each",
-        }
-        output = Output("shared_cores", settings)
-        rounds = _measure(payloads, scale, options.seed)
-    except ShapeshiftError as error:
-        print(f"make bench: {error}", file=sys.stderr)
-        return 2
+    payloads = {model: _payloads(model, options.seed) for model in models}
+    settings = {
+        "seed": options.seed,
+        "rounds": scale.rounds,
+        "seconds": scale.seconds,
+        "clients": f"{scale.clients} of each busy model",
+        "cores": hardware.cores(),
+        "requests": f"one short text each; generate: short prompts, {_TOKENS} tokens each",
+    }
+    output = Output("shared_cores", settings)
+    rounds = _measure(payloads, scale, options.seed)
     output.table("one model busy", alone_rows(rounds))
     output.table("two models busy; share: of half of a model's rate alone", pair_rows(rounds))
     foreign = [cell.foreign for cells in rounds for cell in cells.values()]

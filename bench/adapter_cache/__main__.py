@@ -21,8 +21,7 @@ from bench.adapter_cache import evictions, report, server, simulated, turns
 from bench.adapter_cache.server import ServerBench
 from bench.adapter_cache.turns import Turns
 from bench.common import public_data
-from bench.common.output import Output, name_of_parts
-from shapeshift.errors import ShapeshiftError
+from bench.common.output import Output, name_of_parts, program
 
 PARTS = ("simulated", "server")
 ALL_PARTS = (*PARTS, "turns")
@@ -118,6 +117,7 @@ class AdapterBench:
         self._output.data[title] = {name: report.record(of_system) for name, of_system in runs.items()}
 
 
+@program
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and write tables and data to build/bench/."""
     parser = argparse.ArgumentParser(prog="python -m bench.adapter_cache", description=__doc__.splitlines()[0])
@@ -139,12 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output = Output("adapter_cache", settings, name_of_parts("adapter_cache", options.parts, PARTS))
     scale = replace(scale, loads=tuple(options.loads or scale.loads))
     bench = AdapterBench(scale, options.seed, options.precision, output)
-    try:
-        for part in options.parts:
-            getattr(bench, part)()
-    except ShapeshiftError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 2
+    for part in options.parts:
+        getattr(bench, part)()
     output.say(f"took {time.monotonic() - start_s:.0f} s")
     output.save()
     return 0

@@ -21,14 +21,14 @@ from pathlib import Path
 from bench.cascade import build, datasets, train
 from bench.cascade.task_bench import TaskBench, best_chain, profile
 from bench.common import public_data
-from bench.common.output import BUILD, Output
+from bench.common.output import BUILD, Output, program
 from shapeshift.cascade import candidates
-from shapeshift.errors import ShapeshiftError
 
 HEAVY = "12,24"
 DEMO = Path("checkpoints/clinc150-minilm/candidates")
 
 
+@program
 def main() -> int:
     """Measure, print, and write tables and data to build/bench/."""
     parser = argparse.ArgumentParser(prog="python -m bench.cascade", description=__doc__.splitlines()[0])
@@ -45,11 +45,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     output = Output("cascade", {"seed": options.seed, "data": public_data.described()})
-    try:
-        (quick if options.quick else full)(options, output)
-    except ShapeshiftError as error:
-        print(f"make bench: {error}", file=sys.stderr)
-        return 2
+    (quick if options.quick else full)(options, output)
     output.save()
     return 0
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 from client import hardware
 from client.report import head
+from shapeshift.errors import ShapeshiftError
 
 BUILD = Path("build")
 FOLDER = BUILD / "bench"
 Row = Mapping[str, object]
+P = ParamSpec("P")
 
 
 class Output:
@@ -70,6 +73,21 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return str(value)
+
+
+def program(main: Callable[P, int]) -> Callable[P, int]:
+    """`main` with 2 as the exit status, and a line on standard error, for a ShapeshiftError."""
+
+    @functools.wraps(main)
+    def run(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            return main(*args, **kwargs)
+        except ShapeshiftError as error:
+            progress()
+            print(f"bench: {error}", file=sys.stderr)
+            return 2
+
+    return run
 
 
 def name_of_parts(name: str, parts: Sequence[str], usual: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from bench.common.foreign_load import ForeignLoad
-from bench.common.output import Output, progress
+from bench.common.output import Output, program
 from bench.drill import models, questions, report
 from bench.drill.churn import Churn
 from bench.drill.drill import Drill, Result
@@ -33,6 +33,7 @@ _IN_FLIGHT, _CARRIED_S = 2, 8.0
 _WARM_S = 15.0
 
 
+@program
 def main() -> int:
     """Run the drill, print and write its table; 1 where a gate is missed, 2 for an error."""
     parser = argparse.ArgumentParser(prog="python -m bench.drill", description=__doc__.splitlines()[0])
@@ -44,12 +45,7 @@ def main() -> int:
     options = parser.parse_args()
     kind = "soak" if options.soak else "drill"
     output = Output("drill", {"seed": options.seed, "time-out of a request": f"{TIMEOUT_S:g} s"}, kind)
-    try:
-        missed = _run(options, output)
-    except ShapeshiftError as error:
-        progress()
-        print(f"drill: {error}", file=sys.stderr)
-        return 2
+    missed = _run(options, output)
     output.say("\nall gates held" if not missed else "\ngates missed:")
     for one in missed:
         output.say(f"  {one}")

@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.common import flops
 from bench.common.front_variants import ENGINES, dynamic_only, padded, publish_variant
-from bench.common.output import BUILD, FOLDER, Output, empty
+from bench.common.output import BUILD, FOLDER, Output, empty, program
 from bench.common.server import loaded_server
 from bench.common.systems import EncodeWorker, TritonModel
 from bench.common.text_bench import CHECKPOINT, LAWS, TextBench, TextScale
@@ -32,7 +32,6 @@ from bench.encode import report
 from bench.encode.report import DYNAMIC, IN_PROCESS, OURS, STATIC
 from bench.peers.infinity import Engine, infinity_servers
 from shapeshift.engines import manifest
-from shapeshift.errors import ShapeshiftError
 
 QUICK = TextScale(rounds=1, requests=120, open_s=5.0, concurrencies=(1, 8), laws=("short",), peers=())
 FULL = TextScale(
@@ -40,6 +39,7 @@ FULL = TextScale(
 )
 
 
+@program
 def main() -> int:
     """Measure, print, and write tables and data to build/bench/."""
     parser = argparse.ArgumentParser(prog="python -m bench.encode", description=__doc__.splitlines()[0])
@@ -51,21 +51,17 @@ def main() -> int:
     scale = QUICK if options.quick else FULL
     if options.lengths:
         scale = replace(scale, laws=(options.lengths,))
-    try:
-        built = manifest.load(ENGINES)
-        bench = TextBench(scale, options.seed)
-        settings = {
-            "seed": options.seed,
-            "rounds": scale.rounds,
-            "precision": built.precision,
-            "provider": f"{built.provider} {built.provider_version}",
-            "engines": " ".join(entry.name for entry in built.engines),
-        }
-        output = Output("encode", settings)
-        run(bench, built, () if options.without_peers else scale.peers)
-    except ShapeshiftError as error:
-        print(f"make bench: {error}", file=sys.stderr)
-        return 2
+    built = manifest.load(ENGINES)
+    bench = TextBench(scale, options.seed)
+    settings = {
+        "seed": options.seed,
+        "rounds": scale.rounds,
+        "precision": built.precision,
+        "provider": f"{built.provider} {built.provider_version}",
+        "engines": " ".join(entry.name for entry in built.engines),
+    }
+    output = Output("encode", settings)
+    run(bench, built, () if options.without_peers else scale.peers)
     limits = {law: bound_per_second(law, built.precision) for law in scale.laws}
     output.say(report.tables(bench, limits))
     output.data |= {"cells": bench.records(), "ratios": report.ratios(bench)}

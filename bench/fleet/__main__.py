@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable
 
 from bench.common.foreign_load import ForeignLoad
-from bench.common.output import Output, name_of_parts, progress
-from shapeshift.errors import ShapeshiftError
+from bench.common.output import Output, name_of_parts, program, progress
 from shapeshift.settings import Choices
 
 # Each measures, prints its table and adds its records to `output.data`; quick: in a minute.
@@ -25,6 +24,7 @@ PARTS: Choices[Callable[[Output, bool], None]] = Choices(
 )
 
 
+@program
 def main() -> int:
     """Measure the parts, and write table and data to build/bench/."""
     parser = argparse.ArgumentParser(prog="python -m bench.fleet", description=__doc__.splitlines()[0])
@@ -32,19 +32,14 @@ def main() -> int:
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     options = parser.parse_args()
     parts = options.parts.split(",")
-    try:
-        for part in parts:
-            PARTS.require(part)
-        output = Output("fleet", {"nodes": "servers on this machine"}, name_of_parts("fleet", parts, list(PARTS)))
-        for part in parts:
-            progress(part)
-            with ForeignLoad() as foreign:
-                PARTS[part](output, options.quick)
-            output.say(f"  cores that other programs used meanwhile: {foreign.cores:.2f}")
-    except ShapeshiftError as error:
-        progress()
-        print(f"bench.fleet: {error}", file=sys.stderr)
-        return 2
+    for part in parts:
+        PARTS.require(part)
+    output = Output("fleet", {"nodes": "servers on this machine"}, name_of_parts("fleet", parts, list(PARTS)))
+    for part in parts:
+        progress(part)
+        with ForeignLoad() as foreign:
+            PARTS[part](output, options.quick)
+        output.say(f"  cores that other programs used meanwhile: {foreign.cores:.2f}")
     output.save()
     return 0
 

@@ -29,7 +29,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from bench.common.output import BUILD, FOLDER, Output
+from bench.common.output import BUILD, FOLDER, Output, program
 from bench.common.server import loaded_server
 from bench.common.worker import Worker
 from bench.fused_decode import bound, report
@@ -61,7 +61,6 @@ from bench.fused_decode.systems import (
 from bench.peers import random_llama
 from shapeshift.engines.hardware import available_mb, cores
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
-from shapeshift.errors import ShapeshiftError
 from shapeshift.fused_decode.model.precision import KV_PRECISIONS, WEIGHT_BITS, computed
 
 QUICK = Scale(requests=8, new_tokens=24, rounds=1, poisson=(50,), budget_s=80.0)
@@ -93,6 +92,7 @@ SEARCH = f"{SEARCHES} at once, {BEAMS} beams"
 """The load of the part `beams`. Its rate counts the tokens of the answers, not those of all beams."""
 
 
+@program
 def main() -> int:
     """Measure, print, and write tables and data to build/bench/."""
     options = arguments()
@@ -100,41 +100,37 @@ def main() -> int:
     scale = LARGE if options.model == "1b" else QUICK if options.quick else FEW if options.few else FULL
     start_s = time.monotonic()
     memory: dict[str, tuple[float, float]] = {}
-    try:
-        model = random_llama.ensure(FOLDER / f"llama-{options.model}", size)
-        instances = scale.requests if available_mb() > scale.requests * INSTANCE_MB else FEWER_INSTANCES
-        settings = {
-            "seed": options.seed,
-            "precision": options.precision,
-            "kv_precision": options.kv_precision,
-            "threads": cores(),
-            "model": f"Llama, {size.parameters / 1e6:.1f}M random parameters",
-            "prompt_tokens": options.prompt,
-            "new_tokens": scale.new_tokens,
-            "requests": scale.requests,
-            "rounds": scale.rounds,
-            "instances": min(instances, scale.requests),
-        }
-        output = Output("fused_decode", settings)
-        loads = LoadGenerator(options.seed, random_llama.words(model), scale.new_tokens, options.prompt)
-        bench = DecodeBench(scale, loads, options.seed)
-        machine = bound.measure(options.precision)
-        if "loads" in options.parts:
-            with ExitStack() as stack:
-                systems = start(stack, model, names_of(options), options, min(instances, scale.requests))
-                run(bench, systems)
-                memory = {name: one.memory_mb() for name, one in systems.items() if isinstance(one, Worker)}
-        if "beams" in options.parts:
-            with ExitStack() as stack:
-                commands = {
-                    OURS: ours_command(model, options),
-                    BATCHING: transformers_command(BATCHING, model, options.precision, cores()),
-                }
-                search(bench, start_workers(stack, commands))
-        machine = machine.best_of(bound.measure(options.precision))
-    except ShapeshiftError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 2
+    model = random_llama.ensure(FOLDER / f"llama-{options.model}", size)
+    instances = scale.requests if available_mb() > scale.requests * INSTANCE_MB else FEWER_INSTANCES
+    settings = {
+        "seed": options.seed,
+        "precision": options.precision,
+        "kv_precision": options.kv_precision,
+        "threads": cores(),
+        "model": f"Llama, {size.parameters / 1e6:.1f}M random parameters",
+        "prompt_tokens": options.prompt,
+        "new_tokens": scale.new_tokens,
+        "requests": scale.requests,
+        "rounds": scale.rounds,
+        "instances": min(instances, scale.requests),
+    }
+    output = Output("fused_decode", settings)
+    loads = LoadGenerator(options.seed, random_llama.words(model), scale.new_tokens, options.prompt)
+    bench = DecodeBench(scale, loads, options.seed)
+    machine = bound.measure(options.precision)
+    if "loads" in options.parts:
+        with ExitStack() as stack:
+            systems = start(stack, model, names_of(options), options, min(instances, scale.requests))
+            run(bench, systems)
+            memory = {name: one.memory_mb() for name, one in systems.items() if isinstance(one, Worker)}
+    if "beams" in options.parts:
+        with ExitStack() as stack:
+            commands = {
+                OURS: ours_command(model, options),
+                BATCHING: transformers_command(BATCHING, model, options.precision, cores()),
+            }
+            search(bench, start_workers(stack, commands))
+    machine = machine.best_of(bound.measure(options.precision))
     limits = report.Limits(machine, bound.Model.read(model), options.precision, options.kv_precision, options.prompt)
     output.say(report.tables(bench, limits))
     for name, (now, most) in memory.items():

@@ -9,17 +9,17 @@ import argparse
 import asyncio
 import sys
 
-from bench.common.output import BUILD, FOLDER, Output, name_of_parts
+from bench.common.output import BUILD, FOLDER, Output, name_of_parts, program
 from bench.common.server import running_server
 from bench.gateway import added, infinity
 from bench.gateway.ways import DirectWay, HttpWay
 from shapeshift.cli.gateway import child
-from shapeshift.errors import ShapeshiftError
 from shapeshift.triton.embedded.free_ports import free_ports
 
 USUAL = ("added",)
 
 
+@program
 def main() -> int:
     """Measure, print, and write the tables and data to build/bench/."""
     parser = argparse.ArgumentParser(prog="python -m bench.gateway", description=(__doc__ or "").splitlines()[0])
@@ -27,16 +27,12 @@ def main() -> int:
     parser.add_argument("--parts", nargs="+", choices=(*USUAL, "infinity"), default=USUAL)
     options = parser.parse_args()
     requests, rounds, seconds = (200, 3, 2.0) if options.quick else (1000, 5, 5.0)
-    try:
-        settings = {"requests": requests, "rounds": rounds, "clients": added.CLIENTS, "parts": " ".join(options.parts)}
-        output = Output("gateway", settings, name_of_parts("gateway", options.parts, USUAL))
-        if "added" in options.parts:
-            measure(output, requests, rounds, seconds)
-        if "infinity" in options.parts:
-            infinity.measure(output, requests, rounds)
-    except ShapeshiftError as error:
-        print(f"make bench: {error}", file=sys.stderr)
-        return 2
+    settings = {"requests": requests, "rounds": rounds, "clients": added.CLIENTS, "parts": " ".join(options.parts)}
+    output = Output("gateway", settings, name_of_parts("gateway", options.parts, USUAL))
+    if "added" in options.parts:
+        measure(output, requests, rounds, seconds)
+    if "infinity" in options.parts:
+        infinity.measure(output, requests, rounds)
     output.save()
     return 0
 

@@ -15,14 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench.common.front_variants import ENGINES
-from bench.common.output import Output, Row, empty, name_of_parts
+from bench.common.output import Output, Row, empty, name_of_parts, program
 from bench.common.text_bench import TextBench, TextScale
 from bench.polymorph import real_engines, simulated_cluster
 from bench.polymorph.emulated_server import WORK_FOLDER, Cell
 from bench.polymorph.schemes import ALLOCATIONS, DISPATCHES, INFAAS, OURS, PAPER, SchemeSettings
 from bench.polymorph.traces import Traffic
 from shapeshift.engines import manifest
-from shapeshift.errors import ShapeshiftError
 
 _DRAWS = 2
 PARTS = ("real", "emulated", "simulated")
@@ -109,6 +108,7 @@ class PolymorphBench:
             self._output.data.setdefault("simulated", []).append({"what": title, "rows": rows})
 
 
+@program
 def main() -> int:
     """Measure, print, and write table and data to build/bench/."""
     parser = argparse.ArgumentParser(prog="python -m bench.polymorph", description=__doc__.splitlines()[0])
@@ -125,12 +125,8 @@ def main() -> int:
     }
     output = Output("polymorph", settings, name_of_parts("polymorph", parts, PARTS))
     bench = PolymorphBench(QUICK if options.quick else FULL, options.seed, output)
-    try:
-        for part in parts:
-            getattr(bench, part)()
-    except ShapeshiftError as error:
-        print(f"make bench: {error}", file=sys.stderr)
-        return 2
+    for part in parts:
+        getattr(bench, part)()
     output.save()
     return 0
 

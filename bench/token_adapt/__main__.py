@@ -26,14 +26,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.common.output import BUILD, FOLDER, Output, name_of_parts
+from bench.common.output import BUILD, FOLDER, Output, name_of_parts, program
 from bench.common.server import running_server
 from bench.token_adapt import report, systems, vit_base
 from bench.token_adapt.cells import measure_capacity
 from bench.token_adapt.loads import representatives
 from bench.token_adapt.part import FULL, QUICK, Part, Scale
 from bench.token_adapt.systems import OURS, PAPER, PETS, PLANNED, Scheme
-from shapeshift.errors import ShapeshiftError
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.token_adapt import loading
 from shapeshift.triton import model_config
@@ -102,6 +101,7 @@ def _by_name(schemes: Sequence[Scheme]) -> Mapping[str, Scheme]:
     return {scheme.name: scheme for scheme in schemes}
 
 
+@program
 def main() -> int:
     """Measure, print, and write tables and data to build/bench/."""
     parser = argparse.ArgumentParser(prog="python -m bench.token_adapt", description=__doc__.splitlines()[0])
@@ -122,16 +122,12 @@ def main() -> int:
     }
     output = Output("token_adapt", settings, name_of_parts("token_adapt", names, PARTS))
     output.data |= {"cells": [], "ratios": []}
-    try:
-        for name in names:
-            part, further = emulated_part(scale, options.profile) if name == "emulated" else demo_part(scale)
-            output.say(report.tables(part.results))
-            output.say("\n" + ", ".join(f"{key}: {value}" for key, value in further.items()))
-            output.data["cells"] += report.records(part.results)
-            output.data["ratios"] += [{"what": part.results.what, **row} for row in report.ratios(part.results)]
-    except ShapeshiftError as error:
-        print(f"make bench: {error}", file=sys.stderr)
-        return 2
+    for name in names:
+        part, further = emulated_part(scale, options.profile) if name == "emulated" else demo_part(scale)
+        output.say(report.tables(part.results))
+        output.say("\n" + ", ".join(f"{key}: {value}" for key, value in further.items()))
+        output.data["cells"] += report.records(part.results)
+        output.data["ratios"] += [{"what": part.results.what, **row} for row in report.ratios(part.results)]
     output.say(f"\ntook {time.monotonic() - start:.0f} s")
     output.save()
     return 0

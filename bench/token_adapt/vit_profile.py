@@ -137,6 +137,7 @@ def plan_model(options: argparse.Namespace, work: Path) -> ImagePlan:
         torch.nn.init.normal_(model.position, std=0.02)
         save_file(as_timm(model), folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps({"architecture": f"{options.model}_patch{PATCH}_{IMAGE}"}))
+    (folder / "config.pbtxt").write_text(f'name: "{options.model}"\nbackend: "token_adapt"\n')
     settings = ImageEngineSettings(str(folder), options.provider, options.precision, options.gammas)
     front = ImageFrontConfig(options.model, folder, None, settings, TokenAdaptSettings(threads=options.threads))
     return plan(front, BuildPaths(work, work, work), has_tasks=True)
