@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bench.adapter_cache import evictions, report, server, simulated, turns
+from bench.adapter_cache import report, server, simulated, turns
 from bench.adapter_cache.server import ServerBench
 from bench.adapter_cache.turns import Turns
 from bench.common import public_data
@@ -66,7 +66,9 @@ class AdapterBench:
         """Simulate three regimes, which differ in their scarce resource."""
         scale = self._scale
         regimes = simulated.regimes()
-        self._output.say(evictions.measure(regimes[0].adapters, regimes[0].cache_bytes, scale.uses, self._seeds))
+        self._output.say(
+            simulated.measure_evictions(regimes[0].adapters, regimes[0].cache_bytes, scale.uses, self._seeds)
+        )
         for regime in regimes if scale.full else regimes[-1:]:
             self._output.say(
                 simulated.measure(regime, scale.simulated_loads, scale.simulated_count, self._seeds, scale.full)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bench.adapter_cache import report
-from bench.adapter_cache.loads import Lengths, adapter_set, draw
+from bench.adapter_cache.loads import Lengths, adapter_set, draw, names
 from bench.adapter_cache.report import CACHE, DEFAULT, ORDER, PLAIN, QUEUES, AdapterRun
-from bench.common.output import table
-from shapeshift.adapter_cache.interfaces import AdapterInfo
+from bench.common.output import Row, table
+from shapeshift.adapter_cache.interfaces import AdapterInfo, EvictEntry
 from shapeshift.adapter_cache.policy.length_prediction import Oracle
 from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
 from shapeshift.adapter_cache.settings import EVICTION_RULES
@@ -121,6 +121,40 @@ def regimes() -> list[Regime]:
         Regime("memory is scarce", tight, Lengths.read(0.5, 4096), adapters, 0.4 * all_bytes / tight.pool_bytes),
         Regime("the link is scarce", slow, Lengths.read(0.1, 1024), adapters, 0.4 * all_bytes / slow.pool_bytes),
     ]
+
+
+def measure_evictions(adapters: Mapping[str, AdapterInfo], capacity: float, uses: int, seeds: Sequence[int]) -> str:
+    """A table of bytes loaded, as a share of those without a cache, and hits over `uses` adapters drawn for each of
+    `seeds`; `capacity` bytes of cache."""
+    drawn = [names(adapters, uses, np.random.default_rng(seed)) for seed in seeds]
+    uncached_bytes = sum(adapters[name].bytes for one in drawn for name in one)
+    rows: list[Row] = []
+    for algorithm in EVICTION_RULES:
+        loaded, hits = np.sum([_evicted(adapters, capacity, one, algorithm) for one in drawn], axis=0).tolist()
+        rows.append({"rule": algorithm, "of the bytes": loaded / uncached_bytes, "hits": hits / (uses * len(seeds))})
+    share = capacity / sum(one.bytes for one in adapters.values())
+    return table(f"eviction alone: {uses} uses, a cache of {share:.0%} of all adapters", rows)
+
+
+def _evicted(
+    adapters: Mapping[str, AdapterInfo], capacity: float, used: Sequence[str], algorithm: str
+) -> tuple[float, int]:
+    """Bytes loaded, and the number of uses that hit."""
+    cached: dict[str, EvictEntry] = {}
+    counts: dict[str, int] = {}
+    free, clock, loaded, hits = capacity, 0.0, 0.0, 0
+    for now, name in enumerate(used):
+        size = adapters[name].bytes
+        counts[name] = counts.get(name, 0) + 1
+        if name in cached:
+            hits += 1
+        else:
+            evicted, clock = EVICTION_RULES[algorithm].choose(list(cached.values()), size - free, clock, now)
+            free += sum(cached.pop(one).size for one in evicted or ()) - size
+            loaded += size
+            cached[name] = EvictEntry(name, size, 0, now)
+        cached[name] = replace(cached[name], freq=counts[name], last=now, base=clock)
+    return loaded, hits
 
 
 def measure(regime: Regime, loads: Sequence[float], count: int, seeds: Sequence[int], full: bool) -> str:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.cascade import build, datasets, measurements, report, server
+import numpy as np
+
+from bench.cascade import build, datasets, measurements, report
 from bench.cascade.measurements import Answers, Measurements
 from bench.cascade.report import System
 from bench.common.output import Output, Row
+from bench.common.server import loaded_server
+from bench.common.systems import Outcome, TritonModel
 from shapeshift.cascade.candidates import Candidate, CandidateTable, Gap
 from shapeshift.cascade.policy import routing
 from shapeshift.cascade.policy.selection import choose
@@ -20,6 +24,7 @@ from shapeshift.cascade.profiling.observation import ModelRunner
 from shapeshift.cascade.profiling.register import ProfilingSettings
 from shapeshift.errors import NotFoundError
 from shapeshift.progress import Progress
+from shapeshift.workloads.arrivals import poisson
 
 # The bound of a candidate's accuracy may be this much below that of the last model.
 LOSS = 0.005
@@ -70,6 +75,43 @@ def best_chain(table: CandidateTable) -> Candidate:
         large = table.models[-1].name
         raise NotFoundError(f"no cascade of task {table.task}: no model is both faster and less accurate than {large}")
     return candidate
+
+
+_WARM_UP = 50
+
+
+def measure_served(
+    engines: Mapping[str, int], large: str, front: str, repositories: Sequence[Path], texts: Sequence[str], seed: int
+) -> list[Row]:
+    """A row for each load and system: `front` against the model `large`, one text a request, each text once.
+
+    engines: the number of engines of each later level. The open loop has half the rate of the large model alone.
+    """
+    with loaded_server({**engines, front: 0}, repositories) as server:
+        systems = [
+            TritonModel(name, server.grpc_url, model) for name, model in (("always large", large), ("ours", front))
+        ]
+        for system in systems:
+            system.closed(texts, 1, _WARM_UP)
+        # In turn, so that other load on the machine affects both.
+        closed = [system.closed(texts, 1, len(texts)) for _ in range(2) for system in systems]
+        rate = 0.5e3 / float(np.mean([closed[0].mean_ms, closed[2].mean_ms]))
+        instants = poisson(rate, len(texts) / rate, np.random.default_rng(seed))
+        sent = [texts[number % len(texts)] for number in range(len(instants))]
+        opened = [system.open(sent, instants) for system in systems]
+    return [*_rows("closed loop", closed[0::2], closed[1::2]), *_rows(f"open, {rate:.0f}/s", opened[:1], opened[1:])]
+
+
+def _rows(load: str, large: Sequence[Outcome], ours: Sequence[Outcome]) -> list[Row]:
+    rows: list[Row] = []
+    base_ms = float(np.concatenate([one.latency_ms for one in large]).mean())
+    for name, outcomes in (("always large", large), ("ours", ours)):
+        times = np.concatenate([one.latency_ms for one in outcomes])
+        p25, p50, p75, p99 = np.percentile(times, [25, 50, 75, 99]).tolist()
+        row = {"system": name, "load": load, "mean_ms": float(times.mean()), "p25": p25, "p50": p50, "p75": p75}
+        failed = sum(one.failed for one in outcomes)
+        rows.append({**row, "p99": p99, "failed": failed, "of the first": float(times.mean()) / base_ms})
+    return rows
 
 
 class TaskBench:
@@ -143,7 +185,7 @@ class TaskBench:
         levels = self.ours.levels[1:]
         texts = [text[0].decode() for text in self._splits.test.subset(requests).texts]
         engines = {name: len(self._models[name].manifest.engines) for name in levels}
-        rows = server.measure(engines, levels[-1], front, repositories, texts, self._seed)
+        rows = measure_served(engines, levels[-1], front, repositories, texts, self._seed)
         output.table(f"{self.table.task} through the server, {len(texts)} requests, one text each", rows)
         return rows
 

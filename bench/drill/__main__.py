@@ -15,12 +15,11 @@ import numpy as np
 
 from bench.common.foreign_load import ForeignLoad
 from bench.common.output import Output, program
-from bench.drill import models, questions, report
+from bench.drill import models, questions
 from bench.drill.churn import Churn
-from bench.drill.drill import Drill, Result
+from bench.drill.drill import Drill, Result, every_fault, record, rounds, row
 from bench.drill.faults import files, resources
 from bench.drill.faults.scene import Fault, Scene
-from bench.drill.schedule import every_fault, rounds
 from bench.drill.site import Site
 from bench.drill.soak import soak
 from bench.drill.traffic import TIMEOUT_S, Traffic
@@ -114,11 +113,11 @@ def _measure(
     with Churn(scene.traffic) as churn:
         for result in drill.run(_faults(options, scene.rng)):
             results.append(result)
-            scene.say(", ".join(f"{name} {value}" for name, value in report.row(result).items() if value))
-    output.table("faults; what stays behind is on the right", [report.row(result) for result in results])
+            scene.say(", ".join(f"{name} {value}" for name, value in row(result).items() if value))
+    output.table("faults; what stays behind is on the right", [row(result) for result in results])
     output.say(f"registries changed {churn.changes} times meanwhile; refused: {len(churn.failed)}")
     output.say(f"`serve` started {scene.site.starts} times")
-    output.data |= {"results": [report.record(one) for one in results], "churn_failed": churn.failed}
+    output.data |= {"results": [record(one) for one in results], "churn_failed": churn.failed}
     return [line for result in results for line in result.missed]
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+
+from bench.common.output import Row
 from bench.drill import gates
+from bench.drill.faults import clients, control, files, resources, signals
 from bench.drill.faults.scene import Fault, Scene
 from bench.drill.leftovers import Footprint
-from bench.drill.outcomes import Cost, Outcome, cost
+from bench.drill.outcomes import CODED, CUT, INTERNAL, LOST, RIGHT, WRONG, Cost, Outcome, cost
 from bench.drill.recovery import p99_by_front, time_until_whole
 from shapeshift.errors import ShapeshiftError
 
@@ -20,6 +27,20 @@ _POLL_S = 0.25
 # Answers that are on their way are not late yet.
 _UNDER_WAY_S = 1.0
 _QUIET_S = 1.5
+
+_SOURCES = (signals, clients, control, files, resources)
+_KINDS = {"right": RIGHT, "coded": CODED, "cut": CUT, "internal": INTERNAL, "lost": LOST, "wrong": WRONG}
+
+
+def every_fault(quick: bool) -> list[Fault]:
+    """All faults, or those of a quick run."""
+    return [fault for source in _SOURCES for fault in source.faults() if fault.quick or not quick]
+
+
+def rounds(faults: list[Fault], rng: np.random.Generator) -> Iterator[list[Fault]]:
+    """The faults again and again, each time in another order."""
+    while True:
+        yield [faults[index] for index in rng.permutation(len(faults))]
 
 
 @dataclass(frozen=True)
@@ -33,6 +54,36 @@ class Result:
     after: Footprint = Footprint()
     missed: tuple[str, ...] = ()
     skipped: str = ""
+
+
+def row(result: Result) -> Row:
+    """The row of one fault; what stays behind is the difference of quiet states after and before it."""
+    if result.cost is None:
+        return {"fault": result.name, "": f"left out: {result.skipped}"}
+    before, after = result.before, result.after
+    whole_s = "never" if math.isinf(result.cost.whole_s) else f"{result.cost.whole_s:.1f}"
+    return {
+        "fault": result.name,
+        "open": result.cost.in_flight,
+        **{name: result.cost.counts[kind] for name, kind in _KINDS.items()},
+        "held": result.cost.excused,
+        "whole s": whole_s,
+        "bound": round(result.within_s),
+        "procs": after.processes - before.processes,
+        "RSS MB": round(after.rss_mb - before.rss_mb),
+        "fds": after.fds - before.fds,
+        "threads": after.threads - before.threads,
+        "regions": after.regions - before.regions,
+        "": "MISSED" if result.missed else "",
+    }
+
+
+def record(result: Result) -> dict[str, Any]:
+    """The result as JSON values; an infinite time becomes null."""
+    values = dataclasses.asdict(result)
+    if values["cost"] is not None and math.isinf(values["cost"]["whole_s"]):
+        values["cost"]["whole_s"] = None
+    return values
 
 
 @dataclass

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -24,12 +24,10 @@ import numpy as np
 
 from bench.common import flops
 from bench.common.front_variants import ENGINES, dynamic_only, padded, publish_variant
-from bench.common.output import BUILD, FOLDER, Output, empty, program
+from bench.common.output import BUILD, FOLDER, Output, Row, empty, program, table
 from bench.common.server import loaded_server
 from bench.common.systems import EncodeWorker, TritonModel
 from bench.common.text_bench import CHECKPOINT, LAWS, TextBench, TextScale
-from bench.encode import report
-from bench.encode.report import DYNAMIC, IN_PROCESS, OURS, STATIC
 from bench.peers.infinity import Engine, infinity_servers
 from shapeshift.engines import manifest
 
@@ -37,6 +35,9 @@ QUICK = TextScale(rounds=1, requests=120, open_s=5.0, concurrencies=(1, 8), laws
 FULL = TextScale(
     rounds=3, requests=300, open_s=10.0, concurrencies=(1, 8, 32), laws=("short", "long"), peers=("optimum", "torch")
 )
+
+
+OURS, IN_PROCESS, DYNAMIC, STATIC = "engine set", "in-process", "DT", "ST"
 
 
 @program
@@ -63,8 +64,8 @@ def main() -> int:
     output = Output("encode", settings)
     run(bench, built, () if options.without_peers else scale.peers)
     limits = {law: bound_per_second(law, built.precision) for law in scale.laws}
-    output.say(report.tables(bench, limits))
-    output.data |= {"cells": bench.records(), "ratios": report.ratios(bench)}
+    output.say(tables(bench, limits))
+    output.data |= {"cells": bench.records(), "ratios": ratios(bench)}
     output.save()
     return 0
 
@@ -96,6 +97,30 @@ def bound_per_second(law: str, precision: str) -> float:
     """Texts a second at the best rate of matrix products on this machine."""
     sample = LAWS[law].sample(np.random.default_rng(0), 4000).tolist()
     return flops.gemm_flops(precision) / flops.encoder_flops(CHECKPOINT, sample)
+
+
+def tables(bench: TextBench, limits: Mapping[str, float]) -> str:
+    """All cells, then the ratios. limits: the bound in texts a second, by length law."""
+    shown = [bench.tables(law, limits[law]) for law in bench.scale.laws]
+    return "\n".join([*shown, table("ratios", ratios(bench))])
+
+
+def ratios(bench: TextBench) -> list[Row]:
+    """The comparisons between medians of one run: of rates over 1, of latencies below 1, where ours is better."""
+    rows: list[Row] = []
+    for law in bench.scale.laws:
+        alone, loaded = "perf_analyzer 1", "perf_analyzer 8"
+        added = bench.percentile(law, alone, OURS, 50) - bench.percentile(law, alone, IN_PROCESS, 50)
+        rows.append({"of": f"{law}: ms added by Triton and our backend, p50, one in flight", "value": added})
+        share = bench.per_second(law, loaded, OURS) / bench.per_second(law, loaded, IN_PROCESS)
+        rows.append({"of": f"{law}: texts/s through Triton over in-process, 8 in flight", "value": share})
+        for load in bench.loads(law, DYNAMIC):
+            others = [DYNAMIC, STATIC, *(name for name in bench.systems(law, load) if name.startswith("infinity"))]
+            for other in [name for name in others if name in bench.systems(law, load)]:
+                rate = bench.per_second(law, load, OURS) / bench.per_second(law, load, other)
+                p98 = bench.percentile(law, load, OURS, 98) / bench.percentile(law, load, other, 98)
+                rows.append({"of": f"{law}, {load}, over {other}: texts/s; p98", "value": rate, "p98": p98})
+    return rows
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.drill import gates, leftovers, report
-from bench.drill.drill import Result
+from bench.drill import gates, leftovers
+from bench.drill.drill import Result, every_fault, record, rounds, row
 from bench.drill.faults import resources
 from bench.drill.leftovers import Footprint
 from bench.drill.outcomes import (
@@ -36,7 +36,6 @@ from bench.drill.outcomes import (
 )
 from bench.drill.questions import Judge, Question, make, tensors_of
 from bench.drill.recovery import is_whole, p99_by_front, time_until_whole
-from bench.drill.schedule import every_fault, rounds
 from bench.drill.traffic import TIMEOUT_S, is_evicted
 
 USUAL = {"encode": 0.1, "generate": 0.2}
@@ -256,12 +255,12 @@ def test_the_table_has_a_line_for_each_fault() -> None:
     done = Result("one", 3.0, Cost(5, counts, 2, 1.25), Footprint(10, 100.0), Footprint(11, 90.0), ("missed",))
     never = replace(done, name="two", cost=a_cost(whole_s=math.inf), missed=())
     skipped = Result("three", 3.0, skipped="needs root")
-    rows = [report.row(result) for result in (done, never, skipped)]
+    rows = [row(result) for result in (done, never, skipped)]
     assert list(rows[0].values())[:9] == ["one", 5, 11, 12, 13, 14, 15, 16, 2]
     assert rows[0]["whole s"] == "1.2" and rows[0][""] == "MISSED" and rows[0]["RSS MB"] == -10
     assert rows[1]["whole s"] == "never" and rows[1][""] == ""
     assert rows[2] == {"fault": "three", "": "left out: needs root"}
-    assert report.record(never)["cost"]["whole_s"] is None
+    assert record(never)["cost"]["whole_s"] is None
 
 
 def test_questions_need_no_server_and_come_from_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

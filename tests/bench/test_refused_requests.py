@@ -17,7 +17,7 @@ from aiohttp import web
 
 from bench.common.systems import HttpServer, Outcome, TritonModel
 from bench.common.text_bench import TextBench, TextScale
-from bench.encode import report
+from bench.encode import __main__ as report
 from client.open_loop import INFER
 
 
