@@ -48,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-requests", type=int, default=defaults.max_requests, help="most requests in flight (%(default)s)"
     )
-    parser.add_argument("--request-timeout", type=float, default=defaults.request_timeout_s, metavar="SECONDS")
+    parser.add_argument(
+        "--request-timeout", type=float, default=defaults.request_timeout_s, metavar="SECONDS", help="most time for one"
+    )
     parser.add_argument("--until-eof", action="store_true", help="exit when standard input ends")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.docs.docs_pages import PROJECT
 
@@ -57,24 +58,44 @@ def texts(path: Path) -> Iterator[str]:
             yield node.value
 
 
-def declared_metrics() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """The code's metrics by exported name: their kind, and their labels beside `model` and `pid`."""
-    found: dict[str, tuple[str, tuple[str, ...]]] = {}
-    for path in modules("shapeshift").values():
+class Metric(NamedTuple):
+    """A metric as the code declares it. labels: those beside `model` and `pid`; packages: of the library, in order."""
+
+    kind: str
+    labels: tuple[str, ...]
+    help: str = ""
+    packages: tuple[str, ...] = ()
+
+
+def declared_metrics() -> dict[str, Metric]:
+    """The code's metrics by exported name."""
+    metrics: dict[str, Metric] = {}
+    for module, path in modules("shapeshift").items():
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args):
                 continue
             kind, name = _KINDS.get(node.func.id), node.args[0]
             if kind is not None and isinstance(name, ast.Constant) and isinstance(name.value, str):
-                found[f"shapeshift_{name.value}"] = kind, tuple(_labels(node, tree))
-    return found
+                key = f"shapeshift_{name.value}"
+                before = metrics.get(key, Metric(kind, ()))
+                packages = dict.fromkeys((*before.packages, package(module).rpartition(".")[2]))
+                helps = dict.fromkeys((*filter(None, before.help.split(" / ")), *_text(node.args[1:2])))
+                metrics[key] = Metric(kind, tuple(_labels(node, tree)), " / ".join(helps), tuple(packages))
+    return metrics
+
+
+def _text(nodes: list[ast.expr]) -> list[str]:
+    """The strings among `nodes`; what an f-string fills in is left out."""
+    parts = [node.values if isinstance(node, ast.JoinedStr) else [node] for node in nodes]
+    strings = [[str(part.value) for part in some if isinstance(part, ast.Constant)] for some in parts]
+    return [" ".join("".join(some).split()) for some in strings if some]
 
 
 def exported_names() -> set[str]:
     """The names of the series on the metrics page: a histogram has three."""
     endings = {"histogram": ("_bucket", "_sum", "_count")}
-    return {name + ending for name, (kind, _) in declared_metrics().items() for ending in endings.get(kind, ("",))}
+    return {name + ending for name, metric in declared_metrics().items() for ending in endings.get(metric.kind, ("",))}
 
 
 def _labels(call: ast.Call, tree: ast.Module) -> list[str]:

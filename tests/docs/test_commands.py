@@ -20,7 +20,7 @@ from shapeshift.cli.gateway import child
 from shapeshift.fleet import settings as fleet_settings
 from shapeshift.gateway.http.limits import Traffic
 from shapeshift.triton.embedded.server import TritonServer
-from tests.docs.docs_pages import PAGES, PROJECT, TECHNIQUES, Block, blocks, code, table
+from tests.docs.docs_pages import PAGES, PROJECT, TECHNIQUES, Block, blocks
 from tests.docs.docs_sources import declared_metrics, exported_names
 from tests.docs.project_copy import MODELS, copy_project, own_files
 from tests.waiting import wait_for
@@ -205,31 +205,17 @@ def test_unit_files_run_commands_that_exist() -> None:
 
 
 METRICS = DOCS / "observability.md"
-EVERY_METRIC = table(METRICS, "Metrics")
 NO_METRICS = {"shapeshift_key"}
-
-
-def test_metrics_are_those_of_the_code() -> None:
-    documented = {
-        code(name): (kind, tuple(re.findall(r"`([^`]+)`", labels))) for name, kind, labels, *_ in EVERY_METRIC
-    }
-    assert documented == declared_metrics()
-
-
-def test_units_are_those_of_the_names() -> None:
-    for name, kind, _, unit, *_ in EVERY_METRIC:
-        stem = code(name).removesuffix("_total")
-        for ending, stated in (("_ms", "ms"), ("_bytes", "bytes"), ("_tokens", "tokens"), ("_drift", "ratio")):
-            assert not stem.endswith(ending) or unit == stated, name
-        assert unit and (kind in ("counter", "histogram")) >= code(name).endswith("_total"), name
+# Series that a server without workers, fleets and size queues lacks, or that begin with the first event.
+ABSENT = re.compile(
+    r"shapeshift_(workers?_|retries|timeouts|fleet_nodes|requests_(forwarded|on_other)|registry_fetch|adapter_(requests|queue|bypass|squash))"
+)
 
 
 def test_pages_and_rules_name_metrics_that_exist() -> None:
     known = exported_names() | set(declared_metrics())
     known |= set(re.findall(r"^# TYPE (\w+)", Traffic().exposition(), re.MULTILINE))
     for page in PAGES:
-        if page.name == "renames.md":
-            continue
         named = set(re.findall(r"\bshapeshift_[a-z_]+[a-z]\b(?!\*)", page.read_text()))
         named = {name for name in named if not any(other.startswith(f"{name}_") for other in known)} - {
             "shapeshift_key"
@@ -239,10 +225,8 @@ def test_pages_and_rules_name_metrics_that_exist() -> None:
 
 @pytest.mark.server
 def test_metrics_are_those_of_the_server(server: TritonServer) -> None:
-    # `encode` has no workers, `generate_lora` serves in order of arrival, some series begin with the first event.
-    absent = {code(row[0]) for row in EVERY_METRIC if re.search(r"router|`chameleon`|from the first", row[4])}
-    assert len(absent) > 8
-    wanted = set(declared_metrics()) - absent
+    wanted = {name for name in declared_metrics() if not ABSENT.match(name)}
+    assert len(wanted) > 40
     found: set[str] = set()
     end = time.monotonic() + 120
     # A front exports once a second, one metric after the other.

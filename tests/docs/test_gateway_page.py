@@ -13,16 +13,6 @@ from tests.docs.docs_pages import PROJECT, code, table
 PAGE = PROJECT / "docs" / "gateway.md"
 
 
-def test_options_are_those_of_the_code() -> None:
-    parser = argparse.ArgumentParser(add_help=False)
-    gateway.add_arguments(parser)
-    documented = {code(row[0]).split()[0]: code(row[1]) for row in table(PAGE, "Run it yourself")}
-    declared = {action.option_strings[0]: action.default for action in parser._actions}
-    assert documented.keys() == declared.keys()
-    stated = {name: str(default) for name, default in declared.items() if default not in (None, False)}
-    assert {name: documented[name] for name in stated} == stated
-
-
 def test_defaults_are_those_of_the_settings() -> None:
     parser = argparse.ArgumentParser()
     gateway.add_arguments(parser)

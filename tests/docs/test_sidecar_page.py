@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import re
-from typing import Any
-
-import pytest
-
-from shapeshift.cli import sidecar
-from shapeshift.cli.running import status
 from shapeshift.fleet.sidecar import demands
-from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
-from shapeshift.settings import names
 from shapeshift.sidecar import actuate, health, plan_loop, run_files
 from shapeshift.sidecar.policy import plan, pools
 from shapeshift.sidecar.settings import SidecarSettings
 from tests.docs.docs_pages import PROJECT, code, prose, table
 
 PAGE = PROJECT / "docs" / "sidecar.md"
-
-
-@pytest.mark.parametrize(("heading", "module"), [("Run it yourself", sidecar), ("Status", status)])
-def test_options_are_those_of_the_code(heading: str, module: Any) -> None:
-    parser = argparse.ArgumentParser(add_help=False)
-    module.add_arguments(parser)
-    documented = {code(row[0]).split()[0]: code(row[1]) for row in table(PAGE, heading)}
-    declared = {action.option_strings[0]: action.default for action in parser._actions}
-    assert documented.keys() == declared.keys()
-    stated = {name: str(default) for name, default in declared.items() if default not in (None, False)}
-    assert {name: documented[name] for name in stated} == stated
 
 
 def test_files_are_those_of_the_code() -> None:
@@ -42,13 +21,6 @@ def test_files_are_those_of_the_code() -> None:
         run_files.OWED_FILE,
         demands.DEMAND_FILE,
     }
-
-
-def test_parameters_are_those_of_the_code() -> None:
-    documented = {name for row in table(PAGE, "Parameters") for name in re.findall(r"`([^`]+)`", row[0])}
-    assert documented <= names(PolymorphSettings, PlacementSettings) | {"profile"}
-    used = {"placement", "workers", "worker_pool", "allocation", "bin_edges", "profile"}
-    assert used <= documented
 
 
 def test_numbers_are_those_of_the_code() -> None:
