@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
     parser.add_argument("--repository", type=Path, action="append", metavar="DIR", help="folder of models; repeatable")
     scrapes, plans = "seconds between two scrapes", "seconds between two plans"
-    parser.add_argument("--health-period", type=float, default=defaults.health_period_s, metavar="SECONDS", help=scrapes)
+    parser.add_argument(
+        "--health-period", type=float, default=defaults.health_period_s, metavar="SECONDS", help=scrapes
+    )
     parser.add_argument("--plan-period", type=float, default=defaults.plan_period_s, metavar="SECONDS", help=plans)
     parser.add_argument("--dry-run", action="store_true", help="log each decision and its reason, change nothing")
     parser.add_argument("--freeze", action="store_true", help="let the sidecar decide but change nothing, and exit")

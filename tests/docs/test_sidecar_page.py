@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shapeshift.cli import sidecar
 from shapeshift.fleet.sidecar import demands
 from shapeshift.sidecar import actuate, health, plan_loop, run_files
 from shapeshift.sidecar.policy import plan, pools
