@@ -86,10 +86,10 @@ def declared_metrics() -> dict[str, Metric]:
 
 
 def _text(nodes: list[ast.expr]) -> list[str]:
-    """The strings among `nodes`; what an f-string fills in is left out."""
+    """The strings among `nodes`; what an f-string fills in is written as …."""
     parts = [node.values if isinstance(node, ast.JoinedStr) else [node] for node in nodes]
-    strings = [[str(part.value) for part in some if isinstance(part, ast.Constant)] for some in parts]
-    return [" ".join("".join(some).split()) for some in strings if some]
+    strings = [[str(part.value) if isinstance(part, ast.Constant) else "…" for part in some] for some in parts]
+    return ["".join(some) for some in strings if some != ["…"]]
 
 
 def exported_names() -> set[str]:
