@@ -263,7 +263,7 @@ def commands() -> str:
 
 def targets() -> str:
     found = re.findall(r"^([a-z-]+):.*?## (.+)$", (PROJECT / "Makefile").read_text(), re.MULTILINE)
-    return table(("target", "what it does"), ((f"`make {name}`", text) for name, text in found))
+    return table(("target", "what it does"), ((f"`make {name}`", text.replace("$$", "$")) for name, text in found))
 
 
 PIECES: dict[str, Callable[[], str]] = {
