@@ -23,6 +23,10 @@ REMOVED: dict[str, str] = {
     "retry_ms": "leave it out, a level that failed is called again after a second or longer",
     "compaction": "leave it out, nothing is copied where requests end",
     "stacked_ranks": "leave it out, low-rank terms have one form",
+    "few_batches": "leave it out, the paper's 5 holds",
+    "high_utility": "leave it out, the paper's 0.8 holds",
+    "initial_ms": "leave it out, the paper's 2000 holds",
+    "tick_ms": "leave it out, 1 ms holds",
 }
 """What to do instead of a setting that a former version had, by its name: the end of a sentence."""
 

@@ -70,7 +70,7 @@ def demo_part(scale: Scale) -> tuple[Part, dict[str, Any]]:
     parameters = model_config.parameters(config)
     folder = (generated / systems.SERVED).resolve()
     loaded = loading.load(ModelArgs("demo", folder, {}, parameters, "CPU", 0), lambda text: None)
-    model, profiled = loaded.model, loaded.costs.throughput(loaded.scheduler.batching.max_size)[0]
+    model, profiled = loaded.model, loaded.costs.throughput(loaded.costs.max_size)[0]
     repository = FOLDER / "token-demo"
     systems.publish_engines([PETS], generated, repository)
     with running_server([PETS.slug], (repository,)) as server:

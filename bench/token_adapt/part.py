@@ -100,7 +100,7 @@ class Part:
                 loaded = loading.load(_arguments(parameters), lambda text: None, lambda args, own: self.model)
                 loaded.costs.measured.value = self.slower
                 offered = simulated(one, self.model.tasks, (gamma,))
-                result = simulate(loaded.costs, loaded.scheduler, offered)
+                result = simulate(loaded.costs, loaded.settings, offered)
                 shares.append(result.total_utility(offered) / float(offered.utility.sum()))
             gained[gamma] = float(np.mean(shares))
         return gained

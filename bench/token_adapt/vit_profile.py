@@ -27,12 +27,11 @@ from shapeshift.engines.hardware import cpu_model
 from shapeshift.progress import Progress
 from shapeshift.token_adapt.checkpoints.weights import as_timm, read_model
 from shapeshift.token_adapt.model.architecture import Architecture
-from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
 from shapeshift.token_adapt.model.gamma_module import GammaModule
 from shapeshift.token_adapt.model.manifest import BATCHES
 from shapeshift.token_adapt.model.schedule import activation_mb, count_multiplications, expand, output_tokens
 from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
-from shapeshift.token_adapt.settings import TokenAdaptSettings
+from shapeshift.token_adapt.settings import ImageEngineSettings, TokenAdaptSettings
 
 # By name: width, depth, heads. Patches of 16, images of 224.
 SIZES = {"vit_small": (384, 12, 6), "vit_base": (768, 12, 12), "vit_large": (1024, 24, 16)}

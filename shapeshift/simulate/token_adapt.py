@@ -64,7 +64,7 @@ def run(
     count = len(load.at_ms)
     result = SimulationResult(np.full(count, EVICTED, np.int8), np.full(count, -1, np.int16), np.zeros(count))
     scheduler: ImageScheduler[_Image] = ImageScheduler(costs, settings, 0.0)
-    true_ms = costs.times(list(range(settings.batching.max_size + 1)))
+    true_ms = costs.times(list(range(costs.max_size + 1)))
     clock, num_arrived, last_gamma = 0.0, 0, None
     while num_arrived < count or len(scheduler):
         if not len(scheduler):

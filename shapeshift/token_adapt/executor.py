@@ -66,7 +66,7 @@ class Executor:
     @property
     def usual_ms(self) -> float:
         """The time from submission to the answer while batches are full: of the running one, and of the next."""
-        return 2 * self._scheduler.costs.min_time(self._scheduler.settings.batching.max_size) + self._margin_ms
+        return 2 * self._scheduler.costs.min_time(self._scheduler.costs.max_size) + self._margin_ms
 
     def can_meet(self, deadline: float) -> bool:
         """Whether an image that is submitted now, and runs at once and alone, is answered before `deadline` (ms)."""

@@ -74,7 +74,7 @@ class ImageFront(Front[ImageJob]):
         self._lock = threading.Lock()
         self._gammas = loaded.costs.gammas
         self._image_metrics = ImageMetrics(self._gammas)
-        self._scheduler: ImageScheduler[RequestImage] = ImageScheduler(loaded.costs, loaded.scheduler, now_ms())
+        self._scheduler: ImageScheduler[RequestImage] = ImageScheduler(loaded.costs, self._settings, now_ms())
         self._executor = Executor(self._model, self._scheduler, self._image_metrics, self.log)
         self._decoders = DecoderPool(self._settings.decode_threads, self._executor)
         self.begin(RequestMetrics("images", 0, self._settings.slo_ms))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from shapeshift import settings
 from shapeshift.engines import hardware
@@ -16,15 +17,11 @@ from shapeshift.registry_mirror.follower import (
     follow,
 )
 from shapeshift.serving.model_args import ModelArgs
-from shapeshift.settings import require
+from shapeshift.settings import Choices, require
 from shapeshift.token_adapt.interfaces import GammaProfile, ImageModel
-from shapeshift.token_adapt.model import emulated
-from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
 from shapeshift.token_adapt.policy import plan
 from shapeshift.token_adapt.policy.costs import Costs, efficient_batch_size
-from shapeshift.token_adapt.policy.image_scheduler import SchedulerSettings
-from shapeshift.token_adapt.policy.problem import PlanProblem
-from shapeshift.token_adapt.settings import EMULATED, EmulatedSettings, TokenAdaptSettings
+from shapeshift.token_adapt.settings import EMULATED, EmulatedSettings, ImageEngineSettings, TokenAdaptSettings
 from shapeshift.token_adapt.tasks import registry as task_registry
 
 Log = Callable[[str], None]
@@ -37,11 +34,14 @@ _PARAMETERS = settings.names(
     RegistrySettings,
     GeneratedRegistrySettings,
 )
+_EMULATED: Choices[Callable[[Path, float], ImageModel]] = Choices(
+    "provider", {EMULATED: "shapeshift.token_adapt.model.emulated:read"}
+)
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to classify, the costs of its batches, and the settings of its scheduler.
+    """A model ready to classify, and the costs of its batches.
 
     follower: what keeps a copy of its registry up to date; whoever takes the model closes it.
     """
@@ -49,7 +49,6 @@ class Loaded:
     settings: TokenAdaptSettings
     model: ImageModel
     costs: Costs
-    scheduler: SchedulerSettings
     follower: RegistryFollower
 
 
@@ -57,7 +56,7 @@ def open_model(args: ModelArgs, serving: TokenAdaptSettings) -> ImageModel:
     """The model that the parameters name."""
     emulation = settings.read(EmulatedSettings, args.parameters)
     if emulation.provider == EMULATED:
-        return emulated.read(args.folder / emulation.profile_file, emulation.time_scale)
+        return _EMULATED[EMULATED](args.folder / emulation.profile_file, emulation.time_scale)
     # Imports the engine libraries.
     from shapeshift.token_adapt.model import vision_model
 
@@ -82,15 +81,15 @@ def load(args: ModelArgs, log: Log, open_model: Open = open_model) -> Loaded:
         require(gamma in model.gammas, "use_gammas", gamma, f"gammas of the model: {available}")
     memory_mb = float(serving.memory_mb) or _available_mb(args.device)
     batch_size = _batch_size([model.profiles[gamma] for gamma in gammas], serving, memory_mb)
-    costs = Costs(model.profiles, gammas, batch_size)
+    costs = Costs(model.profiles, gammas, batch_size, memory_mb)
     if serving.algorithm in plan.ALGORITHMS:
         # Import and compile the solver now, not during the first request.
-        plan.solve(PlanProblem.of(0.0, [2.0], [[1.0]], [[1.0]]), serving.algorithm)
+        plan.solve(plan.PlanProblem.of(0.0, [2.0], [[1.0]], [[1.0]]), serving.algorithm)
     log(
         f"ready: {len(model.tasks)} tasks, gammas {', '.join(map(str, costs.gammas))}, batches of up to {batch_size}, "
         f"algorithm {serving.algorithm}"
     )
-    return Loaded(serving, model, costs, serving.scheduler(batch_size, memory_mb), follower)
+    return Loaded(serving, model, costs, follower)
 
 
 def _available_mb(device: int | None) -> float:

@@ -1,19 +1,21 @@
-"""What an image model states in its config.pbtxt: parameters of serving, inputs and outputs."""
+"""What an image model states in its config.pbtxt: parameters of its engines and of serving, inputs and outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shapeshift.engines.providers import lookup
+from shapeshift.engines.settings import PRECISIONS
 from shapeshift.errors import InvalidInputError
 from shapeshift.serving.model_args import DESCRIPTION, Signature, Tensor
 from shapeshift.settings import require
-from shapeshift.token_adapt.policy.batching import BatchSettings
-from shapeshift.token_adapt.policy.image_scheduler import ALGORITHMS, SchedulerSettings
+from shapeshift.token_adapt.policy.image_scheduler import SchedulerSettings
 
 MAX_LATENCY_MS = 86_400_000.0
 MAX_UTILITY = 1e9
 EMULATED = "emulated"
+_MAX_GAMMA = 256
 
 _SIGNATURE = Signature(
     inputs=(
@@ -37,6 +39,41 @@ def signature(parameters: Mapping[str, str]) -> Signature:
 
 
 @dataclass(frozen=True)
+class ImageEngineSettings:
+    """Parameters that `make engines` reads. It resolves `auto` and writes the result to the generated config.
+
+    checkpoint  folder (absolute, under build/checkpoints or checkpoints/) or hub id of a vision transformer of timm or
+                transformers
+    provider    auto, openvino, onnxruntime or tensorrt
+    precision   auto (bf16 if the hardware supports it, else f32), f32 or bf16
+    gammas      tokens added to (> 0) or merged in (< 0) each layer, including 0; each gamma has its own engine
+    """
+
+    checkpoint: str
+    provider: str = "auto"
+    precision: str = "auto"
+    gammas: str = "-20,-15,-10,-5,0,2,4,8"
+
+    def __post_init__(self) -> None:
+        providers = ("auto", *(name for name in lookup.PROVIDERS if name != EMULATED))
+        require(bool(self.checkpoint), "checkpoint", self.checkpoint, "a folder or a hub id")
+        require(self.provider in providers, "provider", self.provider, f"one of {', '.join(providers)}")
+        require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
+        self.gamma_list()
+
+    def gamma_list(self) -> tuple[int, ...]:
+        """The gammas, ascending. Raises InvalidInputError for other text, or if 0 is missing."""
+        try:
+            gammas = sorted({int(part) for part in self.gammas.split(",")})
+        except ValueError:
+            gammas = []
+        if 0 not in gammas or gammas[0] < -_MAX_GAMMA or gammas[-1] > _MAX_GAMMA:
+            allowed = f"whole numbers from -{_MAX_GAMMA} to {_MAX_GAMMA} separated by commas, including 0"
+            raise InvalidInputError("gammas", self.gammas, allowed)
+        return tuple(gammas)
+
+
+@dataclass(frozen=True)
 class EmulatedSettings:
     """Parameters of a model with provider `emulated`: its profile, and a factor on its latencies."""
 
@@ -46,8 +83,8 @@ class EmulatedSettings:
 
 
 @dataclass(frozen=True)
-class TokenAdaptSettings:
-    """Parameters of the serving process.
+class TokenAdaptSettings(SchedulerSettings):
+    """Parameters of the serving process, with those of its scheduler.
 
     tasks_dir          folder or URL of the task registry; empty: build/tasks/<model>
     starter_dir        a registry whose tasks the first one has, too, until they are removed or replaced there; a path,
@@ -55,14 +92,9 @@ class TokenAdaptSettings:
     task               default task; empty: with several tasks, a request must name one
     latency_ms         default latency requirement; 0: that of the task
     utility            default utility; empty: that of the task
-    algorithm          grid, front, paper, paper_printed, by_rate or infaas
     use_gammas         gammas to choose from, separated by commas; empty: all gammas of the model
-    batch_window_ms, batch_size, batch_deadline_ms, batch_utility  Algorithm 1's delta, epsilon, eta and mu
+    batch_size         Algorithm 1's epsilon
     batch_share        limit batches to the smallest size with this share of the best throughput; 0: no such limit
-    few_batches, high_utility, initial_ms  the paper's beta and kappa, and its initial stage
-    tick_ms            tick of the time grid
-    price_window_ms    grid, front: window of the shadow price of device time; 0: time is free
-    margin_ms          time between the end of a batch and its answers
     memory_mb          memory limit of a batch; 0: what is available when the model loads
     queue_images       most waiting images; further requests get UNAVAILABLE
     queue_mb           most MiB of waiting images, as received and as decoded together
@@ -77,19 +109,9 @@ class TokenAdaptSettings:
     task: str = ""
     latency_ms: float = 0.0
     utility: float | None = None
-    algorithm: str = "grid"
     use_gammas: str = ""
-    batch_window_ms: float = 500.0
     batch_size: int = 64
-    batch_deadline_ms: float = 500.0
-    batch_utility: float = 0.8
     batch_share: float = 0.9
-    few_batches: int = 5
-    high_utility: float = 0.8
-    initial_ms: float = 2000.0
-    tick_ms: float = 1.0
-    price_window_ms: float = 3000.0
-    margin_ms: float = 5.0
     memory_mb: int = 0
     queue_images: int = 4096
     queue_mb: int = 1024
@@ -99,18 +121,15 @@ class TokenAdaptSettings:
     slo_ms: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         valid = 0 <= self.latency_ms <= MAX_LATENCY_MS
         require(valid, "latency_ms", self.latency_ms, f"0 to {MAX_LATENCY_MS:g}")
         valid = self.utility is None or 0 <= self.utility <= MAX_UTILITY
         require(valid, "utility", self.utility, f"0 to {MAX_UTILITY:g}")
-        require(self.algorithm in ALGORITHMS, "algorithm", self.algorithm, f"one of {', '.join(ALGORITHMS)}")
-        for name in ("batch_window_ms", "batch_deadline_ms", "batch_utility", "few_batches", "high_utility"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        for name in ("initial_ms", "price_window_ms", "margin_ms", "memory_mb", "slo_ms"):
+        for name in ("memory_mb", "slo_ms"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         require(1 <= self.batch_size <= 4096, "batch_size", self.batch_size, "1 to 4096")
         require(0 <= self.batch_share <= 1, "batch_share", self.batch_share, "0 to 1")
-        require(self.tick_ms > 0, "tick_ms", self.tick_ms, "above 0")
         require(self.queue_images >= 1, "queue_images", self.queue_images, "at least 1")
         require(self.queue_mb >= 1, "queue_mb", self.queue_mb, "at least 1")
         require(self.max_pixels >= 1, "max_pixels", self.max_pixels, "at least 1")
@@ -127,17 +146,3 @@ class TokenAdaptSettings:
         except ValueError:
             allowed = "whole numbers separated by commas, such as -4,0,2"
             raise InvalidInputError("use_gammas", self.use_gammas, allowed) from None
-
-    def scheduler(self, max_batch_size: int, memory_mb: float) -> SchedulerSettings:
-        """Settings of the scheduler, with the two limits that depend on the model and the machine."""
-        return SchedulerSettings(
-            algorithm=self.algorithm,
-            batching=BatchSettings(self.batch_window_ms, max_batch_size, self.batch_deadline_ms, self.batch_utility),
-            few_batches=self.few_batches,
-            high_utility=self.high_utility,
-            initial_ms=self.initial_ms,
-            tick_ms=self.tick_ms,
-            price_window_ms=self.price_window_ms,
-            margin_ms=self.margin_ms,
-            memory_mb=memory_mb,
-        )

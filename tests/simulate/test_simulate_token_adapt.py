@@ -7,7 +7,6 @@ import pytest
 
 from shapeshift.simulate.token_adapt import EVICTED, IN_TIME, LATE, Load, run
 from shapeshift.token_adapt.interfaces import GammaProfile
-from shapeshift.token_adapt.policy.batching import BatchSettings
 from shapeshift.token_adapt.policy.costs import Costs
 from shapeshift.token_adapt.policy.image_scheduler import SchedulerSettings
 
@@ -36,8 +35,8 @@ def poisson(per_s: float, seconds: float, seed: int) -> Load:
 
 
 def settings(algorithm: str, **changed: object) -> SchedulerSettings:
-    batching = BatchSettings(80.0, SIZE, 80.0, 0.8)
-    return SchedulerSettings(algorithm, batching, **changed)  # type: ignore[arg-type]
+    defaults: dict[str, object] = {"price_window_ms": 0.0, "margin_ms": 0.0}
+    return SchedulerSettings(algorithm, 80.0, 80.0, 0.8, **{**defaults, **changed})  # type: ignore[arg-type]
 
 
 def test_a_single_image_runs_at_the_most_accurate_gamma() -> None:

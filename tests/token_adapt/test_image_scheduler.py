@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from shapeshift.token_adapt.interfaces import GammaProfile
-from shapeshift.token_adapt.policy.batching import BatchSettings
 from shapeshift.token_adapt.policy.costs import Costs
 from shapeshift.token_adapt.policy.image_scheduler import ALGORITHMS, ImageScheduler, SchedulerSettings, WaitingImage
 from tests.token_adapt.token_models import PROFILES, profile
@@ -17,7 +16,8 @@ WITHOUT_PROMPTS = np.array([0.6, 0.8, np.nan])
 
 
 def scheduler(algorithm: str = "grid", size: int = 64, started: float = -1e9, **settings: object) -> ImageScheduler:
-    made = SchedulerSettings(algorithm=algorithm, batching=BatchSettings(max_size=size), **settings)  # type: ignore[arg-type]
+    defaults: dict[str, object] = {"price_window_ms": 0.0, "margin_ms": 0.0}
+    made = SchedulerSettings(algorithm=algorithm, **{**defaults, **settings})  # type: ignore[arg-type]
     return ImageScheduler(Costs(PROFILES, GAMMAS, size), made, started)
 
 
@@ -84,7 +84,7 @@ def test_urgent_images_share_the_largest_batch_that_meets_their_deadline() -> No
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_image_runs_once_at_a_gamma_of_its_task_or_is_evicted(algorithm: str) -> None:
     rng = np.random.default_rng(5)
-    made = scheduler(algorithm, size=8, started=0.0, few_batches=2, initial_ms=20.0)
+    made = scheduler(algorithm, size=8, started=-1980.0)
     asked = [
         image(at, float(rng.uniform(1, 12)), float(rng.uniform(0, 1)), (ACCURACY, WITHOUT_PROMPTS)[number % 2])
         for number, at in enumerate(np.sort(rng.uniform(0, 60, 300)))
@@ -145,22 +145,24 @@ def test_memory_excludes_gammas() -> None:
     profiles = {-4: profile(-4), 2: GammaProfile(2, 18, {1: 1.0}, 3.0)}
     for memory_mb, gamma in ((3.5, 2), (3.0, -4)):
         made: ImageScheduler[WaitingImage] = ImageScheduler(
-            Costs(profiles, (-4, 2), 64), SchedulerSettings(memory_mb=memory_mb), 0.0
+            Costs(profiles, (-4, 2), 64, memory_mb), SchedulerSettings(), 0.0
         )
         made.add(WaitingImage(0.0, 500.0, 1.0, np.array([0.5, 0.9])))
         assert made.costs.gammas[made.step(0.0).gamma] == gamma
 
 
 def test_the_papers_scheme_uses_the_rate_at_first_and_when_few_batches_wait() -> None:
-    made = scheduler("paper", started=0.0, few_batches=0, initial_ms=100.0)
+    made = scheduler("paper", started=0.0)
     made.add(image(0.0, 500.0, utility=0.9))
     assert GAMMAS[made.step(10.0).gamma] == 2, "worth more than kappa: the greatest gamma"
     quiet = scheduler("by_rate")
     quiet.add(image(0.0, 500.0, utility=0.5))
     assert GAMMAS[quiet.step(0.0).gamma] == 2
     busy = scheduler("by_rate")
+    crowd = image(0.0, 500.0, utility=0.5)
     for _ in range(60_000):
-        busy.arrival_rate.add(0.0)
+        busy.add(crowd)
+    busy.remove(lambda one: True)
     busy.add(image(0.0, 500.0, utility=0.5))
     assert GAMMAS[busy.step(0.0).gamma] == -4
 
@@ -173,12 +175,3 @@ def test_images_can_be_removed() -> None:
     assert made.remove(lambda one: one is gone) == [gone]
     assert made.remove(lambda one: one is gone) == []
     assert made.step(0.0).images == [kept]
-
-
-def test_old_arrivals_are_dropped() -> None:
-    made = scheduler("infaas")
-    for at in range(0, 10_000, 10):
-        made.add(image(float(at), 1.0))
-        made.step(float(at) + 50.0)
-    assert len(made) == 0
-    assert len(made.arrival_rate) <= 100

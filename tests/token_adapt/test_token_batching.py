@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from shapeshift.token_adapt.policy.batching import Batch, BatchQueue, BatchSettings
+from shapeshift.token_adapt.policy.batching import Batch, BatchQueue
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ def as_printed(requests: list[Asked], delta: float, epsilon: int, eta: float, mu
     return [[r.index for r in b] for b in batches]
 
 
-def batched(requests: list[Asked], settings: BatchSettings) -> list[list[int]]:
-    queue: BatchQueue[Asked] = BatchQueue(settings)
+def batched(requests: list[Asked], limits: tuple[float, int, float, float]) -> list[list[int]]:
+    queue: BatchQueue[Asked] = BatchQueue(*limits)
     for request in requests:
         queue.add(request)
     return [[request.index for request in batch.images] for batch in queue.batches]
@@ -56,27 +56,25 @@ def test_batches_match_the_algorithm(seed: int) -> None:
     # Few distinct values, so that equal ones occur.
     rows = [(a, float(rng.choice([5, 8, 12])), float(rng.choice([0.0, 0.5, 1.0, 2.0]))) for a in at.tolist()]
     requests = [Asked(index, *row) for index, row in enumerate(rows)]
-    settings = BatchSettings(float(rng.integers(0, 9)), int(rng.integers(1, 9)), float(rng.integers(0, 9)), 0.5)
-    assert batched(requests, settings) == as_printed(
-        requests, settings.window_ms, settings.max_size, settings.deadline_gap_ms, settings.utility_gap
-    )
+    limits = (float(rng.integers(0, 9)), int(rng.integers(1, 9)), float(rng.integers(0, 9)), 0.5)
+    assert batched(requests, limits) == as_printed(requests, *limits)
 
 
 def test_limits_are_inclusive() -> None:
-    settings = BatchSettings(10.0, 9, 5.0, 0.5)
+    limits = (10.0, 9, 5.0, 0.5)
     first = Asked(0, 0.0, 100.0, 1.0)
-    assert batched([first, Asked(1, 10.0, 90.0, 1.0)], settings) == [[0, 1]]
-    assert batched([first, Asked(1, 10.5, 90.0, 1.0)], settings) == [[0], [1]]
-    assert batched([first, Asked(1, 0.0, 105.0, 1.5)], settings) == [[0, 1]]
-    assert batched([first, Asked(1, 0.0, 105.5, 1.5)], settings) == [[0], [1]]
-    assert batched([first, Asked(1, 0.0, 100.0, 1.75)], settings) == [[0], [1]]
+    assert batched([first, Asked(1, 10.0, 90.0, 1.0)], limits) == [[0, 1]]
+    assert batched([first, Asked(1, 10.5, 90.0, 1.0)], limits) == [[0], [1]]
+    assert batched([first, Asked(1, 0.0, 105.0, 1.5)], limits) == [[0, 1]]
+    assert batched([first, Asked(1, 0.0, 105.5, 1.5)], limits) == [[0], [1]]
+    assert batched([first, Asked(1, 0.0, 100.0, 1.75)], limits) == [[0], [1]]
 
 
 def test_the_newest_batch_is_tried_first_and_an_old_batch_ends_the_search() -> None:
-    settings = BatchSettings(10.0, 1, 1000.0, 9.0)
+    limits = (10.0, 1, 1000.0, 9.0)
     full = [Asked(0, 0.0, 50.0, 1.0), Asked(1, 1.0, 50.0, 1.0)]
-    assert batched(full, settings) == [[0], [1]]
-    wide = BatchSettings(10.0, 64, 5.0, 9.0)
+    assert batched(full, limits) == [[0], [1]]
+    wide = (10.0, 64, 5.0, 9.0)
     # The third request fits only the first batch. So would the fourth, but the newest batch is too old for it.
     requests = [Asked(0, 0.0, 50.0, 1.0), Asked(1, 0.0, 90.0, 1.0), Asked(2, 4.0, 46.0, 1.0), Asked(3, 11.0, 39.0, 1.0)]
     assert batched(requests, wide) == [[0, 2], [1], [3]]

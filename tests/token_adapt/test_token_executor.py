@@ -32,7 +32,7 @@ class Desk:
             monkeypatch.setattr(module, "now_ms", lambda: self.now)
         model = RecordingModel()
         costs = Costs(model.profiles, model.gammas, 64)
-        scheduler: ImageScheduler[RequestImage] = ImageScheduler(costs, SchedulerSettings(), self.now)
+        scheduler: ImageScheduler[RequestImage] = ImageScheduler(costs, SchedulerSettings(margin_ms=3.0), self.now)
         self.metrics = ImageMetrics(model.gammas)
         self.lines: list[str] = []
         self.executor = Executor(model, scheduler, self.metrics, self.lines.append)
@@ -109,8 +109,7 @@ def test_a_decision_begins_earlier_where_decisions_take_long(desk: Desk, monkeyp
 def test_what_a_deadline_needs(desk: Desk) -> None:
     """The time of one image, or of two full batches, and the margin."""
     executor = desk.executor
-    executor._margin_ms = 3.0
-    costs, most = executor._scheduler.costs, executor._scheduler.settings.batching.max_size
+    costs, most = executor._scheduler.costs, executor._scheduler.costs.max_size
     alone = costs.min_time(1) + 3.0
     assert executor.can_meet(1000.01 + alone) and not executor.can_meet(1000.0 + alone)
     assert executor.usual_ms == pytest.approx(2 * costs.min_time(most) + 3.0)

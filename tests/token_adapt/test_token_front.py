@@ -518,12 +518,12 @@ def test_errors_name_invalid_settings(model: RecordingModel, parameters: dict[st
 def test_gammas_and_batch_size_follow_the_settings(model: RecordingModel) -> None:
     found = loading.load(arguments(use_gammas="0,-4", batch_share=0), lambda text: None, lambda args, own: model)
     assert found.costs.gammas == (-4, 0)
-    assert found.scheduler.batching.max_size == 64
+    assert found.costs.max_size == 64
     fitted = loading.load(arguments(), lambda text: None, lambda args, own: model)
-    assert fitted.scheduler.batching.max_size < 64
+    assert fitted.costs.max_size < 64
     tight = loading.load(arguments(memory_mb=10, batch_share=0), lambda text: None, lambda args, own: model)
-    assert tight.scheduler.batching.max_size == 9
-    assert tight.scheduler.memory_mb == 10
+    assert tight.costs.max_size == 9
+    assert tight.costs.memory_mb == 10
 
 
 def test_an_emulated_model_needs_no_engines(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from shapeshift.token_adapt.policy.plan import ALGORITHMS, solve
-from shapeshift.token_adapt.policy.problem import SKIP, PlanProblem
+from shapeshift.token_adapt.policy.plan import ALGORITHMS, SKIP, PlanProblem, solve
 
 GAMMA_MS = np.array([45, 55, 65, 78, 90, 100, 112, 140.0])
 ACCURACY = np.array([0.5, 0.8, 0.88, 0.9, 0.92, 0.94, 0.95, 0.96])

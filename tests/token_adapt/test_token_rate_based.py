@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from shapeshift.token_adapt.interfaces import GammaProfile
 from shapeshift.token_adapt.policy.baselines import rate_based
+from shapeshift.token_adapt.policy.costs import Costs
 
 PAPER = [(0.0, 8), (280.0, 4), (320.0, 2), (350.0, 0), (380.0, -5), (450.0, -10), (520.0, -15), (1000.0, -20)]
 GAMMAS = [-20, -15, -10, -5, 0, 2, 4, 8]
@@ -62,11 +64,28 @@ def test_the_rate_is_that_of_the_last_second() -> None:
     assert window.at(9000.0) == 0.0
 
 
+def test_old_arrivals_are_dropped() -> None:
+    window = rate_based.ArrivalRate()
+    for at in range(0, 10_000, 10):
+        window.add(float(at))
+    assert len(window) <= 100
+
+
 def test_infaas_changes_its_model_after_the_dwell_time() -> None:
-    choice = rate_based.InfaasSelector([(0.0, 1), (100.0, 0)], dwell_ms=1000.0)
-    assert choice.select(0.0, 50.0) == 1
-    assert choice.select(500.0, 150.0) == 1
-    assert choice.select(900.0, 50.0) == 1
-    assert choice.select(1000.0, 150.0) == 1
-    assert choice.select(1999.0, 150.0) == 1
-    assert choice.select(2000.0, 150.0) == 0
+    """Gamma 1 is used up to 16 images a second."""
+    profiles = {gamma: GammaProfile(gamma, 16, {1: ms}, 1.0) for gamma, ms in ((0, 20.0), (1, 40.0))}
+    choice = rate_based.Infaas(Costs(profiles, (0, 1), 1), dwell_ms=1000.0)
+
+    def gamma(now: float, arrivals: int = 0) -> int:
+        for _ in range(arrivals):
+            choice.add(now)
+        return choice.only_gamma(now)
+
+    assert gamma(0.0, 10) == 1
+    assert gamma(500.0, 20) == 1
+    assert gamma(1400.0) == 1
+    assert gamma(1501.0) == 1, "the rate fell before the time was over"
+    assert gamma(2000.0, 20) == 1
+    assert gamma(2999.0, 20) == 1
+    assert gamma(3000.0) == 0
+    assert choice.plan(3000.0, [1.0, 2.0], [[20.0, 40.0]] * 2, [1.0, 1.0]) == [0, 0]

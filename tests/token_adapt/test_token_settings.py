@@ -1,4 +1,4 @@
-"""The ranges of the parameters of an image model, its tensors, and what its scheduler gets of them."""
+"""The ranges of the parameters of an image model, and its tensors."""
 
 from __future__ import annotations
 
@@ -7,21 +7,17 @@ from typing import Any
 import pytest
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.token_adapt.policy.batching import BatchSettings
-from shapeshift.token_adapt.policy.image_scheduler import SchedulerSettings
 from shapeshift.token_adapt.settings import MAX_LATENCY_MS, MAX_UTILITY, TokenAdaptSettings, signature
 from tests.limits import Limits, cases, require_limit
 
 FROM_ZERO = (
-    *("latency_ms", "utility", "batch_window_ms", "batch_deadline_ms", "batch_utility", "high_utility"),
-    *("batch_share", "initial_ms", "price_window_ms", "margin_ms", "slo_ms"),
+    *("latency_ms", "utility", "batch_window_ms", "batch_deadline_ms", "batch_utility"),
+    *("batch_share", "price_window_ms", "margin_ms", "slo_ms"),
 )
 LEAST: Limits = {
     **dict.fromkeys(FROM_ZERO, (0.0, -0.01)),
-    "few_batches": (0, -1),
     "memory_mb": (0, -1),
     "batch_size": (1, 0),
-    "tick_ms": (0.01, 0.0),
     "queue_images": (1, 0),
     "queue_mb": (1, 0),
     "max_pixels": (1, 0),
@@ -57,25 +53,6 @@ def test_without_a_utility_that_of_the_task_counts() -> None:
 @pytest.mark.parametrize(("stated", "gammas"), [("", (-4, 0, 2)), ("2", (2,)), ("2, -4,2", (-4, 2))])
 def test_gammas_are_listed_or_all(stated: str, gammas: tuple[int, ...]) -> None:
     assert TokenAdaptSettings(use_gammas=stated).gammas((-4, 0, 2)) == gammas
-
-
-def test_the_scheduler_gets_what_is_stated() -> None:
-    own = TokenAdaptSettings(
-        algorithm="front",
-        batch_window_ms=11.0,
-        batch_size=12,
-        batch_deadline_ms=13.0,
-        batch_utility=14.0,
-        few_batches=15,
-        high_utility=16.0,
-        initial_ms=17.0,
-        tick_ms=18.0,
-        price_window_ms=19.0,
-        margin_ms=20.0,
-        memory_mb=21,
-    )
-    batching = BatchSettings(window_ms=11.0, max_size=7, deadline_gap_ms=13.0, utility_gap=14.0)
-    assert own.scheduler(7, 99.5) == SchedulerSettings("front", batching, 15, 16.0, 17.0, 18.0, 19.0, 20.0, 99.5)
 
 
 def test_an_image_comes_as_a_file_or_as_pixels_and_neither_must_be_given() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shapeshift.token_adapt.policy.batching import BatchSettings
 from shapeshift.token_adapt.policy.costs import Costs
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler, SchedulerSettings, WaitingImage
-from shapeshift.token_adapt.policy.problem import PlanProblem
+from shapeshift.token_adapt.policy.plan import PlanProblem
 from shapeshift.token_adapt.policy.shadow_price import ShadowPrice
 from tests.token_adapt.token_models import PROFILES
 
@@ -60,9 +59,7 @@ def test_images_run_faster_under_load_and_never_not_at_all() -> None:
     costs = Costs(PROFILES, (-4, 0, 2), 1)
     chosen: list[int] = []
     for window_ms in (0.0, 1000.0):
-        made: ImageScheduler[WaitingImage] = ImageScheduler(
-            costs, SchedulerSettings(batching=BatchSettings(max_size=1), price_window_ms=window_ms), -1e9
-        )
+        made: ImageScheduler[WaitingImage] = ImageScheduler(costs, SchedulerSettings(price_window_ms=window_ms), -1e9)
         for place in range(1100):
             made.add(WaitingImage(place * 0.9, place * 0.9 + 1e6, 1.0, np.array([0.6, 0.61, 0.62])))
             if place < 1099:

@@ -28,9 +28,14 @@ from shapeshift.registry_mirror.follower import RegistrySettings
 from shapeshift.settings import require
 from shapeshift.token_adapt.model import emulated
 from shapeshift.token_adapt.model import manifest as image_manifest
-from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
 from shapeshift.token_adapt.model.manifest import ImageManifest
-from shapeshift.token_adapt.settings import EMULATED, EmulatedSettings, TokenAdaptSettings, signature
+from shapeshift.token_adapt.settings import (
+    EMULATED,
+    EmulatedSettings,
+    ImageEngineSettings,
+    TokenAdaptSettings,
+    signature,
+)
 from shapeshift.token_adapt.tasks import registry
 from shapeshift.token_adapt.tasks.folder import CLASSIFIER
 from shapeshift.triton import model_config

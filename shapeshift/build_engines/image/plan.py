@@ -23,8 +23,7 @@ from shapeshift.files import HASHES, file_sha256
 from shapeshift.token_adapt.checkpoints.description import Description
 from shapeshift.token_adapt.checkpoints.reading import open_vision
 from shapeshift.token_adapt.model import manifest as image_manifest
-from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
-from shapeshift.token_adapt.settings import EmulatedSettings, TokenAdaptSettings
+from shapeshift.token_adapt.settings import EmulatedSettings, ImageEngineSettings, TokenAdaptSettings
 from shapeshift.token_adapt.tasks import examples, registry
 
 # Incremented when a change of this project makes engines that were built before wrong or worse.

@@ -16,8 +16,7 @@ from shapeshift.cli.registries import front_model
 from shapeshift.engines.settings import GeneratedSettings
 from shapeshift.errors import InvalidInputError
 from shapeshift.progress import Progress
-from shapeshift.token_adapt.model.engine_settings import ImageEngineSettings
-from shapeshift.token_adapt.settings import TokenAdaptSettings
+from shapeshift.token_adapt.settings import ImageEngineSettings, TokenAdaptSettings
 from shapeshift.token_adapt.tasks import folder as task_folder
 from shapeshift.token_adapt.tasks import registry
 from shapeshift.token_adapt.tasks.examples import Examples

@@ -10,8 +10,7 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.policy_api import Check, OptionalField, Policy, integer, list_of, number
 from shapeshift.token_adapt.policy import plan
 from shapeshift.token_adapt.policy.baselines import rate_based
-from shapeshift.token_adapt.policy.batching import BatchQueue, BatchSettings
-from shapeshift.token_adapt.policy.problem import PlanProblem
+from shapeshift.token_adapt.policy.batching import BatchQueue
 
 _NOT_NEGATIVE = number(minimum=0)
 _ROWS = list_of(list_of(_NOT_NEGATIVE, min_length=1))
@@ -28,7 +27,7 @@ class _NumberedRequest:
 
 def _batch(requests: list[list[float]], delta: float, epsilon: int, eta: float, mu: float) -> dict[str, Any]:
     _check_ascending("requests", [arrival for arrival, _, _ in requests], "in order of arrival")
-    queue: BatchQueue[_NumberedRequest] = BatchQueue(BatchSettings(delta, epsilon, eta, mu))
+    queue: BatchQueue[_NumberedRequest] = BatchQueue(delta, epsilon, eta, mu)
     for index, (arrival, latency, utility) in enumerate(requests):
         queue.add(_NumberedRequest(index, arrival, arrival + latency, utility))
     return {"batches": [[request.index for request in batch.images] for batch in queue.batches]}
@@ -52,7 +51,7 @@ def _plan(
         raise InvalidInputError(name, None, "memory and memory_limit must be given together")
     if memory is not None:
         _check_table("memory", memory, len(deadlines), gammas)
-    problem = PlanProblem.of(now, deadlines, times, utilities, memory, memory_limit)
+    problem = plan.PlanProblem.of(now, deadlines, times, utilities, memory, memory_limit)
     planned = plan.solve(problem, algorithm, tick_ms)
     return {"plan": planned, "utility": problem.utility(planned)}
 

@@ -15,16 +15,20 @@ Floats = NDArray[np.float64]
 
 
 class Costs:
-    """Times [ms] and memory [MB] of batches of up to `max_size` images at each of `gammas`.
+    """Times [ms] and memory [MB] of batches of up to `max_size` images, less than `memory_mb`, at each of `gammas`.
 
     Latency is linear between the profiled batch sizes, and beyond the last one it continues with the last slope. All
     times are multiplied by `factor`, the measured over the profiled time of recent batches.
     """
 
-    def __init__(self, profiles: Mapping[int, GammaProfile], gammas: Sequence[int], max_size: int) -> None:
+    def __init__(
+        self, profiles: Mapping[int, GammaProfile], gammas: Sequence[int], max_size: int, memory_mb: float = np.inf
+    ) -> None:
         if not gammas:
             raise InvalidInputError("use_gammas", gammas, "at least one gamma")
         self.gammas = tuple(sorted(gammas))
+        self.max_size = max_size
+        self.memory_mb = memory_mb
         self.measured = MeasuredFactor()
         self._latency = np.stack(
             [_latency_curve(profiles[gamma].latency_ms, max_size) for gamma in self.gammas], axis=1

@@ -7,49 +7,75 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shapeshift.settings import Choices, require
 from shapeshift.token_adapt.policy import plan
-from shapeshift.token_adapt.policy.baselines import rate_based
-from shapeshift.token_adapt.policy.baselines.rate_based import ArrivalRate, InfaasSelector
-from shapeshift.token_adapt.policy.batching import Batch, BatchQueue, BatchSettings
+from shapeshift.token_adapt.policy.batching import Batch, BatchQueue
 from shapeshift.token_adapt.policy.costs import Costs
-from shapeshift.token_adapt.policy.problem import SKIP, PlanProblem
+from shapeshift.token_adapt.policy.plan import SKIP, PlanProblem
 from shapeshift.token_adapt.policy.shadow_price import ShadowPrice
 
 Floats = NDArray[np.float64]
 
-BY_RATE, INFAAS = "by_rate", "infaas"
-ALGORITHMS = (*plan.ALGORITHMS, BY_RATE, INFAAS)
-_WITH_RATE_FALLBACK = ("paper", "paper_printed")
-_WITH_SHADOW_PRICE = ("grid", "front")
+
+class Baseline(Protocol):
+    """A scheme that chooses gammas by the arrival rate. Gammas are indices into those of the costs."""
+
+    def add(self, arrival: float) -> None: ...
+
+    def plan(
+        self,
+        now: float,
+        deadlines: Sequence[float],
+        times: Sequence[Sequence[float]],
+        mean_utilities: Sequence[float],
+    ) -> list[int]:
+        """A gamma for each batch; times [b][g] and deadlines [b] in ms."""
+        ...
+
+    def only_gamma(self, now: float) -> int | None:
+        """The one that all batches run at, however late they are; None: any."""
+        ...
+
+
+_RATE_BASED = "shapeshift.token_adapt.policy.baselines.rate_based"
+_BY_RATE = f"{_RATE_BASED}:ByRate"
+# `paper` and `paper_printed` use Algorithm 3 in the initial stage and when few batches wait.
+_BASELINES: Choices[Callable[[Costs], Baseline]] = Choices(
+    "algorithm",
+    {"paper": _BY_RATE, "paper_printed": _BY_RATE, "by_rate": _BY_RATE, "infaas": f"{_RATE_BASED}:Infaas"},
+)
+ALGORITHMS = tuple(dict.fromkeys((*plan.ALGORITHMS, *_BASELINES)))
+# The paper's beta, and its initial stage.
+_FEW_BATCHES, _INITIAL_MS = 5, 2000.0
 
 
 @dataclass(frozen=True)
 class SchedulerSettings:
     """How the scheduler decides.
 
-    algorithm        a solver of `plan`, where `paper` and `paper_printed` use Algorithm 3 in the initial stage and when
-                     few batches wait; by_rate: Algorithm 3 only; infaas: one gamma for all batches, by the rate
-    few_batches      the paper's beta; high_utility: its kappa; initial_ms: its initial stage
-    price_window_ms  `grid`, `front`: window of the shadow price of device time (`ShadowPrice`); 0: time is free
-    margin_ms        time between the end of a batch and its answers; deadlines count as this much earlier
-    memory_mb        limit of a batch, exclusive (1c)
+    algorithm          grid, front, paper, paper_printed, by_rate or infaas
+    batch_window_ms, batch_deadline_ms, batch_utility  Algorithm 1's delta, eta and mu
+    price_window_ms    grid, front: window of the shadow price of device time (`ShadowPrice`); 0: time is free
+    margin_ms          time between the end of a batch and its answers; deadlines count as this much earlier
     """
 
     algorithm: str = "grid"
-    batching: BatchSettings = field(default_factory=BatchSettings)
-    few_batches: int = 5
-    high_utility: float = 0.8
-    initial_ms: float = 2000.0
-    tick_ms: float = plan.TICK_MS
-    price_window_ms: float = 0.0
-    margin_ms: float = 0.0
-    memory_mb: float = float("inf")
+    batch_window_ms: float = 500.0
+    batch_deadline_ms: float = 500.0
+    batch_utility: float = 0.8
+    price_window_ms: float = 3000.0
+    margin_ms: float = 5.0
+
+    def __post_init__(self) -> None:
+        require(self.algorithm in ALGORITHMS, "algorithm", self.algorithm, f"one of {', '.join(ALGORITHMS)}")
+        for name in ("batch_window_ms", "batch_deadline_ms", "batch_utility", "price_window_ms", "margin_ms"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
 
 
 @dataclass(eq=False)
@@ -85,12 +111,13 @@ class ImageScheduler(Generic[ImageT]):
     def __init__(self, costs: Costs, settings: SchedulerSettings, started: float) -> None:
         self.costs = costs
         self.settings = settings
-        self.arrival_rate = ArrivalRate()
-        self.rate_table = rate_based.rate_table(costs.throughput(settings.batching.max_size))
-        self._queue: BatchQueue[ImageT] = BatchQueue(settings.batching)
-        self._initial_until = started + settings.initial_ms
-        self._infaas = InfaasSelector(self.rate_table) if settings.algorithm == INFAAS else None
-        has_price = settings.price_window_ms > 0 and settings.algorithm in _WITH_SHADOW_PRICE
+        self._queue: BatchQueue[ImageT] = BatchQueue(
+            settings.batch_window_ms, costs.max_size, settings.batch_deadline_ms, settings.batch_utility
+        )
+        self._initial_until = started + _INITIAL_MS
+        has_baseline = settings.algorithm in _BASELINES
+        self._baseline = _BASELINES[settings.algorithm](costs) if has_baseline else None
+        has_price = settings.price_window_ms > 0 and not has_baseline
         self._shadow_price = ShadowPrice(settings.price_window_ms) if has_price else None
 
     def __len__(self) -> int:
@@ -99,7 +126,8 @@ class ImageScheduler(Generic[ImageT]):
 
     def add(self, image: ImageT) -> None:
         """Queue an image that has arrived."""
-        self.arrival_rate.add(image.arrival)
+        if self._baseline is not None:
+            self._baseline.add(image.arrival)
         if self._shadow_price is not None:
             self._shadow_price.add(image.arrival, image.expected_utility)
         self._queue.add(image)
@@ -129,35 +157,31 @@ class ImageScheduler(Generic[ImageT]):
     def _plan(self, now: float, batches: Sequence[Batch[ImageT]], times: Floats) -> Sequence[int]:
         """A gamma index or SKIP for each batch."""
         algorithm = self.settings.algorithm
-        if self._infaas is not None:
-            gamma = self._infaas_gamma(self._infaas, now)
-            return [self._nearest(batch.excluded)[gamma] for batch in batches]
-        few_batches = len(batches) <= self.settings.few_batches or now < self._initial_until
-        if algorithm == BY_RATE or (algorithm in _WITH_RATE_FALLBACK and few_batches):
-            return self._plan_by_rate(now, batches, times)
-        problem = PlanProblem(now, self._deadlines(batches), times, _expected_utilities(batches))
+        deadlines = self._deadlines(batches)
+        few_batches = len(batches) <= _FEW_BATCHES or now < self._initial_until
+        if self._baseline is not None and (few_batches or algorithm not in plan.ALGORITHMS):
+            return self._plan_by_rate(self._baseline, now, batches, deadlines, times)
+        problem = PlanProblem(now, deadlines, times, _expected_utilities(batches))
         if self._shadow_price is not None:
             price = self._shadow_price.at(now, self._times_per_image())
             if price:
-                planned = plan.solve(problem.with_shadow_price(price), algorithm, self.settings.tick_ms)
+                planned = plan.solve(problem.with_shadow_price(price), algorithm)
                 if any(gamma != SKIP for gamma in planned):
                     return planned
         # No batch is worth its price, but an idle device gains nothing: plan without the price.
-        return plan.solve(problem, algorithm, self.settings.tick_ms)
+        return plan.solve(problem, algorithm)
 
-    def _plan_by_rate(self, now: float, batches: Sequence[Batch[ImageT]], times: Floats) -> list[int]:
+    def _plan_by_rate(
+        self, baseline: Baseline, now: float, batches: Sequence[Batch[ImageT]], deadlines: Floats, times: Floats
+    ) -> list[int]:
         columns = [self._nearest(batch.excluded) for batch in batches]
-        planned = rate_based.allocate(
+        planned = baseline.plan(
             now,
-            self.arrival_rate.at(now),
-            self.rate_table,
-            self.costs.gammas,
-            self._deadlines(batches).tolist(),
-            [batch_times[own].tolist() for batch_times, own in zip(times, columns, strict=True)],
+            deadlines.tolist(),
+            [batch_times[nearest].tolist() for batch_times, nearest in zip(times, columns, strict=True)],
             [float(np.mean([image.utility for image in batch.images])) for batch in batches],
-            self.settings.high_utility,
         )
-        return [own[gamma] for own, gamma in zip(columns, planned, strict=True)]
+        return [nearest[gamma] for nearest, gamma in zip(columns, planned, strict=True)]
 
     def _first_feasible(
         self, now: float, batches: Sequence[Batch[ImageT]], times: Floats, planned: Sequence[int]
@@ -166,12 +190,13 @@ class ImageScheduler(Generic[ImageT]):
         for index, gamma in enumerate(planned):
             if gamma != SKIP and now + times[index, gamma] + self.settings.margin_ms < batches[index].deadline:
                 return batches[index], gamma
-        if self._infaas is not None:
-            return batches[0], self._nearest(batches[0].excluded)[self._infaas_gamma(self._infaas, now)]
-        return batches[0], int(np.argmin(times[0]))
+        only = self._only_gamma(now, batches[0].excluded)
+        return batches[0], int(np.argmin(times[0])) if only is None else only
 
-    def _infaas_gamma(self, infaas: InfaasSelector, now: float) -> int:
-        return self.costs.gammas.index(infaas.select(now, self.arrival_rate.at(now)))
+    def _only_gamma(self, now: float, excluded: frozenset[int]) -> int | None:
+        """The gamma that all such batches run at, if the baseline has one."""
+        gamma = None if self._baseline is None else self._baseline.only_gamma(now)
+        return None if gamma is None else self._nearest(excluded)[gamma]
 
     def _nearest(self, excluded: frozenset[int]) -> list[int]:
         """For each gamma, by index, the nearest one that is not excluded; of two the smaller."""
@@ -186,7 +211,7 @@ class ImageScheduler(Generic[ImageT]):
     def _allowed_times(self, batches: Sequence[Batch[ImageT]]) -> Floats:
         """[b, g] ms; inf where the memory does not suffice, and at gammas that the images do not have."""
         counts = [len(batch) for batch in batches]
-        allowed = self.costs.memory(counts) < self.settings.memory_mb
+        allowed = self.costs.memory(counts) < self.costs.memory_mb
         for row, batch in zip(allowed, batches, strict=True):
             row[list(batch.excluded)] = False
         times: Floats = np.where(allowed, self.costs.times(counts), np.inf)
@@ -194,7 +219,7 @@ class ImageScheduler(Generic[ImageT]):
 
     def _times_per_image(self) -> Floats:
         """[g] device ms of one image in a full batch."""
-        size = self.settings.batching.max_size
+        size = self.costs.max_size
         times: Floats = self.costs.times([size])[0] / size
         return times
 
@@ -202,27 +227,27 @@ class ImageScheduler(Generic[ImageT]):
 
     def _evict_late(self, now: float) -> list[ImageT]:
         """Move images that their batch would make late to smaller batches; evict those that are late even alone."""
-        kept: list[Batch[ImageT]] = []
+        remaining: list[Batch[ImageT]] = []
         evicted: list[ImageT] = []
         full_batch_ends: dict[frozenset[int], float] = {}
         for batch in self._queue.batches:
             excluded = batch.excluded
             if excluded not in full_batch_ends:
-                full_batch_ends[excluded] = self._earliest_answer(now, self.settings.batching.max_size, excluded)
+                full_batch_ends[excluded] = self._earliest_answer(now, self.costs.max_size, excluded)
             answer = full_batch_ends[excluded]
             if answer >= batch.deadline:
                 answer = self._earliest_answer(now, len(batch), excluded)
             if answer < batch.deadline:
-                kept.append(batch)
+                remaining.append(batch)
                 continue
             urgent = sorted((image for image in batch.images if image.deadline <= answer), key=lambda i: i.deadline)
             patient = [image for image in batch.images if image.deadline > answer]
             late = [image for image in urgent if image.deadline <= self._earliest_answer(now, 1, excluded)]
             evicted += late
-            kept += self._small_batches(now, urgent[len(late) :])
+            remaining += self._small_batches(now, urgent[len(late) :])
             if patient:
-                kept.append(Batch(patient))
-        self._queue.batches = kept
+                remaining.append(Batch(patient))
+        self._queue.batches = remaining
         return evicted
 
     def _small_batches(self, now: float, urgent: Sequence[ImageT]) -> list[Batch[ImageT]]:
@@ -237,11 +262,8 @@ class ImageScheduler(Generic[ImageT]):
 
     def _earliest_answer(self, now: float, count: int, excluded: frozenset[int]) -> float:
         """When a batch of `count` images without the gammas `excluded` can be answered if it starts now."""
-        if self._infaas is not None:
-            gamma = self._nearest(excluded)[self._infaas_gamma(self._infaas, now)]
-            took = float(self.costs.times([count])[0, gamma])
-        else:
-            took = self.costs.min_time(count, excluded)
+        gamma = self._only_gamma(now, excluded)
+        took = self.costs.min_time(count, excluded) if gamma is None else float(self.costs.times([count])[0, gamma])
         return now + took + self.settings.margin_ms
 
 

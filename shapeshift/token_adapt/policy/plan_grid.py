@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shapeshift.jit import njit
-from shapeshift.token_adapt.policy.problem import PlanProblem
+from shapeshift.token_adapt.policy.plan import PlanProblem
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int32]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shapeshift.token_adapt.policy.problem import SKIP, PlanProblem
+from shapeshift.token_adapt.policy.plan import SKIP, PlanProblem
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shapeshift.token_adapt.policy.problem import SKIP, PlanProblem
+from shapeshift.token_adapt.policy.plan import SKIP, PlanProblem
 
 
 def solve_printed(problem: PlanProblem, tick_ms: float = 0.0) -> list[int]:

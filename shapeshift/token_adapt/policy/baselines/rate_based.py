@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from shapeshift.token_adapt.policy.costs import Costs
+
 RateTable = Sequence[tuple[float, int]]
 """Table I: rows of (lowest rate, gamma) by ascending rate."""
 
 PAPER_SHARE = 380.0 / 580.0
 """Share of a gamma's throughput up to which the paper uses it: Table I gives gamma 0 380/s, Fig. 4b 580/s."""
+KAPPA = 0.8
+"""Batches with a higher mean utility get the largest gamma."""
 
 
 def rate_table(throughput: Mapping[int, float], share: float = PAPER_SHARE) -> list[tuple[float, int]]:
@@ -29,11 +33,11 @@ def rate_table(throughput: Mapping[int, float], share: float = PAPER_SHARE) -> l
 
 def gamma_for_rate(rate: float, table: RateTable) -> int:
     """f(q): the gamma of the last row whose lowest rate is at most `rate`; below all rows, that of the first."""
-    found = table[0][1]
+    result = table[0][1]
     for lowest_rate, gamma in table:
         if lowest_rate <= rate:
-            found = gamma
-    return found
+            result = gamma
+    return result
 
 
 def allocate(
@@ -86,24 +90,60 @@ class ArrivalRate:
             self._arrivals.popleft()
 
 
-class InfaasSelector:
-    """INFaaS: one model for all batches, by the rate. It changes after the rate selects another one for `dwell_ms`."""
+class ByRate:
+    """See `image_scheduler.Baseline`: Algorithm 3."""
 
-    def __init__(self, table: RateTable, dwell_ms: float = 1000.0) -> None:
-        self._table = table
+    def __init__(self, costs: Costs) -> None:
+        self._gammas = costs.gammas
+        self._table = rate_table(costs.throughput(costs.max_size))
+        self._arrival_rate = ArrivalRate()
+
+    def add(self, arrival: float) -> None:
+        self._arrival_rate.add(arrival)
+
+    def plan(
+        self,
+        now: float,
+        deadlines: Sequence[float],
+        times: Sequence[Sequence[float]],
+        mean_utilities: Sequence[float],
+    ) -> list[int]:
+        rate = self._arrival_rate.at(now)
+        return allocate(now, rate, self._table, self._gammas, deadlines, times, mean_utilities, KAPPA)
+
+    def only_gamma(self, now: float) -> int | None:
+        return None
+
+
+class Infaas(ByRate):
+    """See `image_scheduler.Baseline`: one model for all batches, by the rate.
+
+    It changes after the rate selects another one for `dwell_ms`.
+    """
+
+    def __init__(self, costs: Costs, dwell_ms: float = 1000.0) -> None:
+        super().__init__(costs)
         self._dwell_ms = dwell_ms
         self._current: int | None = None
         self._other_since: float | None = None
 
-    def select(self, now: float, rate: float) -> int:
-        """The model (as a gamma) to serve with now."""
-        wanted = gamma_for_rate(rate, self._table)
+    def plan(
+        self,
+        now: float,
+        deadlines: Sequence[float],
+        times: Sequence[Sequence[float]],
+        mean_utilities: Sequence[float],
+    ) -> list[int]:
+        return [self.only_gamma(now)] * len(deadlines)
+
+    def only_gamma(self, now: float) -> int:
+        target = gamma_for_rate(self._arrival_rate.at(now), self._table)
         if self._current is None:
-            self._current = wanted
-        if wanted == self._current:
+            self._current = target
+        if target == self._current:
             self._other_since = None
         elif self._other_since is None:
             self._other_since = now
         elif now - self._other_since >= self._dwell_ms:
-            self._current, self._other_since = wanted, None
-        return self._current
+            self._current, self._other_since = target, None
+        return self._gammas.index(self._current)
