@@ -11,19 +11,52 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from shapeshift.errors import CancelledRequestError, EngineError
 from shapeshift.serving.bounds import unloading
 from shapeshift.serving.liveness import StepCounter
+from shapeshift.serving.metrics import Counter, Histogram
 from shapeshift.token_adapt.interfaces import ImageModel, Pixels
-from shapeshift.token_adapt.metrics import ImageMetrics
 from shapeshift.token_adapt.model_runner import BatchResult, ModelRunner
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler, Step
-from shapeshift.token_adapt.request import EVICTED, ImageRequest, RequestImage, now_ms
+from shapeshift.token_adapt.request import EVICTED, OUTCOMES, ImageRequest, RequestImage, now_ms
 
 _CANCELLED = CancelledRequestError("the caller cancelled the request")
 _MIN_LEAD_MS, _MAX_LEAD_MS, _LEAD_SMOOTHING = 1.0, 20.0, 0.1
+_BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128)
+_PLAN_MS = (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50)
 
 Log = Callable[[str], None]
 # None: the images are not decoded, as they are too late or cancelled.
 Arrival = tuple[ImageRequest, Sequence[Pixels] | None]
 Scheduler = ImageScheduler[RequestImage]
+
+
+class ImageMetrics:
+    """Written by the executor's thread only, except `refused_tasks`, which the model runner writes."""
+
+    def __init__(self, gammas: Sequence[int]) -> None:
+        self.outcomes = {
+            outcome: Counter("images_total", "Settled images, by outcome", {"outcome": outcome}) for outcome in OUTCOMES
+        }
+        self.by_gamma = {
+            gamma: Counter("gamma_images_total", "Images run, by gamma", {"gamma": str(gamma)}) for gamma in gammas
+        }
+        self.batch_images = Histogram("batch_images", "Batches run, by number of images", _BATCH_SIZES)
+        self.plan_ms = Histogram("plan_ms", "Plans made, by planning time", _PLAN_MS)
+        self.utility = Counter(
+            "utility_total", "Utility of images of requests in time, times the accuracy of their gamma"
+        )
+        self.refused_tasks = Counter("tasks_refused_total", "Refused entries of the task registry")
+
+    @property
+    def exported(self) -> list[Counter | Histogram]:
+        counters = [*self.outcomes.values(), *self.by_gamma.values(), self.utility, self.refused_tasks]
+        return [*counters, self.batch_images, self.plan_ms]
+
+    def record_batch(self, gamma: int, outcomes: Sequence[str], plan_ms: float) -> None:
+        """Count a batch that ran; `outcomes` has one entry per image."""
+        for outcome in outcomes:
+            self.outcomes[outcome].add()
+        self.by_gamma[gamma].add(len(outcomes))
+        self.batch_images.observe(len(outcomes))
+        self.plan_ms.observe(plan_ms)
 
 
 class Executor:
@@ -33,15 +66,15 @@ class Executor:
     device does not idle. While a batch overruns its prediction, nothing is chosen.
     """
 
-    def __init__(self, model: ImageModel, scheduler: Scheduler, metrics: ImageMetrics, log: Log) -> None:
+    def __init__(self, model: ImageModel, scheduler: Scheduler, log: Log) -> None:
         self.num_running = 0
         self._scheduler = scheduler
         self._margin_ms = scheduler.settings.margin_ms
-        self._metrics = metrics
+        self.metrics = ImageMetrics(scheduler.costs.gammas)
         self._log = log
         # None wakes the thread.
         self._events: queue.SimpleQueue[Arrival | BatchResult | None] = queue.SimpleQueue()
-        self._runner = ModelRunner(model, scheduler.costs, self._events.put, metrics.refused_tasks, log)
+        self._runner = ModelRunner(model, scheduler.costs, self._events.put, self.metrics.refused_tasks, log)
         self.steps = [StepCounter("executor", self._has_work), self._runner.steps]
         self._closing = threading.Event()
         self._any_cancelled = threading.Event()
@@ -133,7 +166,7 @@ class Executor:
         self._count_utility({image.request for image in step.evicted}, now)
 
     def _evict(self, request: ImageRequest) -> None:
-        self._metrics.outcomes[EVICTED].add()
+        self.metrics.outcomes[EVICTED].add()
         request.record_eviction()
 
     def _run(self, step: Step[RequestImage], start: float) -> None:
@@ -202,14 +235,14 @@ class Executor:
             image.request.record_result(image.index, probabilities, gamma, len(images), result.ended_ms)
             image.request.utility += float(image.expected_utility[gamma_index])
         outcomes = [image.request.outcomes[image.index] for image in images]
-        self._metrics.record_batch(gamma, outcomes, result.step.plan_ms)
+        self.metrics.record_batch(gamma, outcomes, result.step.plan_ms)
         self._count_utility({image.request for image in images}, result.ended_ms)
 
     def _count_utility(self, requests: Iterable[ImageRequest], now: float) -> None:
         """Count what requests, of which images were settled just now, have gained by ending in time."""
         for request in requests:
             if request.is_finished and not request.error and not request.cancelled and now < request.deadline:
-                self._metrics.utility.add(request.utility)
+                self.metrics.utility.add(request.utility)
 
     def _drop_cancelled(self) -> None:
         if self._any_cancelled.is_set():

@@ -1,9 +1,14 @@
-"""The front of a model that classifies images: Triton requests in, labels out, each by its own deadline."""
+"""The front of a model that classifies images: Triton requests in, labels out, each by its own deadline.
+
+What would be too late is refused or not decoded.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +16,7 @@ import numpy as np
 
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
 from shapeshift.serving import description
-from shapeshift.serving.bounds import Bound
+from shapeshift.serving.bounds import Bound, require_deadline, unloading
 from shapeshift.serving.description import Description
 from shapeshift.serving.front import Client, Front
 from shapeshift.serving.liveness import StepCounter
@@ -20,14 +25,15 @@ from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils
 from shapeshift.token_adapt import image_decoding, loading
-from shapeshift.token_adapt.decoder_pool import Decode, DecoderPool
 from shapeshift.token_adapt.executor import Executor
-from shapeshift.token_adapt.metrics import ImageMetrics
+from shapeshift.token_adapt.interfaces import Pixels
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler
 from shapeshift.token_adapt.request import ImageRequest, ImageRequestOptions, RequestImage, now_ms, output_values
 from shapeshift.token_adapt.settings import MAX_LATENCY_MS, MAX_UTILITY
 
+Decode = Callable[[int], Pixels]
 _CHANNELS = 3
+_SMOOTHING = 0.1
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,66 @@ class ImageJob(ImageRequest):
         self.num_bytes = num_bytes
 
 
+class DecoderPool:
+    """The threads that decode images, in order of arrival, and hand decoded requests to the executor.
+
+    image_ms: mean time of recent images; 0 before the first. steps: images that have been decoded.
+    """
+
+    def __init__(self, threads: int, executor: Executor) -> None:
+        self.image_ms = 0.0
+        self._num_threads = threads
+        self._executor = executor
+        self._num_waiting = 0
+        self.steps = StepCounter("decode", lambda: self._num_waiting > 0)
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(threads, "decode")
+
+    def submit(self, request: ImageRequest, decode: Decode) -> None:
+        """Decode the images of a request; decode(row) returns one. Never blocks.
+
+        Raises OverloadedError where images wait and the request would miss its deadline, and after `close`.
+        """
+        with self._lock:
+            if self._num_waiting:
+                require_deadline(self._predicted_ms(request), request.options.latency_ms)
+            self._num_waiting += request.num_images
+        try:
+            self._threads.submit(self._run, request, decode)
+        except RuntimeError:
+            raise unloading() from None
+
+    def close(self) -> None:
+        """Decode what waits, then end the threads."""
+        self._threads.shutdown()
+
+    def _predicted_ms(self, request: ImageRequest) -> float:
+        waiting_ms = self._num_waiting * self.image_ms / self._num_threads
+        return waiting_ms + request.num_images * self.image_ms + self._executor.usual_ms
+
+    def _run(self, request: ImageRequest, decode: Decode) -> None:
+        pixels = []
+        try:
+            for row in range(request.num_images):
+                if request.cancelled or not self._executor.can_meet(request.deadline):
+                    self._executor.give_up(request)
+                    return
+                began = time.monotonic()
+                pixels.append(decode(row))
+                took_ms = (time.monotonic() - began) * 1e3
+                with self._lock:
+                    self.steps.step()
+                self.image_ms += (_SMOOTHING if self.image_ms else 1.0) * (took_ms - self.image_ms)
+        except Exception as error:  # noqa: BLE001  an invalid image fails its own request only
+            request.fail(error)
+        else:
+            self._executor.submit(request, pixels)
+        finally:
+            with self._lock:
+                self._num_waiting -= request.num_images
+                self.steps.step()
+
+
 class ImageFront(Front[ImageJob]):
     """Has images decoded, and computed in batches with as many tokens as their deadlines allow."""
 
@@ -72,10 +138,9 @@ class ImageFront(Front[ImageJob]):
         # Images of unanswered requests, and their bytes.
         self._num_unanswered, self._num_bytes = 0, 0
         self._lock = threading.Lock()
-        self._gammas = loaded.costs.gammas
-        self._image_metrics = ImageMetrics(self._gammas)
-        self._scheduler: ImageScheduler[RequestImage] = ImageScheduler(loaded.costs, self._settings, now_ms())
-        self._executor = Executor(self._model, self._scheduler, self._image_metrics, self.log)
+        self._costs = loaded.costs
+        scheduler: ImageScheduler[RequestImage] = ImageScheduler(loaded.costs, self._settings, now_ms())
+        self._executor = Executor(self._model, scheduler, self.log)
         self._decoders = DecoderPool(self._settings.decode_threads, self._executor)
         self.begin(RequestMetrics("images", 0, self._settings.slo_ms))
         self._executor.start()
@@ -129,13 +194,12 @@ class ImageFront(Front[ImageJob]):
     def metrics(self) -> Sequence[Metric]:
         # Running images can belong to a failed request that is answered already.
         waiting: Callable[[], int] = lambda: max(0, self._num_unanswered - self._executor.num_running)  # noqa: E731
-        costs = self._scheduler.costs
         return [
-            *self._image_metrics.exported,
+            *self._executor.metrics.exported,
             Gauge("requests_waiting", "Images waiting", waiting),
             Gauge("requests_running", "Images in the running and the next batch", lambda: self._executor.num_running),
             Gauge("tasks", "Tasks served", lambda: len(self._model.tasks)),
-            Gauge("cost_factor", "Measured over profiled time of recent batches", lambda: costs.factor),
+            Gauge("cost_factor", "Measured over profiled time of recent batches", lambda: self._costs.factor),
             *self._follower.metrics,
         ]
 
@@ -166,8 +230,8 @@ class ImageFront(Front[ImageJob]):
         if name not in tasks:
             raise NotFoundError(f"parameter task: no task {name!r}; registered tasks: {registered}")
         task = tasks[name]
-        if task.accuracy.keys().isdisjoint(self._gammas):
-            gammas = ", ".join(map(str, self._gammas))
+        if task.accuracy.keys().isdisjoint(self._costs.gammas):
+            gammas = ", ".join(map(str, self._costs.gammas))
             raise InvalidInputError("parameter task", name, f"a task with prompts: use_gammas is {gammas}")
         latency_ms = given.latency_ms or settings.latency_ms or task.latency_ms
         if latency_ms > MAX_LATENCY_MS:

@@ -12,9 +12,8 @@ from shapeshift.errors import EngineError
 from shapeshift.token_adapt import executor as executor_module
 from shapeshift.token_adapt import model_runner
 from shapeshift.token_adapt import request as request_module
-from shapeshift.token_adapt.executor import Executor
+from shapeshift.token_adapt.executor import Executor, ImageMetrics
 from shapeshift.token_adapt.interfaces import Task
-from shapeshift.token_adapt.metrics import ImageMetrics
 from shapeshift.token_adapt.model_runner import BatchResult, ModelRunner
 from shapeshift.token_adapt.policy import image_scheduler
 from shapeshift.token_adapt.policy.costs import Costs
@@ -33,9 +32,9 @@ class Desk:
         model = RecordingModel()
         costs = Costs(model.profiles, model.gammas, 64)
         scheduler: ImageScheduler[RequestImage] = ImageScheduler(costs, SchedulerSettings(margin_ms=3.0), self.now)
-        self.metrics = ImageMetrics(model.gammas)
         self.lines: list[str] = []
-        self.executor = Executor(model, scheduler, self.metrics, self.lines.append)
+        self.executor = Executor(model, scheduler, self.lines.append)
+        self.metrics = self.executor.metrics
         self.finished: list[ImageRequest] = []
 
     def images(self, count: int, latency_ms: float = 100.0, task: Task = TASKS["animals"]) -> list[RequestImage]:
