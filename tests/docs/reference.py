@@ -23,7 +23,7 @@ from tests.docs.meanings import INPUTS, OUTPUTS, PACKAGES_HOLD, PARAMETERS
 SETTINGS = {
     "text engines": "shapeshift.engines.settings:TextEngineSettings",
     "polymorph": "shapeshift.polymorph.settings:PolymorphSettings",
-    "image engines": "shapeshift.token_adapt.model.engine_settings:ImageEngineSettings",
+    "image engines": "shapeshift.token_adapt.settings:ImageEngineSettings",
     "token_adapt": "shapeshift.token_adapt.settings:TokenAdaptSettings",
     "fused_decode": "shapeshift.fused_decode.settings:FusedDecodeSettings",
     "forwarding": "shapeshift.fused_decode.settings:ForwardSettings",
