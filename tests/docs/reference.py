@@ -85,7 +85,8 @@ def documented(cls: type) -> dict[str, str]:
     fields = {field.name for field in dataclasses.fields(cls)}
     texts: dict[str, str] = {}
     current: list[str] = []
-    for line in (cls.__doc__ or "").splitlines():
+    # Of the classes that it extends, too.
+    for line in (line for base in reversed(cls.__mro__) for line in (base.__doc__ or "").splitlines()):
         start = re.match(r" {4}([a-z]\w*(?:, [a-z]\w*)*) +(\S.*)$", line)
         if start and {*start[1].split(", ")} <= fields:
             current = start[1].split(", ")
