@@ -138,7 +138,7 @@ def score(scored: Sequence[ScoredChunk], logits: torch.Tensor) -> None:
 
 def _scored(table: SlotTable, chunks: Sequence[tuple[int, int]], place: int) -> tuple[ScoredChunk, ...]:
     """The chunks whose prompts' logprobs are asked for and not known yet; the first chunk is at `place`."""
-    found = []
+    scored = []
     for slot, count in chunks:
         request = table.owners[slot]
         assert request is not None
@@ -148,9 +148,9 @@ def _scored(table: SlotTable, chunks: Sequence[tuple[int, int]], place: int) -> 
             first = max(start, len(request.prompt_logprobs))
             end = min(start + count, len(request.prompt) - 1)
             if first < end:
-                found.append(ScoredChunk(request, place + first - start, first + 1, end - first))
+                scored.append(ScoredChunk(request, place + first - start, first + 1, end - first))
         place += count
-    return tuple(found)
+    return tuple(scored)
 
 
 def _fed(table: SlotTable, decoding: Slots, tokens: int) -> torch.Tensor | None:
@@ -225,13 +225,13 @@ class Verified:
 
 def verify(step: Step, table: SlotTable, tokens: Slots) -> Verified:
     """Compare `tokens`, which were chosen for `step`, with the proposals in `table`."""
-    wanted = len(step.batch.wanted)
-    if len(tokens) == wanted:
-        return Verified(np.arange(wanted), step.lengths, 0)
+    rows = len(step.batch.wanted)
+    if len(tokens) == rows:
+        return Verified(np.arange(rows), step.lengths, 0)
     agrees = table.tokens[step.chosen, step.places] == tokens
     taken: list[int] = []
-    lengths, first = step.lengths.copy(), wanted
-    for row, count in enumerate(table.drafted[step.chosen[:wanted]].tolist()):
+    lengths, first = step.lengths.copy(), rows
+    for row, count in enumerate(table.drafted[step.chosen[:rows]].tolist()):
         chosen = leading(agrees[first : first + count])
         taken += range(first, first + min(chosen + 1, count))
         if chosen == count:
@@ -240,7 +240,7 @@ def verify(step: Step, table: SlotTable, tokens: Slots) -> Verified:
             # Rows that decode come first, here and there.
             lengths[row] -= count - chosen
         first += count
-    return Verified(np.array(taken), lengths, len(taken) - wanted)
+    return Verified(np.array(taken), lengths, len(taken) - rows)
 
 
 def leading(agrees: npt.NDArray[np.bool_]) -> int:

@@ -116,21 +116,21 @@ class BeamSearch:
         chosen = tokens.ravel()[order]
         return Candidates(scores.ravel()[order], order // scores.shape[1], chosen, np.isin(chosen, ends))
 
-    def advance(self, found: Candidates) -> Integers:
+    def advance(self, candidates: Candidates) -> Integers:
         """Give each beam its next token; the beams that the new ones continue, INT64 [num_beams]."""
         length = self.length + 1
-        hits = found.is_end | (length >= self._limit)
+        hits = candidates.is_end | (length >= self._limit)
         # Those behind the first num_beams are there so that enough beams go on.
         for place in np.flatnonzero(hits[: self._beams]).tolist():
-            text = np.append(self.answers[found.parents[place]], found.tokens[place].astype(np.int32))
-            score = self._penalised(found.scores[place], length)
-            self.hypotheses.append(Hypothesis(text, score, bool(found.is_end[place])))
+            text = np.append(self.answers[candidates.parents[place]], candidates.tokens[place].astype(np.int32))
+            score = self._penalised(candidates.scores[place], length)
+            self.hypotheses.append(Hypothesis(text, score, bool(candidates.is_end[place])))
         self._keep_best()
-        running = found.scores + np.where(hits, _WORST, np.float32(0))
-        kept = np.argsort(-running, kind="stable")[: self._beams]
-        parents: Integers = found.parents[kept]
-        self.scores = running[kept]
-        self.answers = np.concatenate([self.answers[parents], found.tokens[kept, None].astype(np.int32)], axis=1)
+        running = candidates.scores + np.where(hits, _WORST, np.float32(0))
+        best = np.argsort(-running, kind="stable")[: self._beams]
+        parents: Integers = candidates.parents[best]
+        self.scores = running[best]
+        self.answers = np.concatenate([self.answers[parents], candidates.tokens[best, None].astype(np.int32)], axis=1)
         self.is_done = bool(hits.all()) or not self._can_improve()
         return parents
 
@@ -191,32 +191,34 @@ class Beams:
                 table.phase[slots] = DECODE
                 del prefilling[request]
 
-    def choose(self, logits: torch.Tensor, wanted: Integers) -> Integers:
+    def choose(self, logits: torch.Tensor, chosen: Integers) -> Integers:
         """Find the candidates of the searches among the rows; returns the other rows, INT64 [n].
 
         logits  FLOAT32 [rows, vocab_size]
         wanted  INT64 [rows]  the rows' slots
         """
         table = self._table
-        is_beam = table.is_beam[wanted]
+        is_beam = table.is_beam[chosen]
         self._choices = []
         if not np.count_nonzero(is_beam):
-            return np.arange(len(wanted))
+            return np.arange(len(chosen))
         rows = np.flatnonzero(is_beam)
-        slots = wanted[rows]
+        slots = chosen[rows]
         requests = dict.fromkeys(request for slot in slots.tolist() if (request := table.owners[slot]) is not None)
         ends = {request: self._ends(request.sampling_params) for request in requests}
-        most = max(_search(request).count(len(own)) for request, own in ends.items())
-        searched = logits if len(rows) == len(wanted) else logits[torch.from_numpy(rows)]
+        most = max(_search(request).count(len(end_ids)) for request, end_ids in ends.items())
+        searched = logits if len(rows) == len(chosen) else logits[torch.from_numpy(rows)]
         scores, tokens, finite = self._likeliest(searched.cpu().numpy(), slots, most)
         places = {slot: row for row, slot in enumerate(slots.tolist())}
-        for request, own in ends.items():
+        for request, end_ids in ends.items():
             search = _search(request)
             # In the beginning all beams are the prompt, which is in the first slot.
             beams = [places.get(slot, places[search.slots[0]]) for slot in search.slots]
-            width = search.count(len(own))
-            found = search.rank(scores[beams, :width], tokens[beams, :width], own) if finite[beams].all() else None
-            self._choices.append(_Choice(request, found))
+            width = search.count(len(end_ids))
+            candidates = (
+                search.rank(scores[beams, :width], tokens[beams, :width], end_ids) if finite[beams].all() else None
+            )
+            self._choices.append(_Choice(request, candidates))
         return np.flatnonzero(~is_beam)
 
     def _likeliest(self, logits: Floats, slots: Integers, most: int) -> tuple[Floats, Integers, Flags]:
@@ -237,12 +239,12 @@ class Beams:
         """Give the beams the tokens of the last `choose`; yields each request, and why it ends now, if it does."""
         copies: list[tuple[int, int]] = []
         choices, self._choices = self._choices, []
-        for request, found in ((one.request, one.found) for one in choices):
-            if found is None:
+        for request, candidates in ((one.request, one.found) for one in choices):
+            if candidates is None:
                 yield request, EngineError("the model's logits are not finite")
                 continue
             search = _search(request)
-            parents = search.advance(found)
+            parents = search.advance(candidates)
             if search.is_done:
                 yield request, LENGTH if search.is_full else STOP
                 continue
@@ -272,10 +274,10 @@ class Beams:
             copy = _fork(table, source, continued[-1])
             copies += [] if copy is None else [copy]
         search.slots = continued
-        own = np.array(continued)
-        table.tokens[own, table.length[own]] = search.answers[:, -1]
-        table.length[own] += 1
-        table.phase[own] = DECODE
+        targets = np.array(continued)
+        table.tokens[targets, table.length[targets]] = search.answers[:, -1]
+        table.length[targets] += 1
+        table.phase[targets] = DECODE
         return copies
 
     def _ends(self, params: SamplingParams) -> Integers:
@@ -291,16 +293,16 @@ def _fork(table: SlotTable, source: int, target: int) -> tuple[int, int] | None:
     """
     full, rest = divmod(int(table.cached[source]), BLOCK_TOKENS)
     left, length = int(table.cached[target]) // BLOCK_TOKENS, table.length[source]
-    own = table.blocks[target, left : table.held[target]].copy()
+    spare = table.blocks[target, left : table.held[target]].copy()
     shared = table.blocks[source, :full]
     table.pool.hold(shared)
     table.pool.release(table.blocks[target, :left])
-    table.held[target] = full + len(own)
-    table.blocks[target, : table.held[target]] = np.concatenate([shared, own])
+    table.held[target] = full + len(spare)
+    table.blocks[target, : table.held[target]] = np.concatenate([shared, spare])
     table.cached[target], table.length[target] = table.cached[source], length
     table.tokens[target, :length] = table.tokens[source, :length]
     table.chains.fork(source, target, full)
-    return (int(table.blocks[source, full]), int(own[0])) if rest else None
+    return (int(table.blocks[source, full]), int(spare[0])) if rest else None
 
 
 def _search(request: Request) -> BeamSearch:

@@ -72,10 +72,10 @@ class BlockPool:
             self.borrower.reclaim(count)
         while count > self._empty:
             self._forget(next(iter(self._kept)))
-        found = np.flatnonzero(self._references == _FREE)[:count].astype(np.int32)
-        self._references[found] = 1
+        blocks = np.flatnonzero(self._references == _FREE)[:count].astype(np.int32)
+        self._references[blocks] = 1
         self._empty -= count
-        return found
+        return blocks
 
     def hold(self, blocks: Blocks) -> None:
         """One more text holds these blocks, which another text holds."""
@@ -97,7 +97,7 @@ class BlockPool:
 
     def share(self, hashes: Iterable[bytes]) -> list[int]:
         """The blocks with these hashes, up to the first that there is none of; a text holds them from now on."""
-        found = []
+        blocks = []
         for one in hashes:
             block = self._by_hash.get(one)
             if block is None:
@@ -106,8 +106,8 @@ class BlockPool:
                 del self._kept[block]
                 self._references[block] = 0
             self._references[block] += 1
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def count_held(self, hashes: Iterable[bytes]) -> int:
         """How many of the blocks with these hashes texts hold, up to the first that none holds."""
@@ -115,11 +115,11 @@ class BlockPool:
         held = (block is not None and self._references[block] > 0 for block in blocks)
         return sum(1 for _ in itertools.takewhile(bool, held))
 
-    def remember(self, block: int, own: bytes) -> None:
+    def remember(self, block: int, name: bytes) -> None:
         """A text that holds `block` has filled it; own: its hash. Of two equal blocks the first is remembered."""
-        if own not in self._by_hash:
-            self._by_hash[own] = block
-            self._hashes[block] = own
+        if name not in self._by_hash:
+            self._by_hash[name] = block
+            self._hashes[block] = name
 
     def clear(self) -> None:
         """No text holds a block, whatever was counted, and none can be shared. What is borrowed stays so."""
@@ -157,7 +157,7 @@ class BlockPool:
         assert (np.maximum(self._references, 0) == expected).all(), "a block is lost, or held by a text that has ended"
         assert self._empty == int((self._references == _FREE).sum()), "the number of free blocks is wrong"
         assert self._kept.keys() == set(np.flatnonzero(self._references == _KEPT).tolist()), "a kept block is lost"
-        assert self._by_hash == {own: block for block, own in self._hashes.items()}, "a hash is of another block"
+        assert self._by_hash == {name: block for block, name in self._hashes.items()}, "a hash is of another block"
         assert all(self._references[block] not in (_FREE, _BORROWED) for block in self._hashes), "a hash is out of date"
         if self.borrower is not None:
             self.borrower.check_integrity()

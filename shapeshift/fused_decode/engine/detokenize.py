@@ -48,12 +48,12 @@ def require_tokens_of_model(table: Sequence[bytes], vocab_size: int, extra_token
     extra_tokens: the setting; with it a prompt is refused where it has a token that the model lacks, and others are
     served. Raises InvalidInputError.
     """
-    known = extra_tokens or len(table) <= vocab_size
+    fits = extra_tokens or len(table) <= vocab_size
     allowed = (
         f"ids below {vocab_size}, the vocab_size of config.json: is it the tokenizer of another model? Download the "
     )
     remedy = f"{allowed}folder again, or set extra_tokens to true, to refuse only prompts with such tokens"
-    require(known, "tokenizer.json", f"id {len(table) - 1}", remedy)
+    require(fits, "tokenizer.json", f"id {len(table) - 1}", remedy)
 
 
 def require_texts(tokenizer_file: Path, table: Sequence[bytes]) -> None:
@@ -158,11 +158,11 @@ class TextStream:
 
     def _release(self, text: str) -> str:
         text = self._held + text
-        found = [at for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
+        ends = [at for stop in self._stop if (at := text.find(stop)) >= 0]
+        if ends:
             self.stopped = True
             self._held = ""
-            return text[: min(found)]
+            return text[: min(ends)]
         keep = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

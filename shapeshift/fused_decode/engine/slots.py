@@ -115,13 +115,13 @@ class SlotTable:
         iteration, and whether there are slots for its beams; a few blocks are left for what runs."""
         texts = request.texts
         shared = texts * self._shared_with_others(request)
-        wanted = texts * blocks_of(len(request.prompt) + request.generated) + request.rows - texts - shared
+        needed = texts * blocks_of(len(request.prompt) + request.generated) + request.rows - texts - shared
         spare = self.pool.available - self._promised
-        if min(wanted + self._watermark, request.rows * blocks_of(request.longest) - shared) > spare:
+        if min(needed + self._watermark, request.rows * blocks_of(request.longest) - shared) > spare:
             return False
         if request.rows > self.free - self._promised_slots:
             return False
-        self._promised += wanted
+        self._promised += needed
         self._promised_slots += request.rows
         return True
 
@@ -164,17 +164,17 @@ class SlotTable:
             return
         request = self.owners[slot]
         assert request is not None
-        found = self.pool.share(self.chains.chain(slot, self._shareable(slot), int(self.adapters[slot]))[first:])
-        count = max(_whole_chunks(request, first + len(found)) - first, 0)
-        self.pool.release(np.array(found[count:], np.int32))
-        found = found[:count]
+        blocks = self.pool.share(self.chains.chain(slot, self._shareable(slot), int(self.adapters[slot]))[first:])
+        count = max(_whole_chunks(request, first + len(blocks)) - first, 0)
+        self.pool.release(np.array(blocks[count:], np.int32))
+        blocks = blocks[:count]
         end = first + count
         self.pool.release(self.blocks[slot, first : min(end, self.held[slot])])
-        self.blocks[slot, first:end] = found
+        self.blocks[slot, first:end] = blocks
         self.held[slot] = max(self.held[slot], end)
         self.cached[slot] = end * BLOCK_TOKENS
         self.chains.shared(slot, end)
-        self.shared_tokens += len(found) * BLOCK_TOKENS
+        self.shared_tokens += len(blocks) * BLOCK_TOKENS
 
     def next_block(self, slot: int) -> bytes | None:
         """The hash of the block that the prompt in `slot` fills next; None where no other text would share it."""
@@ -269,10 +269,10 @@ class SlotTable:
     def _remember(self, slots: Slots) -> None:
         """Let other texts share the blocks that these slots have filled with known tokens."""
         if self.pool.caching:
-            known = self.cached[slots]
+            settled = self.cached[slots]
             if self.unsettled:
-                known = np.minimum(known, self.length[slots] - self.unknown[slots])
-            self.chains.remember(slots, known // BLOCK_TOKENS, self.blocks, self.adapters)
+                settled = np.minimum(settled, self.length[slots] - self.unknown[slots])
+            self.chains.remember(slots, settled // BLOCK_TOKENS, self.blocks, self.adapters)
 
     def _shareable(self, slot: int) -> int:
         """Blocks of the text in `slot` that another text may have filled: its last token is always computed."""
@@ -307,9 +307,9 @@ class SlotTable:
         self.sampling.set(slot, params, len(request.prompt), request.rules, request.grammar)
         self._age[slot] = self._admissions
 
-    def _fill(self, slot: int, request: Request, kept: npt.NDArray[np.int32]) -> None:
+    def _fill(self, slot: int, request: Request, answer: npt.NDArray[np.int32]) -> None:
         """Write the prompt of `request` and the tokens `kept` of its answer to `slot`, with blocks for them."""
-        text = np.concatenate([request.prompt, kept])
+        text = np.concatenate([request.prompt, answer])
         self.phase[slot] = PREFILL
         self.length[slot] = len(text)
         self.tokens[slot, : len(text)] = text
@@ -322,11 +322,11 @@ class SlotTable:
 
     def _extend(self, slot: int, count: int) -> bool:
         """Give `slot` so many more blocks; False where there are not as many."""
-        found = self.pool.take(count)
-        if found is None:
+        blocks = self.pool.take(count)
+        if blocks is None:
             return False
         held = self.held[slot]
-        self.blocks[slot, held : held + count] = found
+        self.blocks[slot, held : held + count] = blocks
         self.held[slot] += count
         return True
 

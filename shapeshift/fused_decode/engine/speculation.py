@@ -84,9 +84,9 @@ class Speculator:
         if not slots.size:
             return []
         lengths = table.length[slots]
-        found = look_up(table.tokens[slots, : lengths.max()], lengths, self._most, self._shortest, self._longest)
+        followers = look_up(table.tokens[slots, : lengths.max()], lengths, self._most, self._shortest, self._longest)
         proposals = []
-        for slot, tokens in zip(slots.tolist(), found, strict=True):
+        for slot, tokens in zip(slots.tolist(), followers, strict=True):
             request = table.owners[slot]
             assert request is not None
             length = int(table.length[slot])
@@ -100,10 +100,10 @@ class Speculator:
             request = proposal.request
             if request.slot is None:
                 continue
-            made = table.tokens[request.slot, proposal.place : table.length[request.slot]][: len(proposal.tokens)]
-            chosen = leading(made == proposal.tokens[: len(made)])
+            generated = table.tokens[request.slot, proposal.place : table.length[request.slot]][: len(proposal.tokens)]
+            chosen = leading(generated == proposal.tokens[: len(generated)])
             chance = self._chances.get(request, FIRST_CHANCE)
-            self._chances[request] = updated_chance(chance, chosen, missed=chosen < len(made))
+            self._chances[request] = updated_chance(chance, chosen, missed=chosen < len(generated))
 
 
 def _may_propose(request: Request | None) -> bool:
@@ -138,8 +138,8 @@ def look_up(tokens: Tokens, lengths: Integers, most: int, shortest: int, longest
     ranks = np.where(agreeing >= shortest, agreeing * (2 * width + 1) + order, 0)
     best = np.zeros(len(rows), np.int64)
     np.maximum.at(best, row, ranks)
-    found = [tokens[0, :0]] * len(rows)
+    proposals = [tokens[0, :0]] * len(rows)
     for match in np.flatnonzero((ranks > 0) & (ranks == best[row])).tolist():
-        own, first = row[match], place[match] + 1
-        found[own] = tokens[own, first : min(first + most, lengths[own])]
-    return found
+        text, first = row[match], place[match] + 1
+        proposals[text] = tokens[text, first : min(first + most, lengths[text])]
+    return proposals

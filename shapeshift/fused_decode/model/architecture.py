@@ -229,11 +229,11 @@ class Architecture:
         hold is not tied, and the one that there is serves for both.
         """
         renamed = dict(self.tensors.renamed)
-        found = {renamed.get(name, name) for name in names}
+        present = {renamed.get(name, name) for name in names}
         table, head = f"{self.tensors.embedding}.weight", f"{self.tensors.head}.weight"
-        if not self.tied or head not in found:
+        if not self.tied or head not in present:
             return self
-        if found & {table, table.removeprefix(self.tensors.prefix)}:
+        if present & {table, table.removeprefix(self.tensors.prefix)}:
             return replace(self, tied=False)
         older = ((name, table if today == head else today) for name, today in renamed.items())
         return replace(self, tensors=replace(self.tensors, renamed=((head, table), *older)))
@@ -300,34 +300,34 @@ def from_config(config: Mapping[str, Any], generation_eos: object = None) -> Arc
     reason = next((reason for keys, reason in _REASONS.items() if any(config.get(key) for key in keys)), "")
     allowed = f"one of {', '.join(FAMILIES)} (config.json){reason and f': this one has {reason}'}"
     require(isinstance(family, str) and family in FAMILIES, "model_type", family, allowed)
-    made = replace(FAMILIES[str(family)](config), packing=packing_of(config))
-    more = token_ids(generation_eos, made.vocab_size)
-    return made if more <= made.eos_ids else replace(made, eos_ids=made.eos_ids | more)
+    architecture = replace(FAMILIES[str(family)](config), packing=packing_of(config))
+    more = token_ids(generation_eos, architecture.vocab_size)
+    return architecture if more <= architecture.eos_ids else replace(architecture, eos_ids=architecture.eos_ids | more)
 
 
 def packing_of(config: Mapping[str, Any]) -> Packing | None:
     """Of the content of a config.json; None where its weights are plain. Raises InvalidInputError for another way to
     quantise, naming the key, its value and what is supported."""
-    stated = config.get("quantization_config")
-    if not stated:
+    fields = config.get("quantization_config")
+    if not fields:
         return None
-    require(isinstance(stated, dict), "quantization_config", stated, "a JSON object")
-    method = stated.get("quant_method")
+    require(isinstance(fields, dict), "quantization_config", fields, "a JSON object")
+    method = fields.get("quant_method")
     allowed = "awq or gptq, or weights in f32, f16 or bf16: take the checkpoint they are of"
-    require(method in (AWQ, GPTQ), "quantization_config", stated, allowed)
-    bits, group = stated.get("bits", stated.get("w_bit")), stated.get("group_size", stated.get("q_group_size", 128))
+    require(method in (AWQ, GPTQ), "quantization_config", fields, allowed)
+    bits, group = fields.get("bits", fields.get("w_bit")), fields.get("group_size", fields.get("q_group_size", 128))
     widths = (4,) if method == AWQ else (4, 8)
     require(bits in widths, "quantization_config.bits", bits, f"{' or '.join(map(str, widths))} with {method}")
     whole = isinstance(group, int) and not isinstance(group, bool)
     fits = whole and (group == -1 or (group > 0 and group % _STEP == 0))
     require(fits, "quantization_config.group_size", group, f"-1 or a multiple of {_STEP}")
-    version, ordered = stated.get("version", "gemm"), stated.get("desc_act", False)
+    version, ordered = fields.get("version", "gemm"), fields.get("desc_act", False)
     require(str(version).lower() == "gemm" or method == GPTQ, "quantization_config.version", version, "gemm with awq")
     require(not ordered, "quantization_config.desc_act", ordered, "false: inputs in the order of their groups")
-    plain = stated.get("modules_to_not_convert") or []
+    plain = fields.get("modules_to_not_convert") or []
     require(_is_head(plain), "quantization_config.modules_to_not_convert", plain, "at most lm_head: all layers alike")
-    require(not stated.get("lm_head"), "quantization_config.lm_head", stated.get("lm_head"), "false: it stays plain")
-    less = int(method == GPTQ and stated.get("checkpoint_format", "gptq") == "gptq")
+    require(not fields.get("lm_head"), "quantization_config.lm_head", fields.get("lm_head"), "false: it stays plain")
+    less = int(method == GPTQ and fields.get("checkpoint_format", "gptq") == "gptq")
     return Packing(str(method), int(bits), max(0, int(group)), less)
 
 
@@ -335,12 +335,12 @@ def _is_head(modules: Sequence[object]) -> bool:
     return all(module in ("lm_head", "embed_tokens", "model.embed_tokens") for module in modules)
 
 
-def token_ids(stated: object, vocab_size: int) -> frozenset[int]:
+def token_ids(ids: object, vocab_size: int) -> frozenset[int]:
     """The ids of an `eos_token_id`: one, several or none. Raises InvalidInputError."""
-    values = [] if stated is None else stated if isinstance(stated, list) else [stated]
+    values = [] if ids is None else ids if isinstance(ids, list) else [ids]
     for value in values:
         valid = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab_size
-        require(valid, "eos_token_id", stated, f"ids from 0 to {vocab_size - 1}")
+        require(valid, "eos_token_id", ids, f"ids from 0 to {vocab_size - 1}")
     return frozenset(values)
 
 

@@ -148,8 +148,8 @@ class GraphedModel(DecodeModel):
         self._wanted_slots = slots[batch.wanted].to(self._device)
         tokens = batch.tokens.to(self._device)
         if batch.fed is not None:
-            own = slots.repeat_interleave(batch.lengths.long()).to(self._device)
-            tokens = torch.where(batch.fed.to(self._device), self._latest[own], tokens)
+            owners = slots.repeat_interleave(batch.lengths.long()).to(self._device)
+            tokens = torch.where(batch.fed.to(self._device), self._latest[owners], tokens)
         return super()._run(dataclasses.replace(batch, tokens=tokens))
 
     def _run_graph(self, batch: StepBatch, bounds: GraphBounds, hook: GraphHook | None) -> torch.Tensor:

@@ -122,8 +122,8 @@ def _compile(compiler: str, flags: list[str], target: Path, folder: Path, progre
         _run([compiler, "-shared", *map(str, codes), "-o", str(fresh), *libraries])
         fresh.replace(target)
     finally:
-        for made in (*codes, fresh):
-            made.unlink(missing_ok=True)
+        for output in (*codes, fresh):
+            output.unlink(missing_ok=True)
 
 
 def _run_all(commands: Sequence[list[str]], progress: Callable[[int], None]) -> None:

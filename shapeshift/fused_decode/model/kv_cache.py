@@ -33,8 +33,8 @@ def cache_bytes(
 ) -> int:
     """Bytes of a cache of `blocks` blocks (0: `max_length` tokens for each slot), and of the slots' rotary tables."""
     block = block_bytes(architecture, COMPUTED_BYTES[computed(precision)], kv_precision)
-    own = sum(has_own_tables(rope, max_length) for rope in _ropes(architecture))
-    tables = own * slots * max_length * architecture.head_dim * COMPUTED_BYTES["f32"]
+    copies = sum(has_own_tables(rope, max_length) for rope in _ropes(architecture))
+    tables = copies * slots * max_length * architecture.head_dim * COMPUTED_BYTES["f32"]
     return (blocks or slots * blocks_of(max_length)) * block + tables
 
 

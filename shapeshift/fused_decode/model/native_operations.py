@@ -42,10 +42,10 @@ class PackedWeight:
 
     def linear(self, instructions: str) -> Any:
         """The native object, which reads the tensors as long as it lives."""
-        own, (inputs, outputs, *group) = self.tensors, self.sizes
-        levels = (own["scales"], own["zeros"], *group) if group else ()
-        made = getattr(getattr(torch.classes, _NAMESPACE), self.kind)
-        return made(own["packed"], inputs, outputs, *levels, own.get("bias"), instructions)
+        tensors, (inputs, outputs, *group) = self.tensors, self.sizes
+        levels = (tensors["scales"], tensors["zeros"], *group) if group else ()
+        kind = getattr(getattr(torch.classes, _NAMESPACE), self.kind)
+        return kind(tensors["packed"], inputs, outputs, *levels, tensors.get("bias"), instructions)
 
 
 class NativeLinear:
@@ -68,9 +68,9 @@ class NativeLinear:
     @classmethod
     def of(cls, weight: PackedWeight) -> NativeLinear:
         """The linear of a weight that is packed."""
-        made = cls.__new__(cls)
-        made._hold(weight, "best")
-        return made
+        linear = cls.__new__(cls)
+        linear._hold(weight, "best")
+        return linear
 
     @property
     def kind(self) -> str:
@@ -161,11 +161,11 @@ class NativeOperations:
 
 def _parts(layer: Layer) -> tuple[Any, ...]:
     """The arguments of the native network's `add` for one layer."""
-    own = layer.attention
-    caches = (own.keys, own.values, own.key_scales, own.value_scales, own.cosines, own.sines)
-    norms = (own.query_norm, own.key_norm, own.eps)
+    a = layer.attention
+    caches = (a.keys, a.values, a.key_scales, a.value_scales, a.cosines, a.sines)
+    norms = (a.query_norm, a.key_norm, a.eps)
     assert layer.attention_norm is not None and layer.mlp_norm is not None, "a layer without a norm before its branches"
-    attention = (layer.attention_norm.weight, _packed(layer.qkv), *caches, *norms, own.window, own.scale, own.score_cap)
+    attention = (layer.attention_norm.weight, _packed(layer.qkv), *caches, *norms, a.window, a.scale, a.score_cap)
     mlp = (_packed(layer.output), layer.mlp_norm.weight, _packed(layer.gate_up), _packed(layer.down))
     return *attention, *mlp
 

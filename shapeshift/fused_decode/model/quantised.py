@@ -92,13 +92,13 @@ class LevelLinear:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         levels, scales = quantise_rows(rows)
-        own = self._weight
-        width = own.group or own.levels.shape[1]
-        out = torch.zeros(rows.shape[0], own.levels.shape[0])
-        for group, given in enumerate(torch.split(levels, width, dim=1)):
-            sums = _products(given, own.levels[:, group * width : (group + 1) * width])
-            sums -= given.sum(dim=1, dtype=torch.int32)[:, None] * own.zeros[:, group].int()
-            out += own.scales[:, group] * sums.float()
+        weight = self._weight
+        width = weight.group or weight.levels.shape[1]
+        out = torch.zeros(rows.shape[0], weight.levels.shape[0])
+        for group, row_part in enumerate(torch.split(levels, width, dim=1)):
+            sums = _products(row_part, weight.levels[:, group * width : (group + 1) * width])
+            sums -= row_part.sum(dim=1, dtype=torch.int32)[:, None] * weight.zeros[:, group].int()
+            out += weight.scales[:, group] * sums.float()
         out *= scales
         return (out if self._bias is None else out + self._bias).to(rows.dtype)
 
@@ -106,10 +106,10 @@ class LevelLinear:
 def _products(rows: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
     """rows [rows, inputs] times levels [outputs, inputs], INT32 [rows, outputs], exact."""
     parts = zip(torch.split(rows, _EXACT_INPUTS, dim=1), torch.split(levels, _EXACT_INPUTS, dim=1), strict=True)
-    found = torch.zeros(rows.shape[0], levels.shape[0], dtype=torch.int32)
-    for given, own in parts:
-        found += (given.float() @ own.float().T).int()
-    return found
+    sums = torch.zeros(rows.shape[0], levels.shape[0], dtype=torch.int32)
+    for row_part, level_part in parts:
+        sums += (row_part.float() @ level_part.float().T).int()
+    return sums
 
 
 class NativeLevelLinear(NativeLinear):
@@ -181,16 +181,16 @@ def _levels_of(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing)
 def _unpacked(words: torch.Tensor, bits: int, order: Sequence[int]) -> torch.Tensor:
     """Levels UINT8 [rows, columns x levels of a word] of INT32 words [rows, columns]."""
     shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
-    found = (words.int()[..., None] >> shifts) & ((1 << bits) - 1)
+    levels = (words.int()[..., None] >> shifts) & ((1 << bits) - 1)
     places = torch.tensor(order).argsort()
-    return found[..., places].flatten(1).to(torch.uint8)
+    return levels[..., places].flatten(1).to(torch.uint8)
 
 
 def _require_order(name: str, groups: torch.Tensor, packing: Packing) -> None:
     inputs = len(groups)
-    wanted = torch.arange(inputs) // (packing.group or inputs)
-    if not torch.equal(groups.long(), wanted):
-        place = int((groups.long() != wanted).nonzero()[0])
+    expected = torch.arange(inputs) // (packing.group or inputs)
+    if not torch.equal(groups.long(), expected):
+        place = int((groups.long() != expected).nonzero()[0])
         raise InvalidInputError(
-            f"{name}.g_idx", int(groups[place]), f"{int(wanted[place])} at input {place}: desc_act is not supported"
+            f"{name}.g_idx", int(groups[place]), f"{int(expected[place])} at input {place}: desc_act is not supported"
         )

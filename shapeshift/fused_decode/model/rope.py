@@ -24,8 +24,8 @@ def llama3(rope: Rope, plain: torch.Tensor, length: int) -> torch.Tensor:
     """Llama 3.1: waves that fit `high` times into the original length stay, waves that do not fit `low` times are
     stretched by `factor`, and between the two the shares change linearly with the number of turns."""
     turns = rope.original * plain / (2 * math.pi)
-    kept = ((turns - rope.low) / (rope.high - rope.low)).clamp(0.0, 1.0)
-    return kept * plain + (1.0 - kept) * plain / rope.factor
+    share = ((turns - rope.low) / (rope.high - rope.low)).clamp(0.0, 1.0)
+    return share * plain + (1.0 - share) * plain / rope.factor
 
 
 def yarn(rope: Rope, plain: torch.Tensor, length: int) -> torch.Tensor:

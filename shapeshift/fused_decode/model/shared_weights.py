@@ -73,28 +73,28 @@ def shared_weights(key: WeightsKey, folder: Path, log: Log) -> Iterator[WeightSt
     logged.
     """
     path = key.path(folder)
-    found = _open(path, log)
-    if found is not None:
-        yield found
+    mapped = _open(path, log)
+    if mapped is not None:
+        yield mapped
         return
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(files.exclusive_lock(path.with_suffix(".lock")))
             # Another process may have made it meanwhile.
-            found = _open(path, lambda line: None)
-            made = None if found else _Writing(path, log)
+            mapped = _open(path, lambda line: None)
+            writing = None if mapped else _Writing(path, log)
         except OSError as error:
             log(f"packed weights are not shared: {error}")
-            found, made = OwnWeights(), None
-        if made is None:
-            assert found is not None
-            yield found
+            mapped, writing = OwnWeights(), None
+        if writing is None:
+            assert mapped is not None
+            yield mapped
             return
         try:
-            yield made
-            made.publish(key.outdated(folder))
+            yield writing
+            writing.publish(key.outdated(folder))
         finally:
-            made.close()
+            writing.close()
 
 
 def _open(path: Path, log: Log) -> WeightStore | None:
@@ -134,12 +134,12 @@ class _Writing:
         self._notes: dict[str, object] = {}
 
     def linear(self, name: str, make: Callable[[], Linear]) -> Linear:
-        made = make()
-        assert isinstance(made, NativeLinear), "only packed linears are shared"
-        own = made.weight
-        self._notes[name] = own.kind, own.sizes, [*own.tensors]
-        parts = {part: self._written(f"{name}.{part}", tensor) for part, tensor in own.tensors.items()}
-        return NativeLinear.of(PackedWeight(own.kind, own.sizes, parts))
+        linear = make()
+        assert isinstance(linear, NativeLinear), "only packed linears are shared"
+        weight = linear.weight
+        self._notes[name] = weight.kind, weight.sizes, [*weight.tensors]
+        parts = {part: self._written(f"{name}.{part}", tensor) for part, tensor in weight.tensors.items()}
+        return NativeLinear.of(PackedWeight(weight.kind, weight.sizes, parts))
 
     def table(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         return self._written(name, make())

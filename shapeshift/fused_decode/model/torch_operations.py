@@ -64,11 +64,11 @@ def packs(dtype: torch.dtype, kind: type[PlainLinear] | type[PackedLinear] = Pac
     weight, rows, bias = (torch.randn(*shape, generator=generator) for shape in (_PROBE_SHAPE, (3, inputs), (outputs,)))
     expected = functional.linear(rows, weight, bias)
     try:
-        found = kind(weight.to(dtype), bias.to(dtype))(rows.to(dtype))
+        result = kind(weight.to(dtype), bias.to(dtype))(rows.to(dtype))
     except (RuntimeError, AttributeError):
         return False
     tolerance = 1e-4 if dtype == torch.float32 else 0.2
-    return bool(torch.allclose(found.float(), expected, rtol=0.0, atol=tolerance))
+    return bool(torch.allclose(result.float(), expected, rtol=0.0, atol=tolerance))
 
 
 @dataclass(frozen=True)
@@ -99,15 +99,15 @@ class TorchOperations:
         assert batch.blocks is not None
         lengths, starts = batch.lengths.long(), batch.starts.long()
         firsts = lengths.cumsum(0) - lengths
-        found = []
+        groups = []
         for length in sorted(set(lengths.tolist())):
             rows = (lengths == length).nonzero()[:, 0]
             steps = torch.arange(length)
             positions = starts[rows, None] + steps
             blocks = batch.blocks[rows, : int(positions.max()) // BLOCK_TOKENS + 1].long()
             places = firsts[rows, None] + steps, positions, batch.slots[rows].long(), blocks
-            found.append(_Rows(*(place.to(self._device) for place in places)))
-        return found
+            groups.append(_Rows(*(place.to(self._device) for place in places)))
+        return groups
 
     def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
         kv_heads, head_dim = layer.keys.shape[1], layer.keys.shape[3]
@@ -161,11 +161,11 @@ def store(
 ) -> None:
     """Write vectors [rows, length, kv_heads, head_dim] into the cache, at positions [rows, length] of texts with these
     blocks [rows, n]; with `scales`, of the cache, in levels."""
-    own, places = blocks.gather(1, positions // BLOCK_TOKENS), positions % BLOCK_TOKENS
+    block, places = blocks.gather(1, positions // BLOCK_TOKENS), positions % BLOCK_TOKENS
     if scales is not None:
-        vectors, found = quantise_rows(vectors)
-        scales[own, :, places] = found[..., 0]
-    cache[own, :, places] = vectors.to(cache.dtype)
+        vectors, factors = quantise_rows(vectors)
+        scales[block, :, places] = factors[..., 0]
+    cache[block, :, places] = vectors.to(cache.dtype)
 
 
 def gather(
@@ -175,9 +175,9 @@ def gather(
 
     What no token has seen (BOOL [rows, length, n BLOCK_TOKENS]) is 0: it may hold NaN, and a mask does not make that 0.
     """
-    own = cache[blocks] if scales is None else cache[blocks] * scales[blocks][..., None]
-    own = own.transpose(1, 2).flatten(2, 3)
-    return own.masked_fill(~seen.any(dim=1)[:, None, :, None], 0.0)
+    parts = cache[blocks] if scales is None else cache[blocks] * scales[blocks][..., None]
+    parts = parts.transpose(1, 2).flatten(2, 3)
+    return parts.masked_fill(~seen.any(dim=1)[:, None, :, None], 0.0)
 
 
 def visible(layer: AttentionLayer, positions: torch.Tensor, context: int) -> torch.Tensor:

@@ -57,48 +57,48 @@ def linears(architecture: Architecture) -> dict[str, Stacked]:
 def layer_shapes(architecture: Architecture) -> dict[str, Shape]:
     """Name within a layer and shape of every tensor of one layer."""
     a, names = architecture, architecture.tensors
-    found: dict[str, Shape] = {}
+    named: dict[str, Shape] = {}
     for one in linears(a).values():
         for name, outputs in zip(one.names, one.outputs, strict=True):
-            found[f"{name}.weight"] = (one.inputs, outputs) if names.columns else (outputs, one.inputs)
+            named[f"{name}.weight"] = (one.inputs, outputs) if names.columns else (outputs, one.inputs)
             if one.biased:
-                found[f"{name}.bias"] = (outputs,)
+                named[f"{name}.bias"] = (outputs,)
     for name in (names.attention_norm, names.attention_end, names.mlp_norm, names.mlp_end):
-        found |= _norm_shapes(a, name) if name else {}
+        named |= _norm_shapes(a, name) if name else {}
     if a.qk_norm:
         rows = a.qk_norm == "row"
-        found[f"{names.query_norm}.weight"] = (a.query_width if rows else a.head_dim,)
-        found[f"{names.key_norm}.weight"] = (a.kv_width if rows else a.head_dim,)
-    return found
+        named[f"{names.query_norm}.weight"] = (a.query_width if rows else a.head_dim,)
+        named[f"{names.key_norm}.weight"] = (a.kv_width if rows else a.head_dim,)
+    return named
 
 
 def shapes(architecture: Architecture) -> dict[str, Shape]:
     """Name and shape of every tensor of the model; a tied output head is not listed."""
     a, names = architecture, architecture.tensors
-    found: dict[str, Shape] = {f"{names.embedding}.weight": (a.vocab_size, a.hidden)}
-    found |= _norm_shapes(a, names.final_norm)
+    named: dict[str, Shape] = {f"{names.embedding}.weight": (a.vocab_size, a.hidden)}
+    named |= _norm_shapes(a, names.final_norm)
     if names.positions:
-        found[f"{names.positions}.weight"] = (a.max_position, a.hidden)
+        named[f"{names.positions}.weight"] = (a.max_position, a.hidden)
     if not a.tied:
-        found[f"{names.head}.weight"] = (a.vocab_size, a.hidden)
+        named[f"{names.head}.weight"] = (a.vocab_size, a.hidden)
     if a.head_bias:
-        found[f"{names.head}.bias"] = (a.vocab_size,)
+        named[f"{names.head}.bias"] = (a.vocab_size,)
     one = layer_shapes(a)
-    return found | {f"{names.layers}.{layer}.{name}": shape for layer in range(a.layers) for name, shape in one.items()}
+    return named | {f"{names.layers}.{layer}.{name}": shape for layer in range(a.layers) for name, shape in one.items()}
 
 
 def stored_shapes(architecture: Architecture) -> dict[str, Shape]:
     """Name and shape of every tensor of the files: as `shapes`, with the linears of the layers as they are packed."""
-    a, found = architecture, shapes(architecture)
+    a, result = architecture, shapes(architecture)
     if a.packing is None:
-        return found
+        return result
     require(not a.tensors.columns, "quantization_config", a.packing.method, f"not with a {a.family}")
     for layer, one in itertools.product(range(a.layers), linears(a).values()):
         for name, outputs in zip(one.names, one.outputs, strict=True):
             module = f"{a.tensors.layers}.{layer}.{name}"
-            del found[f"{module}.weight"]
-            found |= {f"{module}.{part}": shape for part, shape in a.packing.shapes(outputs, one.inputs).items()}
-    return found
+            del result[f"{module}.weight"]
+            result |= {f"{module}.{part}": shape for part, shape in a.packing.shapes(outputs, one.inputs).items()}
+    return result
 
 
 def _norm_shapes(a: Architecture, name: str) -> dict[str, Shape]:
@@ -116,8 +116,8 @@ def qkv_order(architecture: Architecture, layer: int) -> torch.Tensor | None:
         places = places.view(a.heads, 3, a.head_dim).transpose(0, 1).reshape(-1, a.head_dim)
     order = head_order(a.head_dim, rope.rotated if rope else 0, a.interleaved)
     rotating = a.heads + a.kv_heads
-    found = torch.cat([places[:rotating, order], places[rotating:]]).flatten()
-    return None if torch.equal(found, torch.arange(len(found))) else found
+    result = torch.cat([places[:rotating, order], places[rotating:]]).flatten()
+    return None if torch.equal(result, torch.arange(len(result))) else result
 
 
 def head_order(head_dim: int, rotated: int, interleaved: bool) -> torch.Tensor:
@@ -138,14 +138,16 @@ def weight_bytes(architecture: Architecture, precision: str, group_size: int = 0
     """
     a, bits = architecture.share(ranks), WEIGHT_BITS[precision]
     table = a.vocab_size * a.hidden
-    sizes = [(sum(own.outputs), own.inputs, bits) for own in linears(a).values()] * a.layers * ranks
+    sizes = [(sum(linear.outputs), linear.inputs, bits) for linear in linears(a).values()] * a.layers * ranks
     others = ranks * (sum(math.prod(shape) for shape in shapes(a).values()) - (0 if a.tied else table))
     others -= sum(outputs * inputs for outputs, inputs, _ in sizes)
     sizes.append((a.vocab_size, a.hidden, HEAD_BITS if precision in QUANTISED else bits))
-    held = sum(outputs * inputs * own // 8 for outputs, inputs, own in sizes)
+    held = sum(outputs * inputs * bits // 8 for outputs, inputs, bits in sizes)
     if precision in QUANTISED:
         # A group has a scale in f32 and a zero of one byte.
-        held += sum(5 * out * -(-inputs // (group_of(own, inputs, group_size) or inputs)) for out, inputs, own in sizes)
+        held += sum(
+            5 * out * -(-inputs // (group_of(bits, inputs, group_size) or inputs)) for out, inputs, bits in sizes
+        )
     return held + others * COMPUTED_BYTES[computed(precision)]
 
 
@@ -176,14 +178,14 @@ class WeightFiles:
 
     def linear(self, layer: int, name: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight [outputs, inputs] and bias [outputs], if it has one, of one of `linears`."""
-        own, a = self._linears[name], self._architecture
+        linear, a = self._linears[name], self._architecture
         if a.packing is not None:
             levels, bias = self.levels(layer, name, dtype)
             return levels.weight().to(dtype), bias
         prefix = f"{a.tensors.layers}.{layer}."
-        weights = [self.read(f"{prefix}{part}.weight", dtype) for part in own.names]
+        weights = [self.read(f"{prefix}{part}.weight", dtype) for part in linear.names]
         weight = torch.cat([part.T for part in weights] if a.tensors.columns else weights)
-        bias = torch.cat([self.read(f"{prefix}{part}.bias", dtype) for part in own.names]) if own.biased else None
+        bias = torch.cat([self.read(f"{prefix}{part}.bias", dtype) for part in linear.names]) if linear.biased else None
         order = qkv_order(a, layer) if name == "qkv" else None
         if order is not None:
             weight, bias = weight[order], None if bias is None else bias[order]
@@ -213,9 +215,9 @@ class WeightFiles:
             with safe_open(str(path), framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  not a mapping
                     piece = file.get_slice(name)
-                    known = self._known(name)
-                    self._check(path, known, tuple(piece.get_shape()), piece.get_dtype())
-                    self._places[known] = path, name
+                    today = self._known(name)
+                    self._check(path, today, tuple(piece.get_shape()), piece.get_dtype())
+                    self._places[today] = path, name
         except (SafetensorError, OSError) as error:
             allowed = f"must be a whole safetensors file ({error}); download it again"
             raise InvalidInputError(path.name, str(path), allowed) from None
@@ -228,12 +230,12 @@ class WeightFiles:
         return longer if today not in self._wanted and longer in self._wanted else today
 
     def _check(self, path: Path, name: str, shape: Shape, dtype: str) -> None:
-        wanted = self._wanted.get(name)
+        expected = self._wanted.get(name)
         a = self._architecture
-        if wanted is None:
+        if expected is None:
             require(name.endswith(a.tensors.ignored), name, shape, f"this {a.family} has no such tensor ({path.name})")
             return
-        require(shape == wanted, name, shape, f"shape must be {wanted} ({path.name})")
+        require(shape == expected, name, shape, f"shape must be {expected} ({path.name})")
         if a.packing is not None and name.endswith(_WORDS):
             require(dtype == _WORD_DTYPE, name, dtype, f"dtype must be {_WORD_DTYPE} ({path.name})")
             return
@@ -243,12 +245,12 @@ class WeightFiles:
 
 def _files(folder: Path) -> list[Path]:
     """The safetensors files of the checkpoint: the only one, or the shards of its index."""
-    found = weight_files(folder)
+    paths = weight_files(folder)
     if (folder / INDEX).is_file() and not (folder / SINGLE).is_file():
         # From the index itself: one may be missing, or lie in another folder.
         return [_shard(folder, name) for name in shard_names(folder)]
-    require(len(found) == 1, "checkpoint", str(folder), f"must hold {SINGLE}, or {INDEX} and its shards")
-    return found
+    require(len(paths) == 1, "checkpoint", str(folder), f"must hold {SINGLE}, or {INDEX} and its shards")
+    return paths
 
 
 def _shard(folder: Path, name: str) -> Path:

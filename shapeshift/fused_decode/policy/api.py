@@ -9,8 +9,8 @@ from shapeshift.policy_api import Policy, list_of, number
 
 
 def _compact(slots: list[float]) -> dict[str, Any]:
-    found = compact(slots)
-    return {"offset": found.offset, "cost": found.cost, "moves": [list(move) for move in found.moves]}
+    result = compact(slots)
+    return {"offset": result.offset, "cost": result.cost, "moves": [list(move) for move in result.moves]}
 
 
 POLICIES = (

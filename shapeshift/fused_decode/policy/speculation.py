@@ -140,8 +140,8 @@ def verified_tokens(
 
 def updated_chance(chance: float, chosen: int, missed: bool) -> float:
     """The chance of a request's tokens, after the model chose `chosen` proposed ones, and then (`missed`) another."""
-    kept = (1 - _CHANCE_WEIGHT) ** chosen
-    chance = 1 - (1 - chance) * kept
+    remaining = (1 - _CHANCE_WEIGHT) ** chosen
+    chance = 1 - (1 - chance) * remaining
     return chance * (1 - _CHANCE_WEIGHT) if missed else chance
 
 

@@ -130,9 +130,9 @@ class Launcher:
         """Which child has ended, as an error text; empty where none has within `patience_s`."""
         limit = time.monotonic() + patience_s
         while True:
-            found = next(filter(None, (child.ended() for child in self._children)), "")
-            if found or time.monotonic() >= limit:
-                return found
+            line = next(filter(None, (child.ended() for child in self._children)), "")
+            if line or time.monotonic() >= limit:
+                return line
             time.sleep(_PAUSE_S)
 
     def stop(self) -> None:

@@ -46,8 +46,10 @@ def load(
     ranks = decode.tensor_parallel_size
     require(precision in DTYPES, "precision", precision, f"one of {', '.join(DTYPES)} with several ranks")
     require(not extra_elements, "tensor_parallel_size", ranks, "1 for a model that shares its cache")
-    if device != "cpu" and (found := torch.cuda.device_count()) < int(device.partition(":")[2]) + ranks:
-        raise UnsupportedError(f"tensor_parallel_size: got {ranks} from {device} on; torch finds {found} CUDA devices")
+    if device != "cpu" and (devices := torch.cuda.device_count()) < int(device.partition(":")[2]) + ranks:
+        raise UnsupportedError(
+            f"tensor_parallel_size: got {ranks} from {device} on; torch finds {devices} CUDA devices"
+        )
     spec = RankSpec(
         rank=0,
         ranks=ranks,

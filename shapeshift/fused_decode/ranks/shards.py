@@ -85,19 +85,19 @@ def layer_parts(whole: Architecture, rank: int, ranks: int) -> dict[str, Part]:
     """The part of each split tensor of a layer, by its name within the layer; the other tensors are read whole."""
     names = whole.tensors
     outputs, inputs = (1, 0) if names.columns else (0, 1)
-    found: dict[str, Part] = {}
+    parts: dict[str, Part] = {}
     for kind, linear in linears(whole).items():
         for name, count in zip(linear.names, linear.outputs, strict=True):
             if kind in SUMMED:
-                found[f"{name}.weight"] = Part(inputs, (_share(0, linear.inputs, rank, ranks),))
+                parts[f"{name}.weight"] = Part(inputs, (_share(0, linear.inputs, rank, ranks),))
                 continue
             ranges, first = [], 0
             for width in _stacked(whole, kind, count):
                 ranges.append(_share(first, width, rank, ranks))
                 first += width
-            found[f"{name}.weight"] = Part(outputs, tuple(ranges))
-            found[f"{name}.bias"] = Part(0, tuple(ranges))
-    return found
+            parts[f"{name}.weight"] = Part(outputs, tuple(ranges))
+            parts[f"{name}.bias"] = Part(0, tuple(ranges))
+    return parts
 
 
 def _stacked(whole: Architecture, kind: str, count: int) -> tuple[int, ...]:

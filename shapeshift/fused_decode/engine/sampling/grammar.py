@@ -214,61 +214,61 @@ class GrammarCompiler:
         """The grammar of one more answer; ready: see `Grammar`."""
         return Grammar(template, self._masks, ready)
 
-    def compile(self, given: StructuredOutputs, done: Compiled) -> None:
+    def compile(self, outputs: StructuredOutputs, done: Compiled) -> None:
         """Call `done`, now or later on another thread, with the compiled grammar or with the reason for refusing it.
 
         Raises OverloadedError where too many are being compiled, UnsupportedError without llguidance.
         """
         with self._lock:
-            found = self._kept.get(given)
-            if found is not None:
-                self._kept.move_to_end(given)
-            elif given in self._waiting:
-                self._waiting[given].append(done)
+            template = self._kept.get(outputs)
+            if template is not None:
+                self._kept.move_to_end(outputs)
+            elif outputs in self._waiting:
+                self._waiting[outputs].append(done)
             else:
                 self._bound.require(self._running)
                 _require_llguidance()
                 self._running += 1
-                self._waiting[given] = [done]
-                timer = threading.Timer(COMPILE_S, self._finish, (given, _too_slow(given)))
+                self._waiting[outputs] = [done]
+                timer = threading.Timer(COMPILE_S, self._finish, (outputs, _too_slow(outputs)))
                 timer.daemon = True
-                thread = threading.Thread(target=self._compile, args=(given, timer), name="grammar", daemon=True)
+                thread = threading.Thread(target=self._compile, args=(outputs, timer), name="grammar", daemon=True)
                 timer.start()
                 thread.start()
-        if found is not None:
-            done(found)
+        if template is not None:
+            done(template)
 
     def close(self) -> None:
         """Refuse the requests that wait for a grammar."""
         with self._lock:
             waiting = list(self._waiting)
-        for given in waiting:
-            self._finish(given, unloading())
+        for outputs in waiting:
+            self._finish(outputs, unloading())
         self._masks.close()
 
-    def _compile(self, given: StructuredOutputs, timer: threading.Timer) -> None:
+    def _compile(self, outputs: StructuredOutputs, timer: threading.Timer) -> None:
         outcome: Template | Exception
         try:
-            outcome = self.template(given)
+            outcome = self.template(outputs)
         except Exception as error:  # noqa: BLE001  whatever it is, the requests that wait are answered with it
             outcome = error
         timer.cancel()
         with self._lock:
             self._running -= 1
-        self._finish(given, outcome)
+        self._finish(outputs, outcome)
 
-    def _finish(self, given: StructuredOutputs, outcome: Template | Exception) -> None:
+    def _finish(self, outputs: StructuredOutputs, outcome: Template | Exception) -> None:
         with self._lock:
-            waiting = self._waiting.pop(given, [])
+            waiting = self._waiting.pop(outputs, [])
             if isinstance(outcome, Template):
-                self._kept[given] = outcome
+                self._kept[outputs] = outcome
                 if len(self._kept) > _MOST_KEPT:
                     self._kept.popitem(last=False)
         for done in waiting:
             done(outcome)
 
-    def template(self, given: StructuredOutputs) -> Template:
-        """`given` compiled, at once. Raises InvalidInputError and UnsupportedError."""
+    def template(self, outputs: StructuredOutputs) -> Template:
+        """`outputs` compiled, at once. Raises InvalidInputError and UnsupportedError."""
         import llguidance
 
         with self._making:
@@ -283,13 +283,13 @@ class GrammarCompiler:
                 self._tokenizer = llguidance.LLTokenizer(file, n_vocab=size, eos_token=self._eos_ids or None)
         limits = llguidance.LLParserLimits(verbose_errors=False)
         try:
-            text = _grammar_text(llguidance, given)
+            text = _grammar_text(llguidance, outputs)
         except ValueError as error:
-            raise InvalidInputError(f"{FIELD} {given.kind}", given.text, str(error).partition("\n")[0]) from None
+            raise InvalidInputError(f"{FIELD} {outputs.kind}", outputs.text, str(error).partition("\n")[0]) from None
         matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
         first = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
-            raise _invalid(matcher, given)
+            raise _invalid(matcher, outputs)
         return Template(matcher, first)
 
 
@@ -300,21 +300,21 @@ def _require_llguidance() -> None:
         raise UnsupportedError(f"{FIELD}: this server lacks llguidance; pip install 'shapeshift[structured]'") from None
 
 
-def _grammar_text(llguidance: Any, given: StructuredOutputs) -> str:
+def _grammar_text(llguidance: Any, outputs: StructuredOutputs) -> str:
     """The grammar in the form of llguidance. Raises ValueError."""
-    if given.kind == "json":
-        overrides = {"whitespace_flexible": False} if given.compact else None
-        return str(llguidance.LLMatcher.grammar_from_json_schema(given.text, overrides=overrides))
-    return str(llguidance.grammar_from(given.kind, given.text))
+    if outputs.kind == "json":
+        overrides = {"whitespace_flexible": False} if outputs.compact else None
+        return str(llguidance.LLMatcher.grammar_from_json_schema(outputs.text, overrides=overrides))
+    return str(llguidance.grammar_from(outputs.kind, outputs.text))
 
 
-def _invalid(matcher: Any, given: StructuredOutputs | None = None) -> InvalidInputError:
+def _invalid(matcher: Any, outputs: StructuredOutputs | None = None) -> InvalidInputError:
     said = matcher.get_error().strip().partition("\n")[0] or "no text is possible"
     # The name of llguidance for a grammar that no text satisfies.
     said = "one that a text can satisfy" if said.startswith("NoExtension") else said
-    name = FIELD if given is None else f"{FIELD} {given.kind}"
-    return InvalidInputError(name, "a grammar" if given is None else given.text, said)
+    name = FIELD if outputs is None else f"{FIELD} {outputs.kind}"
+    return InvalidInputError(name, "a grammar" if outputs is None else outputs.text, said)
 
 
-def _too_slow(given: StructuredOutputs) -> InvalidInputError:
-    return InvalidInputError(f"{FIELD} {given.kind}", given.text, f"one that is compiled within {COMPILE_S:g} s")
+def _too_slow(outputs: StructuredOutputs) -> InvalidInputError:
+    return InvalidInputError(f"{FIELD} {outputs.kind}", outputs.text, f"one that is compiled within {COMPILE_S:g} s")

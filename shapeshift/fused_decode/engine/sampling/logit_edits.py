@@ -72,10 +72,10 @@ class TokenRules:
 
     def banned(self, answer: npt.NDArray[np.int32]) -> Integers:
         """The tokens that may not follow `answer`, INT32 [tokens]."""
-        found = [one[-1] for one in self.sequences if _ends_with(answer, one[:-1])]
+        last = [one[-1] for one in self.sequences if _ends_with(answer, one[:-1])]
         if len(answer) < self.min_tokens:
-            return np.concatenate([self.ends, np.array(found, np.int64)])
-        return np.array(found, np.int64)
+            return np.concatenate([self.ends, np.array(last, np.int64)])
+        return np.array(last, np.int64)
 
 
 def token_rules(
@@ -146,8 +146,8 @@ class NumpyLogits:
 
     def penalise(self, rows: Integers, tokens: npt.NDArray[np.int32], penalties: Floats) -> None:
         places, penalty = rows[:, None], penalties[:, None]
-        found = self._values[places, tokens]
-        self._values[places, tokens] = np.where(found > 0, found / penalty, found * penalty)
+        values = self._values[places, tokens]
+        self._values[places, tokens] = np.where(values > 0, values / penalty, values * penalty)
 
 
 class LogitEdits:
@@ -224,11 +224,11 @@ class LogitEdits:
             if grammar is not None and (allowed := grammar.allowed(values.size)) is not None:
                 values.keep(row, allowed)
         self._apply_rules(values, rows, slots, lengths)
-        own = slots[rows]
-        if (again := np.flatnonzero(self._repetition[own] != 1)).size:
-            self._penalise_repetition(values, rows[again], own[again], lengths[rows[again]])
-        if (counted := np.flatnonzero((self._presence[own] != 0) | (self._frequency[own] != 0))).size:
-            self._penalise_counts(values, rows[counted], own[counted], lengths[rows[counted]])
+        edited = slots[rows]
+        if (again := np.flatnonzero(self._repetition[edited] != 1)).size:
+            self._penalise_repetition(values, rows[again], edited[again], lengths[rows[again]])
+        if (counted := np.flatnonzero((self._presence[edited] != 0) | (self._frequency[edited] != 0))).size:
+            self._penalise_counts(values, rows[counted], edited[counted], lengths[rows[counted]])
 
     def _grammars_of(self, slots: Integers | Sequence[int]) -> Iterator[tuple[int, Grammar]]:
         """The grammars of these slots that have one, by place."""
@@ -238,13 +238,13 @@ class LogitEdits:
             yield place, grammar
 
     def _apply_rules(self, values: EditableLogits, rows: Integers, slots: Integers, lengths: Integers) -> None:
-        found = [(row, slot, rules) for row in rows.tolist() if (rules := self._rules[slot := int(slots[row])])]
-        if not found:
+        ruled = [(row, slot, rules) for row in rows.tolist() if (rules := self._rules[slot := int(slots[row])])]
+        if not ruled:
             return
-        places = np.repeat([row for row, _, _ in found], [len(rules.tokens) for _, _, rules in found])
-        biased = np.concatenate([rules.tokens for _, _, rules in found])
-        values.add(places, biased, np.concatenate([rules.biases for _, _, rules in found]))
-        for row, slot, rules in found:
+        places = np.repeat([row for row, _, _ in ruled], [len(rules.tokens) for _, _, rules in ruled])
+        biased = np.concatenate([rules.tokens for _, _, rules in ruled])
+        values.add(places, biased, np.concatenate([rules.biases for _, _, rules in ruled]))
+        for row, slot, rules in ruled:
             if rules.sequences or rules.min_tokens:
                 banned = rules.banned(self._tokens[slot, self._prompt[slot] : lengths[row]])
                 values.forbid(np.full(len(banned), row), banned)
@@ -263,5 +263,5 @@ class LogitEdits:
         row, place = np.nonzero(inside)
         keys, counts = np.unique(row * values.size + self._tokens[slots[row], place], return_counts=True)
         row, token = np.divmod(keys, values.size)
-        own = slots[row]
-        values.add(rows[row], token, -(self._frequency[own] * counts.astype(np.float32) + self._presence[own]))
+        slot = slots[row]
+        values.add(rows[row], token, -(self._frequency[slot] * counts.astype(np.float32) + self._presence[slot]))

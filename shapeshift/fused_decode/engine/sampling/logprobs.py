@@ -46,12 +46,12 @@ def logprobs_of(logits: Floats, tokens: Integers, listed: Integers) -> list[Toke
     rows = np.arange(len(logits))
     scores = logits - logits.max(axis=1, keepdims=True)
     norms = np.log(np.exp(scores).sum(axis=1, dtype=np.float64))
-    own = scores[rows, tokens]
-    ranks = (scores > own[:, None]).sum(axis=1) + 1
+    chosen = scores[rows, tokens]
+    ranks = (scores > chosen[:, None]).sum(axis=1) + 1
     tops, top_scores = _most_likely(scores) if listed.any() else (np.empty((len(rows), 0), np.int64), scores[:, :0])
     return [
         TokenLogprobs(
-            float(own[row] - norms[row]),
+            float(chosen[row] - norms[row]),
             int(ranks[row]),
             tops[row, :count],
             (top_scores[row, :count] - norms[row]).astype(np.float32),
@@ -88,16 +88,16 @@ def largest(values: Floats, count: int) -> Integers:
     """
     rows, size = values.shape
     columns = size // _DEPTH
-    found = np.empty((rows, count), np.int64)
+    result = np.empty((rows, count), np.int64)
     floors = np.full(rows, -np.inf, np.float32)
     if count <= columns:
         maxima = values[:, : columns * _DEPTH].reshape(rows, _DEPTH, columns).max(axis=1)
         floors = np.partition(maxima, columns - count, axis=1)[:, columns - count]
-    for row, (own, floor) in enumerate(zip(values, floors, strict=True)):
+    for row, (scores, floor) in enumerate(zip(values, floors, strict=True)):
         # Not "at least", which NaN never is.
-        places = np.flatnonzero(~(own < floor))
-        found[row] = places[np.argsort(-own[places], kind="stable")[:count]]
-    return found
+        places = np.flatnonzero(~(scores < floor))
+        result[row] = places[np.argsort(-scores[places], kind="stable")[:count]]
+    return result
 
 
 def log_norms(logits: Floats) -> Floats:
@@ -107,7 +107,7 @@ def log_norms(logits: Floats) -> Floats:
     work = np.empty(logits.shape[1], np.float32)
     sums = np.empty(len(logits), np.float32)
     with np.errstate(invalid="ignore"):
-        for row, own in enumerate(logits):
-            np.exp(np.subtract(own, best[row], out=work), out=work)
+        for row, scores in enumerate(logits):
+            np.exp(np.subtract(scores, best[row], out=work), out=work)
             sums[row] = work.sum()
         return np.asarray(best + np.log(sums), np.float32)

@@ -149,8 +149,8 @@ class Sampler:
         ids, finite = (self._draw_natively if native else self._draw)(logits, slots, lengths)
         logprobs = {}
         if plain is not None:
-            found = logprobs_of(plain, ids[listing], table.logprobs[slots[listing]])
-            logprobs = dict(zip(listing.tolist(), found, strict=True))
+            listed = logprobs_of(plain, ids[listing], table.logprobs[slots[listing]])
+            logprobs = dict(zip(listing.tolist(), listed, strict=True))
         return Chosen(ids, finite, logprobs)
 
     def _draw(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> tuple[Integers, Flags]:

@@ -41,8 +41,8 @@ class DeviceChoice:
     def result(self) -> Chosen:
         self.wait()
         ids, finite = self._both.numpy()
-        found = {} if self._listed is None else dict(zip(self._listing.tolist(), self._listed.result(), strict=True))
-        return Chosen(ids, finite.astype(bool), found)
+        logprobs = {} if self._listed is None else dict(zip(self._listing.tolist(), self._listed.result(), strict=True))
+        return Chosen(ids, finite.astype(bool), logprobs)
 
 
 @torch.inference_mode()

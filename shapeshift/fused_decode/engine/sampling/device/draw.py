@@ -47,8 +47,8 @@ def _floors(scores: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tenso
     ordered = scores.sort(dim=1, descending=True).values
     floors = torch.full_like(scores[:, 0], float("-inf"))
     if top_k is not None:
-        kept = (top_k.clamp(max=scores.shape[1]) - 1).clamp(min=0)
-        floors = torch.where(top_k > 0, ordered.gather(1, kept[:, None])[:, 0], floors)
+        counts = (top_k.clamp(max=scores.shape[1]) - 1).clamp(min=0)
+        floors = torch.where(top_k > 0, ordered.gather(1, counts[:, None])[:, 0], floors)
     if top_p is not None:
         weights = ordered.exp().masked_fill(ordered < floors[:, None], 0.0)
         upto = weights.cumsum(1, dtype=torch.float64)
