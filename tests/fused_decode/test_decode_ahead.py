@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from shapeshift.errors import EngineError
 from shapeshift.fused_decode.engine.sampling.logit_edits import TokenRules
 from shapeshift.fused_decode.engine.sampling.sampler import Chosen
-from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.request import ABORT, Request
 from tests.fused_decode.toy import EOS, LETTERS, Run, ToyRuntime, drive_at_random, ids, text_of
 
@@ -50,17 +48,13 @@ def test_in_little_memory(seed: int) -> None:
 
 def test_a_step_is_launched_before_the_text_of_the_last_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     run, events = Run(ToyRuntime(ahead=True)), list[str]()
-    forward, result = run.runtime.forward, Chosen.result
-
-    def noted(batch: StepBatch) -> torch.Tensor:
-        events.append("launch")
-        return forward(batch)
+    result = Chosen.result
 
     def read(self: Chosen) -> Chosen:
         events.append("read")
         return result(self)
 
-    monkeypatch.setattr(run.runtime, "forward", noted)
+    run.runtime.before = lambda: events.append("launch")
     monkeypatch.setattr(Chosen, "result", read)
     request = run.submit("abc", max_tokens=4, stream=True)
     run.until_idle()

@@ -246,17 +246,11 @@ def test_a_row_whose_mask_is_not_there_sits_out_and_goes_on(ahead: bool) -> None
     assert text_of(slow) == run.runtime.text(ids("hello"), 20) and len(slow.logprobs) == 20
 
 
-def test_a_mask_that_comes_during_the_step_costs_no_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_that_comes_during_the_step_costs_no_iteration() -> None:
     runtime = ToyRuntime(slots=3)
     run = Run(runtime)
     quick = with_grammar(run, {}, max_tokens=20)
-    forward = runtime.forward
-
-    def wait_and_forward(batch: Any) -> Any:
-        wait_for(lambda: quick.grammar.is_ready)
-        return forward(batch)
-
-    monkeypatch.setattr(runtime, "forward", wait_and_forward)
+    runtime.before = lambda: wait_for(lambda: quick.grammar.is_ready)
     assert run.until_idle() == 20 and text_of(quick) == runtime.text(ids("hello"), 20)
 
 

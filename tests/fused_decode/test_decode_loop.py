@@ -10,14 +10,12 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from shapeshift.errors import CancelledRequestError, EngineError, OverloadedError
 from shapeshift.fused_decode import request as request_module
 from shapeshift.fused_decode.engine import loop
 from shapeshift.fused_decode.engine.sampling.logit_edits import token_rules
 from shapeshift.fused_decode.engine.slots import SlotTable
-from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.metrics import MODEL, REST, SAMPLING
 from shapeshift.fused_decode.request import ABORT, Request, Terminations
 from shapeshift.fused_decode.sampling_params import SamplingParams
@@ -558,13 +556,7 @@ def test_loop_metrics() -> None:
 def test_times_are_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that takes 50 ms for each step, and a request that waits for 20 ms."""
     run, now = Run(ToyRuntime(slots=1)), [1000.0]
-    forward = run.runtime.forward
-
-    def slow(batch: StepBatch) -> torch.Tensor:
-        now[0] += 0.05
-        return forward(batch)
-
-    monkeypatch.setattr(run.runtime, "forward", slow)
+    run.runtime.before = lambda: now.__setitem__(0, now[0] + 0.05)
     for module in (loop, request_module):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     request = run.submit("abc", max_tokens=4, latency_ms=1900.0)

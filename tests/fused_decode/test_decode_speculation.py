@@ -237,11 +237,11 @@ def test_times_with_beams_are_kept_apart() -> None:
     run = Run(ToyRuntime(), speculator=made)
     run.submit("hello", max_tokens=10, num_beams=2)
     run.until_idle()
-    assert made._beside_beams.knows(2) and not made._plain.knows(2)
+    assert made.beside_beams.knows(2) and not made.plain.knows(2)
     for text in ("hello", "world"):
         run.submit(text, max_tokens=10)
     run.until_idle()
-    assert made._plain.knows(2)
+    assert made.plain.knows(2)
 
 
 @pytest.mark.parametrize(

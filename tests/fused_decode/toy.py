@@ -41,7 +41,7 @@ class ToyRuntime:
     for each slot.
 
     The tokens of a row's blocks select its logits from a fixed table. The end-of-sequence token is unlikely before
-    `eos_at` tokens, and certain from then on.
+    `eos_at` tokens, and certain from then on. `before` is called when a step begins.
     """
 
     longest_step_s = 0.0
@@ -76,6 +76,7 @@ class ToyRuntime:
         self.entered = threading.Semaphore(0)
         self.pace: threading.Semaphore | None = None
         self.fail: Exception | None = None
+        self.before: Callable[[], object] = lambda: None
         self.is_closed, self.is_ready = False, True
         self.latest = np.zeros(slots, np.int64)
         self.fed_steps = 0
@@ -89,6 +90,7 @@ class ToyRuntime:
         self.is_closed = True
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
+        self.before()
         self.entered.release()
         assert self.open.wait(120)
         assert self.pace is None or self.pace.acquire(timeout=30)

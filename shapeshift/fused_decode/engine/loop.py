@@ -70,15 +70,15 @@ class DecodeLoop:
         self.slots = SlotTable(runtime.slots, runtime.max_length, pool)
         self.metrics = LoopMetrics()
         self.steps = StepCounter("decode", lambda: len(admission) > 0 or self.slots.used > 0, runtime.longest_step_s)
+        self._outbox = Outbox(deliver, options.stream_responses)
         self.scheduler = Scheduler(
             runtime,
             self.slots,
             admission,
-            outbox := Outbox(deliver, options.stream_responses),
+            self._outbox,
             self.metrics,
             options.prefill_tokens,
         )
-        self._outbox = outbox
         self._runtime = runtime
         self._sampler = Sampler(self.slots.sampling, runtime.vocab_size)
         self._speculator = options.speculator

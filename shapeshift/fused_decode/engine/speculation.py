@@ -40,13 +40,15 @@ class Speculator:
     """Proposes tokens for the decoding slots, as many as pay. Only the generating thread uses it.
 
     Proposals that are not verified cost a look-up, and what is generated instead shows how good they were.
+
+    plain, beside_beams: the times of iterations without beams, and of those with some
     """
 
     def __init__(self, most: int, shortest: int, longest: int, times: IterationTimes | None = None) -> None:
         """most, shortest, longest: see `look_up`; times: of all this loop's iterations, None: not known yet."""
         self._most, self._shortest, self._longest = most, shortest, longest
         # Beams take time of their own, so that iterations with and without them cannot be compared.
-        self._plain, self._beside_beams = times or IterationTimes(), times or IterationTimes()
+        self.plain, self.beside_beams = times or IterationTimes(), times or IterationTimes()
         self._chances: dict[Request, float] = {}
         self._proposals: list[_Proposal] = []
 
@@ -56,7 +58,7 @@ class Speculator:
         self._learn(table)
         self._proposals = []
         self._chances = {one: self._chances.get(one, FIRST_CHANCE) for one in table.owners if one is not None}
-        times = self._beside_beams if table.is_beam[slots].any() else self._plain
+        times = self.beside_beams if table.is_beam[slots].any() else self.plain
         if not slots.size or not can_pay(len(slots), self._most, times):
             return
         start = time.monotonic()
@@ -73,7 +75,7 @@ class Speculator:
 
     def observe(self, tokens: int, seconds: float, has_beams: bool = False) -> None:
         """An iteration that computed so many tokens, none of a prompt, took so long. has_beams: some were of beams."""
-        (self._beside_beams if has_beams else self._plain).observe(tokens, seconds)
+        (self.beside_beams if has_beams else self.plain).observe(tokens, seconds)
 
     def _propose(self, table: SlotTable, slots: Integers) -> list[_Proposal]:
         # A grammar says what may follow one token, not what may follow several; beams fork.
