@@ -59,6 +59,47 @@ class ImageMetrics:
         self.plan_ms.observe(plan_ms)
 
 
+class Timetable:
+    """When the device is free, and when its next batch is chosen. Times in ms."""
+
+    def __init__(self) -> None:
+        # Predicted times of the batches in flight, and the predicted end of the last one.
+        self._in_flight: deque[float] = deque()
+        self._free_at = 0.0
+        self._lead_ms = _MIN_LEAD_MS
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._in_flight
+
+    def free_from(self, now: float) -> float:
+        """When a batch that is chosen now will start."""
+        return now if self.is_idle else max(now, self._free_at)
+
+    def decision_ms(self, now: float) -> float | None:
+        """The time until the next batch is chosen if images wait; None: after the end of a batch only."""
+        if self.is_idle:
+            return 0.0
+        if len(self._in_flight) > 1 or now >= self._free_at:
+            return None
+        return max(0.0, self._free_at - self._lead_ms - now)
+
+    def decided(self, took_ms: float) -> None:
+        """Follow the time that decisions take."""
+        target = 2 * took_ms + _MIN_LEAD_MS
+        self._lead_ms = min(self._lead_ms + _LEAD_SMOOTHING * (target - self._lead_ms), _MAX_LEAD_MS)
+
+    def add(self, start: float, predicted_ms: float) -> None:
+        """A batch that is in flight from now on."""
+        self._in_flight.append(predicted_ms)
+        self._free_at = start + predicted_ms
+
+    def end(self, ended: float) -> None:
+        """The first batch in flight has ended."""
+        self._in_flight.popleft()
+        self._free_at = ended + sum(self._in_flight)
+
+
 class Executor:
     """Owns the scheduler after `start`, and the thread of the model runner.
 
@@ -78,10 +119,7 @@ class Executor:
         self.steps = [StepCounter("executor", self._has_work), self._runner.steps]
         self._closing = threading.Event()
         self._any_cancelled = threading.Event()
-        # Predicted times of the batches in flight, and the predicted end of the last one, ms.
-        self._in_flight: deque[float] = deque()
-        self._free_at = 0.0
-        self._lead_ms = _MIN_LEAD_MS
+        self._timetable = Timetable()
         self._thread = threading.Thread(target=self._serve, name="executor", daemon=True)
 
     def start(self) -> None:
@@ -136,29 +174,23 @@ class Executor:
         self._drop_cancelled()
         if self._seconds_to_decision() == 0 and not self._closing.is_set():
             began = now_ms()
-            start = max(began, self._free_at) if self._in_flight else began
+            start = self._timetable.free_from(began)
             step = self._scheduler.step(start)
             with self._failing(image.request for image in (*step.evicted, *step.images)):
                 self._settle_evicted(step, start)
                 self._run(step, start)
-            self._adapt_lead(now_ms() - began)
+            self._timetable.decided(now_ms() - began)
 
     def _has_work(self) -> bool:
         """Whether the thread has something to do now: while a batch runs, waiting images are not."""
-        return not self._events.empty() or (len(self._scheduler) > 0 and not self._in_flight)
+        return not self._events.empty() or (len(self._scheduler) > 0 and self._timetable.is_idle)
 
     # Decide and run.
 
     def _seconds_to_decision(self) -> float | None:
         """Seconds until a batch is chosen if no event comes; None: only an event leads to a decision."""
-        if not len(self._scheduler):
-            return None
-        if not self._in_flight:
-            return 0.0
-        now = now_ms()
-        if len(self._in_flight) > 1 or now >= self._free_at:
-            return None
-        return max(0.0, self._free_at - self._lead_ms - now) / 1e3
+        wait_ms = self._timetable.decision_ms(now_ms()) if len(self._scheduler) else None
+        return None if wait_ms is None else wait_ms / 1e3
 
     def _settle_evicted(self, step: Step[RequestImage], now: float) -> None:
         for image in step.evicted:
@@ -173,15 +205,9 @@ class Executor:
         if not step.images:
             return
         predicted_ms = float(self._scheduler.costs.times([len(step.images)])[0, step.gamma])
-        self._in_flight.append(predicted_ms)
-        self._free_at = start + predicted_ms
+        self._timetable.add(start, predicted_ms)
         self.num_running += len(step.images)
         self._runner.submit(step)
-
-    def _adapt_lead(self, took_ms: float) -> None:
-        """Follow the time that decisions take."""
-        needed = 2 * took_ms + _MIN_LEAD_MS
-        self._lead_ms = min(self._lead_ms + _LEAD_SMOOTHING * (needed - self._lead_ms), _MAX_LEAD_MS)
 
     # Record.
 
@@ -221,8 +247,7 @@ class Executor:
     def _record_result(self, result: BatchResult) -> None:
         images, gamma_index = result.step.images, result.step.gamma
         gamma = self._scheduler.costs.gammas[gamma_index]
-        self._in_flight.popleft()
-        self._free_at = result.ended_ms + sum(self._in_flight)
+        self._timetable.end(result.ended_ms)
         self.num_running -= len(images)
         if result.error is not None:
             self._log(f"a batch of {len(images)} images at gamma {gamma} failed: {result.error}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -175,3 +177,13 @@ def test_images_can_be_removed() -> None:
     assert made.remove(lambda one: one is gone) == [gone]
     assert made.remove(lambda one: one is gone) == []
     assert made.step(0.0).images == [kept]
+
+
+def test_planning_is_timed_in_milliseconds() -> None:
+    made = scheduler()
+    for at in (0.0, 1.0):
+        made.add(image(at, 500.0))
+        began = time.perf_counter()
+        step = made.step(at)
+        took_ms = (time.perf_counter() - began) * 1e3
+    assert took_ms / 100 < step.plan_ms <= took_ms

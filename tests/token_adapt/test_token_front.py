@@ -17,10 +17,11 @@ import pytest
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.serving.metrics import Gauge
+from shapeshift.serving.parameters import parse
 from shapeshift.token_adapt import image_decoding, loading
-from shapeshift.token_adapt.front import ImageFront
+from shapeshift.token_adapt.front import ImageFront, ImageJob
 from shapeshift.token_adapt.interfaces import Task
-from shapeshift.token_adapt.request import ImageRequest
+from shapeshift.token_adapt.request import ImageRequestOptions
 from tests import waiting
 from tests.fakes import PbUtils, Request, TritonError, as_served
 from tests.token_adapt.token_models import (
@@ -61,6 +62,16 @@ def served(model: RecordingModel) -> Iterator[ImageFront]:
 
 def texts(request: Request, name: str) -> list[str]:
     return [value.decode() for value in request.vectors(name)[:, 0]]
+
+
+def gauge(served: ImageFront, name: str) -> float:
+    """The gauge of that name."""
+    return next(one.read() for one in served.metrics() if isinstance(one, Gauge) and name in one.name)
+
+
+def all_queued(served: ImageFront) -> bool:
+    """Whether the images that the front took are decoded, and in the queue of the scheduler."""
+    return not any(counter.has_work for counter in served.steps() if counter.name in ("decode", "executor"))
 
 
 # Answers.
@@ -128,7 +139,7 @@ def test_images_of_several_tasks_share_a_batch() -> None:
     assert gate.entered.wait(120)
     others = [pixels_request(1, latency_ms=LONG_MS), pixels_request(7, task="digits", latency_ms=LONG_MS)]
     served.execute(others)
-    wait_for(lambda: len(served._executor._scheduler) == 2)
+    wait_for(partial(all_queued, served))
     gate.opened.set()
     assert texts(others[0], "LABEL") == ["dog"] and texts(others[1], "LABEL") == ["7"]
     assert [request.vectors("BATCH_SIZE").tolist() for request in others] == [[[2]], [[2]]]
@@ -148,7 +159,7 @@ def test_an_image_is_computed_at_gammas_that_its_task_has_and_booked_on_them(mod
     assert gate.entered.wait(60)
     others = [pixels_request(1), pixels_request(0, 1, task="plain"), pixels_request(1)]
     served.execute(others)
-    wait_for(lambda: len(served._executor._scheduler) == 4)
+    wait_for(partial(all_queued, served))
     gate.opened.set()
     assert [request.vectors("GAMMA").ravel().tolist() for request in others] == [[2], [0, 0], [2]]
     assert [request.vectors("BATCH_SIZE").ravel().tolist() for request in others] == [[2], [2, 2], [2]]
@@ -182,8 +193,8 @@ def test_one_batch_is_chosen_before_the_running_one_ends(monkeypatch: pytest.Mon
     requests = [pixels_request(shade, latency_ms=100 * LONG_MS) for shade in (0, 1, 1)]
     for request, running in zip(requests, (1, 2, 2), strict=True):
         served.execute([request])
-        wait_for(lambda: served._executor.num_running == running)  # noqa: B023
-    wait_for(lambda: len(served._executor._scheduler) == 1)
+        wait_for(lambda: gauge(served, "requests_running") == running)  # noqa: B023
+    wait_for(partial(all_queued, served))
     assert gate.entered.wait(120) and len(model.runs) == 1
     gate.opened.set()
     assert [texts(request, "LABEL") for request in requests] == [["cat"], ["dog"], ["dog"]]
@@ -305,17 +316,21 @@ def test_the_default_task_is_that_of_the_settings_or_the_only_one(model: Recordi
     with_own.close()
 
 
-def test_latency_and_utility_default_to_the_settings_then_to_the_task(model: RecordingModel) -> None:
-    from shapeshift.serving.parameters import parse
+def options(served: ImageFront, parameters: str) -> ImageRequestOptions:
+    """Of a request with these parameters, JSON."""
+    client: Any = None
+    return served.parse(Request(OUTPUTS, PIXELS=square(1)[None]), parse(parameters, ("task",)), client).options
 
+
+def test_latency_and_utility_default_to_the_settings_then_to_the_task(model: RecordingModel) -> None:
     made = front(model, latency_ms=250, utility=0.5)
-    assert made._options(parse('{"task": "digits"}', ("task",))).latency_ms == 250
-    assert made._options(parse('{"task": "digits"}', ("task",))).utility == 0.5
-    given = made._options(parse('{"task": "digits", "latency_ms": 9, "utility": 0}', ("task",)))
+    assert options(made, '{"task": "digits"}').latency_ms == 250
+    assert options(made, '{"task": "digits"}').utility == 0.5
+    given = options(made, '{"task": "digits", "latency_ms": 9, "utility": 0}')
     assert (given.latency_ms, given.utility) == (9, 0)
     made.close()
     plain = front(model)
-    own = plain._options(parse('{"task": "digits"}', ("task",)))
+    own = options(plain, '{"task": "digits"}')
     assert (own.latency_ms, own.utility) == (TASKS["digits"].latency_ms, TASKS["digits"].utility)
     plain.close()
 
@@ -408,14 +423,14 @@ def test_a_full_queue_refuses_requests_at_once() -> None:
 
 
 def on_cancel(served: ImageFront) -> threading.Event:
-    """Set when the executor is told of a cancellation."""
-    reported, cancel = threading.Event(), served._executor.cancel
+    """Set when a request has been cancelled."""
+    reported, cancel = threading.Event(), served.cancel
 
-    def report(request: ImageRequest) -> None:
-        cancel(request)
+    def report(job: ImageJob) -> None:
+        cancel(job)
         reported.set()
 
-    served._executor.cancel = report  # type: ignore[method-assign]
+    served.cancel = report  # type: ignore[method-assign]
     return reported
 
 
@@ -436,11 +451,6 @@ def test_a_cancelled_request_does_not_run() -> None:
     served.close()
 
 
-def images_waiting(served: ImageFront) -> float:
-    """The gauge of that name."""
-    return next(one.read() for one in served.metrics() if isinstance(one, Gauge) and "requests_waiting" in one.name)
-
-
 def test_no_images_wait_while_images_of_a_cancelled_request_run() -> None:
     gate = Gate()
     served = front(RecordingModel(gate), batch_size=2, latency_ms=LONG_MS)
@@ -448,15 +458,15 @@ def test_no_images_wait_while_images_of_a_cancelled_request_run() -> None:
     cancelled = on_cancel(served)
     served.execute([cancelled_request])
     assert gate.entered.wait(120)
-    assert (served._executor.num_running, images_waiting(served)) == (2, 1)
+    assert (gauge(served, "requests_running"), gauge(served, "requests_waiting")) == (2, 1)
     cancelled_request.sender.cancelled = True
     assert cancelled.wait(120)
     served.execute([woken])
     assert cancelled_request.refusal()[0] == TritonError.CANCELLED
-    assert (served._executor.num_running, images_waiting(served)) == (2, 0)
+    assert (gauge(served, "requests_running"), gauge(served, "requests_waiting")) == (2, 0)
     gate.opened.set()
     assert texts(woken, "LABEL") == ["dog"]
-    wait_for(lambda: served._executor.num_running == 0)
+    wait_for(lambda: gauge(served, "requests_running") == 0)
     served.close()
 
 
@@ -537,7 +547,8 @@ def test_an_emulated_model_needs_no_engines(tmp_path: Path) -> None:
     served.execute([request])
     assert texts(request, "LABEL") == ["cat"]
     served.close()
-    assert served._model.profiles[0].latency_ms[1] == pytest.approx(2 * PROFILES[0].latency_ms[1])
+    model = loading.load(stated, lambda text: None).model
+    assert model.profiles[0].latency_ms[1] == pytest.approx(2 * PROFILES[0].latency_ms[1])
 
 
 # Decoding.
@@ -596,7 +607,7 @@ def test_a_request_that_decoding_would_make_late_is_refused_at_once(
     decoding.opened.set()
     for request in (held, accepted):
         assert set(texts(request, "LABEL")) == {"dog"}
-    wait_for(lambda: served._num_unanswered == served._num_bytes == 0)
+    wait_for(lambda: served.load() == 0)
     # Measured in milliseconds.
     assert 0 < served._decoders.image_ms < 1000
 
@@ -610,7 +621,10 @@ def test_waiting_images_are_bounded_in_bytes(model: RecordingModel, monkeypatch:
     assert (code, message) == (TritonError.UNAVAILABLE, "queue_mb: 2 MiB wait, 1 more would exceed 2; retry later")
     decoding.opened.set()
     assert texts(large, "LABEL") == texts(also, "LABEL") == ["dog"]
-    wait_for(lambda: served._num_bytes == 0)
+    again = pixels_request(1, size=500, latency_ms=LONG_MS)
+    wait_for(lambda: served.load() == 0)
+    served.execute([again])
+    assert texts(again, "LABEL") == ["dog"]
     served.close()
 
 

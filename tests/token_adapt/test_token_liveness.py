@@ -71,13 +71,13 @@ def test_loading_tasks_is_no_stall() -> None:
         return []
 
     served = front(model, pb_utils)
-    (runner,) = [counter for counter in served._executor.steps if counter.name == "model-runner"]
+    (runner,) = [counter for counter in served.steps() if counter.name == "model-runner"]
     try:
         model.reload_tasks = load  # type: ignore[method-assign]
         wait_for(entered.is_set)
         request = pixels_request(1)
         served.execute([request])
-        wait_for(lambda: served._executor.num_running == 1)
+        wait_for(lambda: not any(one.has_work for one in served.steps() if one.name in ("decode", "executor")))
         assert not runner.has_work
         opened.set()
         request.vectors("LABEL")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from shapeshift.engines import hardware
 from shapeshift.errors import InvalidInputError
 from shapeshift.token_adapt import loading
 from shapeshift.token_adapt.interfaces import GammaProfile
@@ -19,29 +20,32 @@ def load(model: RecordingModel | None = None, **parameters: object) -> tuple[loa
     return loading.load(arguments(**parameters), log.append, lambda args, serving: found), log
 
 
-def sizes(memory_mb: float, batch_share: float = 0.0, batch_size: int = 64, each_mb: tuple[float, ...] = (2.0,)) -> int:
-    profiles = [GammaProfile(number, 16, {1: 1.0, 64: 7.4}, own) for number, own in enumerate(each_mb)]
-    settings = load(batch_share=batch_share, batch_size=batch_size)[0].settings
-    return loading._batch_size(profiles, settings, memory_mb)
+def sizes(memory_mb: int, batch_share: float = 0.0, batch_size: int = 64, each_mb: tuple[float, ...] = (20.0,)) -> int:
+    """The largest batch of a model whose gammas, from 0, take so much memory for an image."""
+    model = RecordingModel()
+    model.profiles = {gamma: GammaProfile(gamma, 16, {1: 1.0, 64: 7.4}, mb) for gamma, mb in enumerate(each_mb)}
+    model.gammas = tuple(model.profiles)
+    loaded, _ = load(model, memory_mb=memory_mb, batch_share=batch_share, batch_size=batch_size)
+    return loaded.costs.max_size
 
 
 @pytest.mark.parametrize(
-    ("memory_mb", "most"), [(2.1, 1), (6.0, 2), (6.1, 3), (127.0, 63), (128.0, 63), (128.1, 64), (1000.0, 64)]
+    ("memory_mb", "most"), [(21, 1), (60, 2), (61, 3), (1270, 63), (1280, 63), (1281, 64), (10_000, 64)]
 )
-def test_a_batch_stays_below_the_memory(memory_mb: float, most: int) -> None:
+def test_a_batch_stays_below_the_memory(memory_mb: int, most: int) -> None:
     assert sizes(memory_mb) == most
 
 
-@pytest.mark.parametrize("memory_mb", [1.0, 2.0])
-def test_memory_for_less_than_an_image_is_refused(memory_mb: float) -> None:
-    with pytest.raises(InvalidInputError, match=f"^memory_mb: got {memory_mb}; above 2, the memory of one image"):
+@pytest.mark.parametrize("memory_mb", [10, 20])
+def test_memory_for_less_than_an_image_is_refused(memory_mb: int) -> None:
+    with pytest.raises(InvalidInputError, match=f"^memory_mb: got {memory_mb}.0; above 20, the memory of one image"):
         sizes(memory_mb)
 
 
 def test_the_engine_of_the_least_memory_bounds_the_batch_and_none_without_memory() -> None:
-    assert sizes(6.1, each_mb=(4.0, 2.0)) == 3
-    assert sizes(6.1, each_mb=(0.0, 2.0)) == 64
-    assert sizes(6.1, batch_size=2) == 2
+    assert sizes(61, each_mb=(40.0, 20.0)) == 3
+    assert sizes(61, each_mb=(0.0, 20.0)) == 64
+    assert sizes(61, batch_size=2) == 2
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
@@ -49,8 +53,8 @@ def test_with_a_share_a_batch_is_as_large_as_the_throughput_asks(share: float) -
     """1 ms of one image, 7.4 ms of 64, and a line between them; that of the gamma nearest to 0 counts."""
     rates = [count / (1.0 + (count - 1) * 6.4 / 63) for count in range(1, 65)]
     wanted = next(count for count, rate in enumerate(rates, 1) if rate >= share * max(rates) - 1e-12)
-    assert sizes(1000.0, share) == wanted
-    assert sizes(1000.0, 0.0) == 64
+    assert sizes(10_000, share) == wanted
+    assert sizes(10_000, 0.0) == 64
 
 
 def test_what_the_tasks_say_is_logged_and_then_what_is_served() -> None:
@@ -75,16 +79,9 @@ def test_unknown_parameters_are_refused() -> None:
 
 @pytest.mark.parametrize(("memory_mb", "most"), [(0, 7), (9, 8)])
 def test_memory_is_stated_or_what_is_free(memory_mb: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int | None] = []
-
-    def available(device: int | None) -> float:
-        asked.append(device)
-        return 7.5
-
-    monkeypatch.setattr(loading, "_available_mb", available)
+    monkeypatch.setattr(hardware, "available_mb", lambda: 7.5)
     _, log = load(memory_mb=memory_mb, batch_share=0.0)
     assert f"batches of up to {most}," in log[-1]
-    assert asked == ([] if memory_mb else [None])
 
 
 @pytest.mark.parametrize(("sha256", "expected"), [("", None), ("abc", "abc")])
