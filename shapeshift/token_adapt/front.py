@@ -220,10 +220,10 @@ class ImageFront(Front[ImageJob]):
         self._num_unanswered += sign * job.num_images
         self._num_bytes += sign * job.num_bytes
 
-    def _options(self, given: RequestParameters) -> ImageRequestOptions:
+    def _options(self, parameters: RequestParameters) -> ImageRequestOptions:
         """The request's own parameters, completed by the model's settings and then by the task's."""
         tasks, settings = self._model.tasks, self._settings
-        name = given.task or self._default_task()
+        name = parameters.task or self._default_task()
         registered = ", ".join(sorted(tasks))
         if not name:
             raise InvalidInputError("parameter task", None, f"the name of a registered task ({registered})")
@@ -233,11 +233,11 @@ class ImageFront(Front[ImageJob]):
         if task.accuracy.keys().isdisjoint(self._costs.gammas):
             gammas = ", ".join(map(str, self._costs.gammas))
             raise InvalidInputError("parameter task", name, f"a task with prompts: use_gammas is {gammas}")
-        latency_ms = given.latency_ms or settings.latency_ms or task.latency_ms
+        latency_ms = parameters.latency_ms or settings.latency_ms or task.latency_ms
         if latency_ms > MAX_LATENCY_MS:
             raise InvalidInputError("parameter latency_ms", latency_ms, f"at most {MAX_LATENCY_MS:g}")
-        own = task.utility if settings.utility is None else settings.utility
-        utility = own if given.utility is None else given.utility
+        default = task.utility if settings.utility is None else settings.utility
+        utility = default if parameters.utility is None else parameters.utility
         if not 0 <= utility <= MAX_UTILITY:
             raise InvalidInputError("parameter utility", utility, f"0 to {MAX_UTILITY:g}")
         return ImageRequestOptions(task, latency_ms, utility)
@@ -245,16 +245,16 @@ class ImageFront(Front[ImageJob]):
     def _default_task(self) -> str:
         """The task of requests that name none; empty where they must name one."""
         tasks = self._model.tasks
-        own = next((task.name for task in tasks.values() if task.is_default or len(tasks) == 1), "")
-        return self._settings.task or own
+        name = next((task.name for task in tasks.values() if task.is_default or len(tasks) == 1), "")
+        return self._settings.task or name
 
     def _images(self, request: InferenceRequest) -> Images:
         """The images of a request. Checks shapes, types and the size of PIXELS only."""
         files, pixels = (self._array(request, name) for name in ("IMAGE", "PIXELS"))
         if (files is None) == (pixels is None):
-            given = "none" if files is None else "IMAGE and PIXELS"
-            raise InvalidInputError("inputs", given, "either IMAGE or PIXELS")
-        wanted, max_pixels = self._model.preprocessing, self._settings.max_pixels
+            inputs = "none" if files is None else "IMAGE and PIXELS"
+            raise InvalidInputError("inputs", inputs, "either IMAGE or PIXELS")
+        preprocessing, max_pixels = self._model.preprocessing, self._settings.max_pixels
         if files is not None:
             if files.ndim != 2 or files.shape[1] != 1 or not len(files):
                 raise InvalidInputError("IMAGE", list(files.shape), "shape [n, 1] with n at least 1")
@@ -263,14 +263,16 @@ class ImageFront(Front[ImageJob]):
             return Images(
                 len(contents),
                 num_bytes,
-                lambda row: image_decoding.decode(contents[row], wanted, max_pixels, row),
+                lambda row: image_decoding.decode(contents[row], preprocessing, max_pixels, row),
             )
         if pixels.ndim != 4 or pixels.shape[3] != _CHANNELS or 0 in pixels.shape:
             raise InvalidInputError("PIXELS", list(pixels.shape), "shape [n, height, width, 3], all above 0")
         image_decoding.require_size(pixels.shape[2], pixels.shape[1], max_pixels, 0)
         # Triton frees its buffer when `execute` returns.
         copied = np.array(pixels, dtype=np.uint8)
-        return Images(len(copied), copied.nbytes, lambda row: image_decoding.fit(copied[row], wanted, max_pixels, row))
+        return Images(
+            len(copied), copied.nbytes, lambda row: image_decoding.fit(copied[row], preprocessing, max_pixels, row)
+        )
 
     def _array(self, request: InferenceRequest, name: str) -> Any:
         tensor = self.pb_utils.get_input_tensor_by_name(request, name)

@@ -17,7 +17,7 @@ _LONGEST = 16
 _WHITE = (255, 255, 255, 255)
 
 
-def decode(data: bytes, wanted: Preprocessing, max_pixels: int, row: int | None = None) -> Pixels:
+def decode(data: bytes, preprocessing: Preprocessing, max_pixels: int, row: int | None = None) -> Pixels:
     """A JPEG or PNG file of any mode as uint8 RGB [size, size, 3], turned as its EXIF orientation says.
 
     Raises InvalidInputError naming `row` for other data, truncated files, and more than `max_pixels` pixels, checked
@@ -27,7 +27,7 @@ def decode(data: bytes, wanted: Preprocessing, max_pixels: int, row: int | None 
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             require_size(*image.size, max_pixels, row)
             ImageOps.exif_transpose(image, in_place=True)
-            return _square(_rgb(image, wanted.on_white), wanted)
+            return _square(_rgb(image, preprocessing.on_white), preprocessing)
     except (InvalidInputError, MemoryError):
         raise
     except Image.DecompressionBombError:
@@ -39,21 +39,21 @@ def decode(data: bytes, wanted: Preprocessing, max_pixels: int, row: int | None 
             "IMAGE", f"{len(data)} bytes of another format", "a complete JPEG or PNG file", row
         ) from None
     except Exception as error:  # noqa: BLE001  Pillow raises many types for damaged files
-        given = f"{len(data)} bytes ({error or type(error).__name__})"
-        raise InvalidInputError("IMAGE", given, "a complete JPEG or PNG file", row) from None
+        received = f"{len(data)} bytes ({error or type(error).__name__})"
+        raise InvalidInputError("IMAGE", received, "a complete JPEG or PNG file", row) from None
 
 
-def fit(pixels: Pixels, wanted: Preprocessing, max_pixels: int, row: int | None = None) -> Pixels:
+def fit(pixels: Pixels, preprocessing: Preprocessing, max_pixels: int, row: int | None = None) -> Pixels:
     """RGB pixels [height, width, 3] as uint8 [size, size, 3]; those that have this shape stay as they are.
 
     Raises InvalidInputError naming `row`.
     """
     if pixels.ndim != 3 or pixels.shape[2] != _CHANNELS or 0 in pixels.shape:
         raise InvalidInputError("PIXELS", list(pixels.shape), "shape [height, width, 3], all above 0", row)
-    if pixels.shape[:2] == (wanted.size, wanted.size):
+    if pixels.shape[:2] == (preprocessing.size, preprocessing.size):
         return pixels
     require_size(pixels.shape[1], pixels.shape[0], max_pixels, row)
-    return _square(Image.fromarray(pixels), wanted)
+    return _square(Image.fromarray(pixels), preprocessing)
 
 
 def require_size(width: int, height: int, max_pixels: int, row: int | None = None) -> None:
@@ -69,16 +69,16 @@ def _rgb(image: Image.Image, on_white: bool) -> Image.Image:
     return image.convert("RGB")
 
 
-def _square(image: Image.Image, wanted: Preprocessing) -> Pixels:
+def _square(image: Image.Image, preprocessing: Preprocessing) -> Pixels:
     """The image resized, and the centre of that."""
-    size = wanted.size
-    if wanted.edge == "shortest":
+    size = preprocessing.size
+    if preprocessing.edge == "shortest":
         image = _without_ends(image)
-    image = image.resize(_resized(image.size, wanted), Image.Resampling[wanted.filter.upper()])
-    left, top = (_margin(edge, size, wanted.rounding) for edge in image.size)
+    image = image.resize(_resized(image.size, preprocessing), Image.Resampling[preprocessing.filter.upper()])
+    left, top = (_margin(edge, size, preprocessing.rounding) for edge in image.size)
     image = image.crop((left, top, left + min(image.width, size), top + min(image.height, size)))
     if image.size != (size, size):
-        bordered = Image.new("RGB", (size, size), wanted.border)
+        bordered = Image.new("RGB", (size, size), preprocessing.border)
         bordered.paste(image, ((size - image.width) // 2, (size - image.height) // 2))
         image = bordered
     return np.asarray(image, dtype=np.uint8)
@@ -91,12 +91,12 @@ def _without_ends(image: Image.Image) -> Image.Image:
     return image.crop((left, top, image.width - left, image.height - top)) if left or top else image
 
 
-def _resized(size: tuple[int, int], wanted: Preprocessing) -> tuple[int, int]:
+def _resized(size: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
     """Width and height after resizing an image of this width and height."""
-    target = wanted.resized or wanted.size
-    if wanted.edge == "both":
+    target = preprocessing.resized or preprocessing.size
+    if preprocessing.edge == "both":
         return target, target
-    if wanted.edge == "longest":
+    if preprocessing.edge == "longest":
         width, height = (max(1, round(edge / (max(size) / target))) for edge in size)
     else:
         width, height = (int(target * edge / min(size)) for edge in size)

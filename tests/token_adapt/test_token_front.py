@@ -397,8 +397,7 @@ def test_a_failed_batch_fails_only_its_own_requests() -> None:
     served.close()
 
 
-def test_tasks_are_reloaded_between_batches(model: RecordingModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shapeshift.token_adapt.model_runner._RELOAD_PERIOD_S", 0.01)
+def test_tasks_are_reloaded_between_batches(model: RecordingModel) -> None:
     pb_utils = PbUtils()
     served = front(model, pb_utils)
     model.messages = ["task weeds: refused"]

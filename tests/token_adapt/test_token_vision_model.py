@@ -10,9 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shapeshift.engines.hardware import cores
+from shapeshift.engines.manifest import list_files
+from shapeshift.errors import EngineError
 from shapeshift.settings import Choices
-from shapeshift.token_adapt.interfaces import Task
+from shapeshift.token_adapt.interfaces import Preprocessing, Task
 from shapeshift.token_adapt.model import vision_model
+from shapeshift.token_adapt.model.manifest import BatchLatency, GammaEntry, ImageManifest
+from shapeshift.token_adapt.model.prompt_folding import FILE_NAME as FOLDING
+from shapeshift.token_adapt.model.prompt_folding import PromptFolding
 from shapeshift.token_adapt.model.vision_model import VisionModel
 from shapeshift.token_adapt.tasks.folder import Head, TaskParts
 
@@ -75,36 +81,52 @@ class Provider:
 PROVIDER = Provider()
 
 
-@pytest.mark.parametrize(("threads", "each"), [(0, 5), (3, 3)])
-def test_engines_share_weights_and_have_the_threads_that_are_stated_or_all_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, each: int
-) -> None:
-    entries = [
-        SimpleNamespace(gamma=gamma, folder=f"g{gamma}", precision=kind, tokens=1, memory_mb=1.0, latency=[])
-        for gamma, kind in ((-4, "f32"), (0, "bf16"), (2, "bf16"))
-    ]
-    manifest = SimpleNamespace(
-        **dict.fromkeys(("preprocessing", "checkpoint_sha256", "files", "heads", "epsilon", "labels")),
-        **dict.fromkeys(("depth", "width", "features"), 1),
-        provider="fake",
-        engines=entries,
+def write_engines(folder: Path) -> None:
+    """A folder of engines of provider `fake`, of one block of width 2."""
+    entries = tuple(
+        GammaEntry(gamma, f"g{gamma}", precision, 1, 1.0, 0.0, 1.0, None, (BatchLatency(1, 3.0, 9.0, 2.0),))
+        for gamma, precision in ((-4, "f32"), (0, "bf16"), (2, "bf16"))
     )
-    found = Provider()
-    monkeypatch.setitem(globals(), "PROVIDER", found)
+    norm, projection = np.zeros((1, 2), np.float32), np.zeros((1, 4, 2), np.float32)
+    PromptFolding(norm, norm, projection, np.zeros((1, 4), np.float32), 1, 1e-6).save(folder)
+    texts: Any = dict.fromkeys(("build_key", "provider_version", "reference", "tolerance", "hardware"), "")
+    sizes: Any = {"threads": 1, "width": 2, "depth": 1, "heads": 1, "epsilon": 1e-6, "features": 2}
+    ImageManifest(
+        model="m",
+        family="f",
+        checkpoint_sha256="c",
+        provider="fake",
+        precision="bf16",
+        preprocessing=Preprocessing(2),
+        labels=(),
+        files=list_files(folder),
+        engines=entries,
+        **texts,
+        **sizes,
+    ).save(folder)
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_engines_share_weights_and_have_the_threads_that_are_stated_or_all_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    write_engines(tmp_path)
+    provider = Provider()
+    monkeypatch.setitem(globals(), "PROVIDER", provider)
     monkeypatch.setattr(vision_model.lookup, "PROVIDERS", Choices("provider", {"fake": f"{__name__}:PROVIDER"}))
-    monkeypatch.setattr(vision_model.image_manifest, "load", lambda folder, sha256: manifest)
-    monkeypatch.setattr(vision_model.prompt_folding, "load", lambda *given: Doubling())
-    monkeypatch.setattr(vision_model, "check_files", lambda *given: None)
-    monkeypatch.setattr(vision_model, "cores", lambda: 5)
     model = vision_model.open_model(tmp_path, tmp_path, threads, device=7)
-    assert [one[:4] for one in found.opened] == [
+    each = threads or cores()
+    assert [one[:4] for one in provider.opened] == [
         ("g-4", "f32", each, 7),
         ("g0", "bf16", each, 7),
         ("g2", "bf16", each, 7),
     ]
-    beside = [one[4] for one in found.opened]
+    beside = [one[4] for one in provider.opened]
     assert beside[0] is None and [one.number for one in beside[1:]] == [1, 1]
     assert model.gammas == GAMMAS and not model.tasks
+    (tmp_path / FOLDING).write_bytes(b"")
+    with pytest.raises(EngineError, match="0 bytes"):
+        vision_model.open_model(tmp_path, tmp_path, threads)
 
 
 def parts(name: str, sign: float, prompts: bool) -> TaskParts:
@@ -181,15 +203,15 @@ def test_large_logits_do_not_overflow(made: Made) -> None:
     assert found.tolist() == [1.0, 0.0]
 
 
-def test_the_own_classifier_loses_a_little_accuracy_with_each_merged_patch(made: Made) -> None:
+def test_the_own_classifier_loses_a_little_accuracy_with_each_merged_patch(made: Made, tmp_path: Path) -> None:
     model, _ = made
     model.add_classifier(parts("own", 1.0, True))
     (task,) = model.tasks.values()
     assert task.is_default and task.name == "own" and (task.latency_ms, task.utility) == (100.0, 1.0)
     # Of 16 tokens 4 are merged at -4; without prompts it is not computed at 2.
     assert task.accuracy == pytest.approx({-4: 1.0 - 0.1 * 4 / 16, 0: 1.0})
-    (model._tasks_dir / "registry.json").write_text("{")
+    (tmp_path / "registry.json").write_text("{")
     (message,) = model.reload_tasks()
-    assert message.startswith(f"{model._tasks_dir}: ") and list(model.tasks) == ["own"]
-    (model._tasks_dir / "registry.json").unlink()
+    assert message.startswith(f"{tmp_path}: ") and list(model.tasks) == ["own"]
+    (tmp_path / "registry.json").unlink()
     assert model.reload_tasks() == [] and list(model.tasks) == ["own"]

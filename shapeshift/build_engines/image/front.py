@@ -130,8 +130,8 @@ def served(result: ImageManifest) -> str:
 
 
 def _require_task(task: str, registered: Collection[str]) -> None:
-    known = ", ".join(sorted(registered)) or "no task yet"
-    require(not task or task in registered, "task", task, f"a registered task, or left out; registered: {known}")
+    names = ", ".join(sorted(registered)) or "no task yet"
+    require(not task or task in registered, "task", task, f"a registered task, or left out; registered: {names}")
 
 
 def _write_folder(planned: ImagePlan, engines: Path, result: ImageManifest, paths: BuildPaths) -> None:

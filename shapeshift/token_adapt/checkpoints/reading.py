@@ -1,4 +1,10 @@
-"""From a checkpoint's folder to its description: timm's name an architecture, those of transformers a model_type."""
+"""From a checkpoint's folder to its description: timm's name an architecture, those of transformers a model_type.
+
+The libraries themselves do not read it. timm requires torchvision, which PyPI has only for a torch with CUDA:
+installing it replaces the CPU's torch. Their models would still need the tables of names, since `UnifiedViT` has other
+tensors, and they fill in what a checkpoint lacks, where this package names the file and the field. Tests hold the
+answers of both against ours.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +44,6 @@ def describe(checkpoint: Checkpoint) -> Description:
     headers = weight_headers.read(checkpoint.folder)
     shapes = {name: header.shape for name, header in headers.items()}
     read = timm.describe if "architecture" in config else huggingface.describe
-    found = read(checkpoint.folder, config, shapes)
-    weight_headers.require_floats({name: header for name, header in headers.items() if name.startswith(found.root)})
-    return found
+    described = read(checkpoint.folder, config, shapes)
+    weight_headers.require_floats({name: header for name, header in headers.items() if name.startswith(described.root)})
+    return described

@@ -136,8 +136,8 @@ class ImageScheduler(Generic[ImageT]):
         """Remove and return the images for which `unwanted` is true."""
         removed = {image for batch in self._queue.batches for image in batch.images if unwanted(image)}
         if removed:
-            kept = [[image for image in batch.images if image not in removed] for batch in self._queue.batches]
-            self._queue.batches = [Batch(images) for images in kept if images]
+            remaining = [[image for image in batch.images if image not in removed] for batch in self._queue.batches]
+            self._queue.batches = [Batch(images) for images in remaining if images]
         return list(removed)
 
     def step(self, now: float) -> Step[ImageT]:

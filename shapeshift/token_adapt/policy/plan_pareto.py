@@ -20,11 +20,11 @@ def solve(problem: PlanProblem, tick_ms: float = 0.0) -> list[int]:
         gammas, sources = np.nonzero(ends < deadline)
         ends = np.concatenate([clocks, ends[gammas, sources]])
         totals = np.concatenate([values, values[sources] + utilities[gammas]])
-        kept = _pareto_front(ends, totals)
-        clocks, values = ends[kept], totals[kept]
+        undominated = _pareto_front(ends, totals)
+        clocks, values = ends[undominated], totals[undominated]
         num_skipped = len(ends) - len(gammas)
-        chosen = np.concatenate([np.full(num_skipped, SKIP), gammas])[kept]
-        previous = np.concatenate([np.arange(num_skipped), sources])[kept]
+        chosen = np.concatenate([np.full(num_skipped, SKIP), gammas])[undominated]
+        previous = np.concatenate([np.arange(num_skipped), sources])[undominated]
         steps.append((chosen, previous))
     plan, state = [], len(values) - 1
     for chosen, previous in reversed(steps):
@@ -38,5 +38,5 @@ def _pareto_front(clocks: Floats, values: Floats) -> Integers:
     order = np.lexsort((-values, clocks))
     ranked = values[order]
     best_before = np.concatenate([[-np.inf], np.maximum.accumulate(ranked)[:-1]])
-    kept: Integers = order[ranked > best_before]
-    return kept
+    undominated: Integers = order[ranked > best_before]
+    return undominated

@@ -189,8 +189,8 @@ def _tensors(file: Path) -> dict[str, Array]:
 def _checked_tensor(file: str, name: str, tensors: Mapping[str, Array], shape: tuple[int, ...]) -> Array:
     value = tensors.get(name)
     if value is None or value.shape != shape or value.dtype not in (np.float32, np.float16):
-        given = None if value is None else f"{value.dtype} {value.shape}"
-        raise InvalidInputError(f"{file}: {name}", given, f"f32 or f16 of shape {shape}")
+        actual = None if value is None else f"{value.dtype} {value.shape}"
+        raise InvalidInputError(f"{file}: {name}", actual, f"f32 or f16 of shape {shape}")
     if not np.isfinite(value).all():
         raise InvalidInputError(f"{file}: {name}", "NaN or infinity", "finite numbers")
     return value.astype(np.float32)

@@ -54,8 +54,8 @@ def remove(tasks_dir: Path, name: str) -> None:
     """Remove the entry of a task; only the registry's own copy is deleted, later. Raises NotFoundError."""
     with _changing(tasks_dir) as content:
         if name not in content.entries:
-            known = ", ".join(sorted(content.entries)) or "none"
-            raise NotFoundError(f"name: no task {name!r} in {tasks_dir}; registered: {known}")
+            registered = ", ".join(sorted(content.entries)) or "none"
+            raise NotFoundError(f"name: no task {name!r} in {tasks_dir}; registered: {registered}")
         _retire(tasks_dir, content, content.entries.pop(name))
         content.removed[name] = Registry(tasks_dir, KIND).now_s()
 
@@ -79,23 +79,23 @@ def _retire(tasks_dir: Path, content: Content, fields: dict[str, Any], keep: str
 
 def take_over(tasks_dir: Path, starter_dir: Path) -> None:
     """Write the tasks that `with_starter` lists into the registry of `tasks_dir`."""
-    wanted = {entry.name: entry for entry in with_starter(tasks_dir, starter_dir)}
-    if {entry.name: entry for entry in read(tasks_dir)} == wanted:
+    entries = {entry.name: entry for entry in with_starter(tasks_dir, starter_dir)}
+    if {entry.name: entry for entry in read(tasks_dir)} == entries:
         return
-    for entry in wanted.values():
+    for entry in entries.values():
         add(tasks_dir, entry)
 
 
 def with_starter(tasks_dir: Path, starter_dir: Path) -> list[TaskEntry]:
     """The tasks of `tasks_dir`, and those of `starter_dir` that were neither removed nor replaced there."""
-    own, removed = {entry.name: entry for entry in read(tasks_dir)}, Registry(tasks_dir, KIND).read().removed
+    tasks, removed = {entry.name: entry for entry in read(tasks_dir)}, Registry(tasks_dir, KIND).read().removed
     for entry in read(starter_dir):
-        kept = own.get(entry.name)
-        is_starter = kept is not None and kept.folder.resolve() == entry.folder.resolve()
-        if is_starter or (kept is None and entry.name not in removed):
+        current = tasks.get(entry.name)
+        is_starter = current is not None and current.folder.resolve() == entry.folder.resolve()
+        if is_starter or (current is None and entry.name not in removed):
             folder = tasks_dir / _path_of(tasks_dir, entry.folder)
-            own[entry.name] = TaskEntry(entry.name, folder, entry.sha256)
-    return [own[name] for name in sorted(own)]
+            tasks[entry.name] = TaskEntry(entry.name, folder, entry.sha256)
+    return [tasks[name] for name in sorted(tasks)]
 
 
 def _entry(tasks_dir: Path, name: str, fields: dict[str, Any]) -> TaskEntry:
