@@ -139,13 +139,6 @@ def boolean(name: str, value: Any) -> bool:
     return value
 
 
-def text(name: str, value: Any) -> str:
-    """A string."""
-    if not isinstance(value, str):
-        raise InvalidInputError(name, value, "a string")
-    return value
-
-
 def identifier(name: str, value: Any) -> int | str:
     """A whole number or a string."""
     if isinstance(value, bool) or not isinstance(value, int | str):

@@ -9,6 +9,7 @@ import pytest
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.registry import FILE, FolderWatch, Registry
+from tests.registry_mirror.remote_registry import let_a_minute_pass
 
 ENTRY = {"sha256": "0" * 64, "folder": "x"}
 
@@ -85,25 +86,23 @@ def test_each_change_is_reported_once(tmp_path: Path) -> None:
     assert watch.has_changed() and not watch.has_changed()
 
 
-def test_what_no_entry_names_is_deleted_after_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, now = tmp_path / "registry", [1000.0]
-    monkeypatch.setattr(Registry, "now_s", lambda registry: now[0])
+def test_what_no_entry_names_is_deleted_after_a_minute(tmp_path: Path) -> None:
+    folder = tmp_path / "registry"
     (folder / "old-folder").mkdir(parents=True)
     for name in ("old-folder/file", "old-file", "kept", "foreign"):
         (folder / name).touch()
     (tmp_path / "outside").touch()
     registry = Registry(folder, "tasks")
     with registry.changing() as content:
-        for place in ("old-folder", "old-file", "kept", "../outside"):
+        for place in ("old-folder", "old-file", "kept", "../outside", "foreign"):
             registry.retire(content, place)
         registry.retire(content, "kept", keep="kept")
         registry.retire(content, None, keep="new")
-        content.removed["foreign"] = now[0]
         registry.sweep(content)
     assert set(registry.read().removed) == {"old-folder", "old-file", "../outside", "foreign"}
-    now[0] += 60.0
+    let_a_minute_pass(folder, "tasks")
     with registry.changing() as content:
         registry.sweep(content, lambda place: place != "foreign")
-    assert registry.read().removed == {"foreign": 1000.0}
+    assert set(registry.read().removed) == {"foreign"}
     assert {file.name for file in folder.iterdir()} == {"kept", "foreign", "registry.json", ".lock"}
     assert (tmp_path / "outside").exists()

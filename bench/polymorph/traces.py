@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bench.polymorph.fleet import LatencyCurve
 from client.open_loop import PlannedRequest
 from shapeshift.workloads import arrivals, lengths
-from shapeshift.workloads.drift import drifting
+from shapeshift.workloads.lengths import drifting
 
 _BURSTS = arrivals.parse_states("0.8:8,1.8:2")
 """Rates relative to the mean, and their durations in seconds: 1.8 times the rate for a fifth of the time."""

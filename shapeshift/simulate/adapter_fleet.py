@@ -52,11 +52,11 @@ def run_fleet(
             looked_at = request.at_s
             seen = {name: float(work.of_server(server)) for name, server in servers.items()}
             passed_on = {name: dict.fromkeys(names, 0.0) for name in names}
-        own = names[place % len(names)]
-        loads = {name: seen[name] + passed_on[own][name] for name in names}
-        loads[own] = float(work.of_server(servers[own]))
-        chosen = choose(request, loads, own)
-        passed_on[own][chosen] += work.of_request(request)
+        entry = names[place % len(names)]
+        loads = {name: seen[name] + passed_on[entry][name] for name in names}
+        loads[entry] = float(work.of_server(servers[entry]))
+        chosen = choose(request, loads, entry)
+        passed_on[entry][chosen] += work.of_request(request)
         servers[chosen].offer(request)
         places[chosen].append(place)
     return {name: server.run() for name, server in servers.items()}, places
@@ -64,7 +64,7 @@ def run_fleet(
 
 def first_s(results: Mapping[str, SimulationResult], places: Mapping[str, Sequence[int]]) -> NDArray[np.float64]:
     """Seconds from arrival to the first token, of all requests in order of arrival."""
-    found = np.empty(sum(map(len, places.values())))
-    for name, own in places.items():
-        found[np.asarray(own, int)] = results[name].first_s
-    return found
+    times = np.empty(sum(map(len, places.values())))
+    for name, numbers in places.items():
+        times[np.asarray(numbers, int)] = results[name].first_s
+    return times

@@ -77,13 +77,13 @@ class SimulatedPool:
     def acquire(self, adapter: str | None, tokens: int = 0) -> bool:
         if adapter is None:
             return tokens <= self.free_tokens
-        found = self._resident.get(adapter)
-        taken = 0 if found is None or found.users else -(-found.info.bytes // self._token_bytes)
-        if found is None or tokens > self.free_tokens - taken:
+        resident = self._resident.get(adapter)
+        taken = 0 if resident is None or resident.users else -(-resident.info.bytes // self._token_bytes)
+        if resident is None or tokens > self.free_tokens - taken:
             return False
-        found.users += 1
-        found.freq += 1
-        found.last, found.base = self.now, self._clock
+        resident.users += 1
+        resident.freq += 1
+        resident.last, resident.base = self.now, self._clock
         return True
 
     def release(self, adapter: str | None) -> None:
@@ -189,6 +189,6 @@ class SimulatedPool:
         return True
 
     def _drop_unused(self, adapter: str) -> None:
-        found = self._resident.get(adapter)
-        if found is not None and not self._options.caching and not found.users and adapter not in self._queued:
+        resident = self._resident.get(adapter)
+        if resident is not None and not self._options.caching and not resident.users and adapter not in self._queued:
             del self._resident[adapter]

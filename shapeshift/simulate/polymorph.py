@@ -175,10 +175,10 @@ class _Cluster:
         if scheme.scaling == "headroom":
             spent = sum(q * ms for q, ms in zip(demand, self._model.service_ms, strict=True))
             load = spent / self._model.slo_ms
-            wanted, self._spare = binpacking.scale(
+            workers, self._spare = binpacking.scale(
                 load, 1.0, len(numbers), scheme.min_workers, scheme.max_workers, self._spare
             )
-            return wanted - len(numbers), least_busy
+            return workers - len(numbers), least_busy
         p98 = float(np.percentile(latencies, 98)) if len(latencies) else 0.0
         if p98 >= autoscale.PAPER.in_share * self._model.slo_ms:
             self._fast_since = now
@@ -192,8 +192,8 @@ class _Cluster:
 
     def _counts(self, workers: int, demand: list[float]) -> Sequence[int]:
         model, scheme = self._model, self._scheme
-        stated = problem.of_services(workers, demand, model.service_ms, model.slo_ms, scheme.curve, scheme.cap_last)
-        return allocate(stated, scheme.allocation).counts
+        services = problem.of_services(workers, demand, model.service_ms, model.slo_ms, scheme.curve, scheme.cap_last)
+        return allocate(services, scheme.allocation).counts
 
     def _demand(self, first: int, last: int) -> list[float]:
         """Requests of each bin within one objective, over the arrivals [first, last)."""

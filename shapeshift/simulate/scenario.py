@@ -26,8 +26,8 @@ class Model:
 
     def single(self, dynamic_ms: Sequence[float] | None = None) -> Model:
         """The model with one runtime: padded to the longest length (ST), or dynamic (DT) with these service times."""
-        given = None if dynamic_ms is None else tuple(dynamic_ms)
-        return Model(self.edges[-1:], self.service_ms[-1:], self.slo_ms, given)
+        dynamic = None if dynamic_ms is None else tuple(dynamic_ms)
+        return Model(self.edges[-1:], self.service_ms[-1:], self.slo_ms, dynamic)
 
     def capacities(self) -> list[int]:
         """M_i: requests that one instance of each bin serves within the objective."""

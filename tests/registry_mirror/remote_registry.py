@@ -14,7 +14,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from shapeshift.registry import FILE, Layout
+from shapeshift.registry import FILE, Layout, Registry
 from shapeshift.settings import require
 
 PROTOCOL = "heldback"
@@ -49,6 +49,13 @@ def check(name: str, fields: dict[str, Any]) -> None:
 
 LAYOUT = Layout("tasks", "folder", ("a", "b"), digest, check)
 TABLES = Layout("candidates", "table", (), lambda file: hashlib.sha256(file.read_bytes()).hexdigest(), check)
+
+
+def let_a_minute_pass(folder: Path, kind: str) -> None:
+    """For what was removed from the registry in `folder`."""
+    with Registry(folder, kind).changing() as content:
+        for name in content.removed:
+            content.removed[name] -= 61.0
 
 
 class RemoteRegistry:

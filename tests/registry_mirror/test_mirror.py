@@ -15,7 +15,7 @@ import pytest
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
 from shapeshift.registry import FILE, Registry
 from shapeshift.registry_mirror.mirror import Mirror
-from tests.registry_mirror.remote_registry import LAYOUT, TABLES, HeldBack, RemoteRegistry
+from tests.registry_mirror.remote_registry import LAYOUT, TABLES, HeldBack, RemoteRegistry, let_a_minute_pass
 
 
 @pytest.fixture
@@ -38,13 +38,6 @@ def entries(folder: Path) -> dict[str, dict[str, Any]]:
 def texts(folder: Path) -> dict[str, str]:
     """What the files of each entry hold."""
     return {name: (folder / entry["folder"] / "a").read_text() for name, entry in entries(folder).items()}
-
-
-def let_a_minute_pass(folder: Path) -> None:
-    """For what was removed from the copy's registry."""
-    with Registry(folder, LAYOUT.kind).changing() as content:
-        for name in content.removed:
-            content.removed[name] -= 61.0
 
 
 def left_over(folder: Path) -> list[str]:
@@ -284,13 +277,13 @@ def test_removed_files_stay_for_a_while(mirror: Mirror, folder: Path, remote: Re
     assert list(entries(folder)) == ["two"] and kept.is_dir()
     remote.entries["one"] = one
     remote.publish()
-    let_a_minute_pass(folder)
+    let_a_minute_pass(folder, LAYOUT.kind)
     mirror.update()
     assert texts(folder)["one"] == "first", "what is added again stays"
     del remote.entries["one"]
     remote.publish()
     mirror.update()
-    let_a_minute_pass(folder)
+    let_a_minute_pass(folder, LAYOUT.kind)
     mirror.update()
     assert not kept.exists() and texts(folder) == {"two": "second"}
 

@@ -8,7 +8,7 @@ import pytest
 from shapeshift.simulate.polymorph import run
 from shapeshift.simulate.scenario import Model, Scheme
 from shapeshift.workloads import arrivals, lengths
-from shapeshift.workloads.drift import drifting
+from shapeshift.workloads.lengths import drifting
 
 ONE = Model((512,), (10.0,), 100.0)
 TWO = Model((128, 512), (10.0, 40.0), 400.0)

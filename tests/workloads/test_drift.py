@@ -7,7 +7,7 @@ import pytest
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.workloads import lengths
-from shapeshift.workloads.drift import drifting
+from shapeshift.workloads.lengths import drifting
 
 
 def test_without_drift_the_distribution_is_unchanged() -> None:
