@@ -19,6 +19,8 @@ from shapeshift.errors import InvalidInputError, did_you_mean, unknown
 T = TypeVar("T")
 
 REMOVED: dict[str, str] = {
+    "max_latency_ms": "choose by `shapeshift cascade select --max-latency-ms`",
+    "min_accuracy": "choose by `shapeshift cascade select --min-accuracy`, or send the request parameter",
     "call_threads": "queue_calls bounds the calls to later levels",
     "retry_ms": "leave it out, a level that failed is called again after a second or longer",
     "compaction": "leave it out, nothing is copied where requests end",

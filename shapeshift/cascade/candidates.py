@@ -227,7 +227,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ServingCandidate:
-    """The candidate that serves a task; pinned: even if another one meets the targets."""
+    """The candidate that serves a task; pinned: also where a table comes from another CPU, see `local_candidates`."""
 
     table: CandidateTable
     candidate: Candidate

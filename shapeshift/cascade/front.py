@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from shapeshift import settings
 from shapeshift.cascade import candidates
 from shapeshift.cascade.candidates import LAYOUT, Candidate, ServingCandidate
 from shapeshift.cascade.level_client import LevelClient, LevelGoneError
-from shapeshift.cascade.policy.selection import choose
 from shapeshift.cascade.request import ClassifyRequest, Row
 from shapeshift.cascade.service import CascadeService
 from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
@@ -75,7 +73,7 @@ class CascadeFront(Front[ClassifyRequest]):
         self._registry_file = FolderWatch(self._candidates / FILE)
         # The state that is read next is not a change.
         self._registry_file.has_changed()
-        self._serving = self._find()
+        self._serving = candidates.serving(self._candidates, self._settings.task)
         # The first service does not wait for its later levels: the first level can answer without them.
         self._service = self._open(self._serving)
         self._cascade_metrics = CascadeMetrics(self._serving.candidate)
@@ -152,18 +150,6 @@ class CascadeFront(Front[ClassifyRequest]):
 
     # The candidate that serves.
 
-    def _find(self) -> ServingCandidate:
-        """The candidate that the registry names; if it pins none and the settings state targets, the one that fits."""
-        least, most_ms = self._settings.min_accuracy, self._settings.max_latency_ms
-        serving = candidates.serving(self._candidates, self._settings.task)
-        if serving.pinned or not (least or most_ms):
-            return serving
-        choice = choose(serving.table.candidates, least, most_ms)
-        if choice.selected is None:
-            missed = f"no candidate of task {self._settings.task} meets min_accuracy and max_latency_ms"
-            self.log(f"{missed}; the best is {choice.nearest.name}")
-        return replace(serving, candidate=choice.serving)
-
     def _open(self, serving: ServingCandidate) -> CascadeService:
         if serving.table.pairs != self._pairs:
             inputs = "pairs" if serving.table.pairs else "single texts"
@@ -184,7 +170,7 @@ class CascadeFront(Front[ClassifyRequest]):
 
     def _swap(self) -> None:
         """Serve with the candidate that the registry names now, once its later levels answer."""
-        serving = self._find()
+        serving = candidates.serving(self._candidates, self._settings.task)
         if (serving.candidate, serving.table) == (self._serving.candidate, self._serving.table):
             return
         for model in serving.candidate.levels[1:]:

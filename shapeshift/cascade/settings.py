@@ -30,9 +30,7 @@ class CascadeSettings:
 
     candidates_dir   registry.json and the candidate tables: a URL, or a folder, absolute, in the model's folder, or
                      under build/checkpoints/ or checkpoints/
-    task             the task to serve; its candidate meets the targets, or is named by the registry
-    min_accuracy     target of the accuracy bound, 0 to 1; 0: none
-    max_latency_ms   target of its mean engine and control time; 0: none
+    task             the task to serve, by the candidate that the registry names
     seed             of the random draws of Eq. 4
     engine_threads   threads that run the first level's engines; 0: one per core
     queue_rows       most texts that may wait for the first level; a request that does not fit is answered UNAVAILABLE
@@ -50,8 +48,6 @@ class CascadeSettings:
 
     candidates_dir: str
     task: str
-    min_accuracy: float = 0.0
-    max_latency_ms: float = 0.0
     seed: int = 0
     engine_threads: int = 0
     queue_rows: int = 4096
@@ -67,8 +63,6 @@ class CascadeSettings:
     def __post_init__(self) -> None:
         require(bool(self.candidates_dir), "candidates_dir", self.candidates_dir, "a folder or a URL")
         require(bool(self.task), "task", self.task, "a task of the registry")
-        require(0 <= self.min_accuracy <= 1, "min_accuracy", self.min_accuracy, "0 to 1")
-        require(self.max_latency_ms >= 0, "max_latency_ms", self.max_latency_ms, "0 or more")
         require(0 <= self.engine_threads <= 256, "engine_threads", self.engine_threads, "0 to 256")
         require(self.queue_rows >= 1, "queue_rows", self.queue_rows, "at least 1")
         require(self.queue_tokens >= 1, "queue_tokens", self.queue_tokens, "at least 1")

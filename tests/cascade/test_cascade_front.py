@@ -493,16 +493,10 @@ def test_a_build_without_the_url_warns_once(
     assert f"classify: candidates_dir: {remote.url}/registry.json cannot be read" in said
 
 
-def test_targets_choose_unless_a_candidate_is_pinned(workspace: Workspace) -> None:
-    large(workspace)
-    table = workspace.table(
-        candidate("alone", ["small"], [], accuracy=0.8, ms=3), candidate("both", TWO, [gap()], accuracy=0.95, ms=9)
-    )
-    assert ask(workspace.open(table, min_accuracy=0.9), "one")["LEVEL"].item() == 2
-    assert ask(workspace.open(table, min_accuracy=0.9, max_latency_ms=5), "one")["LEVEL"].item() == 1
-    assert any("no candidate of task task meets" in line for line in workspace.pb_utils.Logger.lines)
-    candidates.put(workspace.folder, table, "alone", pinned=True)
-    assert ask(workspace.open(min_accuracy=0.9), "one")["LEVEL"].item() == 1
+def test_targets_of_a_configuration_are_named_by_the_command_that_has_them(workspace: Workspace) -> None:
+    workspace.put(workspace.table(candidate("alone", ["small"], [])))
+    with pytest.raises(InvalidInputError, match="this setting is gone: choose by `shapeshift cascade select --min-acc"):
+        workspace.publish(min_accuracy=0.9)
 
 
 def test_control_and_engine_times_are_in_milliseconds(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,6 @@ from shapeshift.errors import InvalidInputError
 from tests.limits import Limits, cases, require_limit
 
 LEAST: Limits = {
-    "min_accuracy": (0.0, -0.01),
-    "max_latency_ms": (0.0, -0.01),
     "engine_threads": (0, -1),
     "queue_rows": (1, 0),
     "queue_tokens": (1, 0),
@@ -24,7 +22,6 @@ LEAST: Limits = {
     "slo_ms": (0.0, -0.01),
 }
 MOST: Limits = {
-    "min_accuracy": (1.0, 1.01),
     "engine_threads": (256, 257),
 }
 
