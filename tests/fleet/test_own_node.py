@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -77,18 +77,14 @@ def test_the_two_options_go_together(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @contextmanager
-def pages(*counts: tuple[int, int]) -> Iterator[tuple[str, list[str]]]:
-    """The URL of a page that shows requests that run and wait, each look the next ones, and the looks."""
+def pages(show: Callable[[int], str]) -> Iterator[tuple[str, list[str]]]:
+    """The URL of a metrics page that shows `show(number)` at each look, from 0, and the looks."""
     looks: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # noqa: N802  http.server's name
-            running, waiting = counts[min(len(looks), len(counts) - 1)]
+            text = show(len(looks))
             looks.append(self.path)
-            text = (
-                f'shapeshift_requests_running{{model="encode"}} {running}\n'
-                f'shapeshift_requests_waiting{{model="encode"}} {waiting}\nshapeshift_requests_total 9\n'
-            )
             self.send_response(200)
             self.end_headers()
             self.wfile.write(text.encode())
@@ -101,38 +97,39 @@ def pages(*counts: tuple[int, int]) -> Iterator[tuple[str, list[str]]]:
         server.shutdown()
 
 
+def counts(running: float, waiting: float = 0.0) -> str:
+    values = {"shapeshift_requests_running": running, "shapeshift_requests_waiting": waiting}
+    return "".join(f'{name}{{model="encode"}} {value}\n' for name, value in values.items())
+
+
 def test_a_drain_ends_when_nothing_has_been_in_flight_for_three_pages(tmp_path: Path) -> None:
+    shown = [counts(2), counts(0), counts(0, 1), counts(0), counts(0), counts(0)]
     said: list[str] = []
-    with pages((2, 0), (0, 0), (0, 1), (0, 0), (0, 0), (0, 0), (7, 0)) as (page, looks):
+    with pages(shown.__getitem__) as (page, looks):
         OwnNode(write(tmp_path), "a", scrape_s=0.0).drain(page, said.append)
     assert said == [] and len(looks) == 6
 
 
-def test_a_drain_does_not_wait_for_requests_of_a_process_that_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drain_does_not_wait_for_requests_of_a_process_that_has_ended(tmp_path: Path) -> None:
     """Triton goes on to show the gauges of a process, with the last values."""
-    beats = iter(range(100))
 
-    def scrape(page: str) -> metrics.Samples:
-        ended, serves = (frozenset({("model", "encode"), ("pid", pid)}) for pid in ("7", "8"))
-        count = float(next(beats))
-        return {
-            (metrics.HEARTBEAT, ended): 40.0,
-            ("shapeshift_requests_running", ended): 5.0,
-            (metrics.HEARTBEAT, serves): count,
-            ("shapeshift_requests_running", serves): 1.0 if count < 10 else 0.0,
-        }
+    def show(number: int) -> str:
+        processes = {7: (40, 5), 8: (number, 1 if number < 10 else 0)}
+        return "".join(
+            f'{metrics.HEARTBEAT}{{model="encode",pid="{pid}"}} {beats}\n'
+            f'shapeshift_requests_running{{model="encode",pid="{pid}"}} {running}\n'
+            for pid, (beats, running) in processes.items()
+        )
 
-    monkeypatch.setattr(metrics, "scrape", scrape)
     said: list[str] = []
-    OwnNode(write(tmp_path), "a", scrape_s=0.0).drain("page", said.append)
-    assert said == [] and next(beats) == 13
+    with pages(show) as (page, looks):
+        OwnNode(write(tmp_path), "a", scrape_s=0.0).drain(page, said.append)
+    assert said == [] and len(looks) == 13
 
 
 def test_a_drain_ends_after_its_time_and_where_the_server_has_gone(tmp_path: Path) -> None:
     said: list[str] = []
-    with pages((2, 0)) as (page, _):
+    with pages(lambda number: counts(2)) as (page, _):
         OwnNode(write(tmp_path), "a", 0.05, scrape_s=0.01).drain(page, said.append)
     assert said == ["2 requests are still in flight after 0.05 s\n"]
     OwnNode(write(tmp_path), "a").drain(page, said.append)
