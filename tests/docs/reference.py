@@ -21,16 +21,16 @@ from tests.docs.docs_sources import PACKAGES, declared_metrics, imports, modules
 from tests.docs.meanings import INPUTS, OUTPUTS, PACKAGES_HOLD, PARAMETERS
 
 SETTINGS = {
-    "text engines": "shapeshift.engines.settings:TextEngineSettings",
-    "polymorph": "shapeshift.polymorph.settings:PolymorphSettings",
-    "image engines": "shapeshift.token_adapt.settings:ImageEngineSettings",
-    "token_adapt": "shapeshift.token_adapt.settings:TokenAdaptSettings",
-    "fused_decode": "shapeshift.fused_decode.settings:FusedDecodeSettings",
-    "forwarding": "shapeshift.fused_decode.settings:ForwardSettings",
-    "adapters": "shapeshift.adapter_cache.settings:AdapterCacheSettings",
-    "scheduling": "shapeshift.adapter_cache.policy.scheduling:SchedulingSettings",
-    "cascade": "shapeshift.cascade.settings:CascadeSettings",
-    "registries": "shapeshift.registry_mirror.follower:RegistrySettings",
+    "text engines": "TextEngineSettings",
+    "polymorph": "PolymorphSettings",
+    "image engines": "ImageEngineSettings",
+    "token_adapt": "TokenAdaptSettings",
+    "fused_decode": "FusedDecodeSettings",
+    "forwarding": "ForwardSettings",
+    "adapters": "AdapterCacheSettings",
+    "scheduling": "SchedulingSettings",
+    "cascade": "CascadeSettings",
+    "registries": "RegistrySettings",
     "replay": "client.plan:Settings",
 }
 COMMANDS = {
@@ -70,6 +70,15 @@ def load(target: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+def settings_class(name: str) -> type:
+    """The dataclass of this name, wherever the library declares it; or `module:name`."""
+    if ":" in name:
+        return load(name)
+    declares = re.compile(rf"^class {name}\b", re.MULTILINE)
+    (module,) = (module for module, path in modules("shapeshift").items() if declares.search(path.read_text()))
+    return load(f"{module}:{name}")
+
+
 def table(header: Sequence[str], rows: Rows) -> str:
     lines = [f"| {' | '.join(_shown(cell) for cell in row)} |" for row in (header, *rows)]
     return "\n".join((lines[0], "|---" * len(header) + "|", *lines[1:]))
@@ -81,12 +90,11 @@ def _shown(cell: str) -> str:
 
 
 def documented(cls: type) -> dict[str, str]:
-    """What the docstring of a dataclass says of each field: `name, name  text`, with indented lines that go on."""
+    """What the docstrings of a dataclass and its bases say of each field: `name, name  text`, with lines that go on."""
     fields = {field.name for field in dataclasses.fields(cls)}
     texts: dict[str, str] = {}
     current: list[str] = []
-    # Of the classes that it extends, too.
-    for line in (line for base in reversed(cls.__mro__) for line in (base.__doc__ or "").splitlines()):
+    for line in "\n".join(base.__doc__ or "" for base in reversed(cls.__mro__[:-1])).splitlines():
         start = re.match(r" {4}([a-z]\w*(?:, [a-z]\w*)*) +(\S.*)$", line)
         if start and {*start[1].split(", ")} <= fields:
             current = start[1].split(", ")
@@ -99,8 +107,10 @@ def documented(cls: type) -> dict[str, str]:
 
 
 def _spelled_out(text: str, cls: type) -> str:
-    """`text` with the members of a constant of the class's module in the place of its name."""
-    constants = vars(sys.modules[cls.__module__])
+    """`text` with the members of a constant of a class's module in the place of its name."""
+    constants = {
+        name: value for base in reversed(cls.__mro__) for name, value in vars(sys.modules[base.__module__]).items()
+    }
     return re.sub(
         r"\b[A-Z]{3,}\b", lambda word: ", ".join(constants[word[0]]) if word[0] in constants else word[0], text
     )
@@ -115,8 +125,8 @@ def default_of(field: dataclasses.Field[Any]) -> str:
     return f"`{value}`"
 
 
-def settings(target: str, prefix: str = "") -> str:
-    cls = load(target)
+def settings(name_of_class: str, prefix: str = "") -> str:
+    cls = settings_class(name_of_class)
     texts = documented(cls)
     rows = []
     for field in dataclasses.fields(cls):
