@@ -392,7 +392,7 @@ def test_models_that_are_not_built_yet_take_memory_too(
 ) -> None:
     """As a model of 13 GB twice on a machine of 24 GB."""
     make_checkpoint(models.parent / "mine")
-    monkeypatch.setattr(hardware, "resolve_precision", lambda *_: "f32")
+    monkeypatch.setattr(hardware, "resolve_precision", lambda *_, **__: "f32")
     weights_mb = (models.parent / "mine" / "model.safetensors").stat().st_size / 2**20
     monkeypatch.setattr(new_model, "sizes_of", lambda *_: {"max_concurrency": "1", "max_length": "2"})
     monkeypatch.setattr(capacity, "this_machine", lambda: Machine(2, 1.8 * weights_mb))
