@@ -15,8 +15,8 @@ from shapeshift.errors import CancelledRequestError, EngineError, OverloadedErro
 from shapeshift.fused_decode import request as request_module
 from shapeshift.fused_decode.engine import loop
 from shapeshift.fused_decode.engine.sampling.logit_edits import token_rules
+from shapeshift.fused_decode.engine.scheduler import MODEL, REST, SAMPLING
 from shapeshift.fused_decode.engine.slots import SlotTable
-from shapeshift.fused_decode.metrics import MODEL, REST, SAMPLING
 from shapeshift.fused_decode.request import ABORT, Request, Terminations
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from tests.fused_decode.toy import EOS, LETTERS, VOCABULARY, Run, ToyRuntime, ids, text_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shapeshift.fused_decode.metrics import MODEL, REST, SAMPLING, LoopMetrics
+from shapeshift.fused_decode.engine.scheduler import MODEL, REST, SAMPLING, LoopMetrics
 
 
 def test_the_parts_of_an_iteration_add_up_to_it() -> None:

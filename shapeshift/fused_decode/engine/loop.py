@@ -19,10 +19,9 @@ from shapeshift.errors import EngineError
 from shapeshift.fused_decode.engine.batching import Step, note_chunks, score
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.sampling.sampler import Sampler
-from shapeshift.fused_decode.engine.scheduler import Deliver, Launched, Outbox, Scheduler
+from shapeshift.fused_decode.engine.scheduler import Deliver, Launched, LoopMetrics, Outbox, Scheduler
 from shapeshift.fused_decode.engine.slots import Slots, SlotTable
 from shapeshift.fused_decode.interfaces import Runtime
-from shapeshift.fused_decode.metrics import LoopMetrics
 from shapeshift.fused_decode.policy.admission import Admission
 from shapeshift.fused_decode.request import Reason, Request, Terminations
 from shapeshift.serving.bounds import unloading
