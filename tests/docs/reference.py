@@ -277,6 +277,21 @@ def targets() -> str:
     return table(("target", "what it does"), ((f"`make {name}`", text.replace("$$", "$")) for name, text in found))
 
 
+def gains() -> str:
+    from bench.gains import read
+
+    rows = (
+        (
+            f"[{gain.technique}](docs/{gain.technique}.md)",
+            gain.what,
+            f"**{gain.ratio:.2f}**",
+            f"{gain.over}; {gain.other}",
+        )
+        for gain in read()
+    )
+    return table(("technique", "measure", "times", "over"), rows)
+
+
 PIECES: dict[str, Callable[[], str]] = {
     **{f"settings of {name}": partial(settings, target) for name, target in SETTINGS.items()},
     "settings of replay": partial(settings, SETTINGS["replay"], "--"),
@@ -293,6 +308,7 @@ PIECES: dict[str, Callable[[], str]] = {
     "images": images,
     "commands": commands,
     "make targets": targets,
+    "gains": gains,
 }
 
 
