@@ -605,7 +605,7 @@ def test_the_backend_serves(
     entry_point: ModuleType, front_args: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # This process goes on.
-    monkeypatch.setattr(entry_point.model_args, "skip_last_collections", lambda: None)
+    monkeypatch.setattr(model_args, "skip_last_collections", lambda: None)
     model = entry_point.TritonPythonModel()
     model.initialize(front_args())
     requests = [text_request("one"), text_request("")]
