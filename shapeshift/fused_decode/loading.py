@@ -136,14 +136,19 @@ def load(args: ModelArgs, log: Log, open_runtime: Load = load_runtime, further: 
     runtime = open_runtime(folder, decode, kernel_cache, device, log, stated)
     if not generated.tokenizer_key:
         require_tokens_of_model(table, runtime.vocab_size, decode.extra_tokens)
+    vocabulary, chat = runtime.vocab_size, chat_template_files.read(tokenizer_file.parent)
+    tokenizer = TextTokenizer(tokenizer_file, decode.max_length - 1, "text_input", remedy, vocab_size=vocabulary)
+    # A chat model may end its turns with a token that only its tokenizer calls the last one; vLLM ends there, too.
+    end = tokenizer.encode_piece(chat.special_tokens.get("eos_token", ""))
+    runtime.eos_ids |= frozenset(end if len(end) == 1 and end[0] < vocabulary else ())
     return Loaded(
         decode,
         runtime,
-        TextTokenizer(tokenizer_file, decode.max_length - 1, "text_input", remedy, vocab_size=runtime.vocab_size),
+        tokenizer,
         table,
         folder,
         tokenizer_file,
-        chat_template_files.read(tokenizer_file.parent),
+        chat,
         kernel_cache,
         BlockPool(runtime.blocks, caching=decode.enable_prefix_caching and runtime.shares_prefixes),
     )

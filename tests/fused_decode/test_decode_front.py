@@ -52,6 +52,18 @@ def test_the_chat_template_of_the_checkpoint_is_told(make_front: MakeFront, tmp_
     assert told["special_tokens"] == {"bos_token": "a", "eos_token": "b"}
 
 
+@pytest.mark.parametrize(("last", "ends"), [("token", True), ("tw", False), (None, False)])
+def test_an_answer_ends_at_the_tokenizers_last_token(
+    make_front: MakeFront, toy: ToyRuntime, tmp_path: Path, last: str | None, ends: bool
+) -> None:
+    whole = toy.text(ids("abc"), 20)
+    folder = save_tokenizer(tmp_path / "chat")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": whole[3] if last == "token" else last}))
+    request = ask("abc", max_tokens=20)
+    make_front(checkpoint=folder).execute([request])
+    assert answer_of(request)["text_output"] == (whole[: whole.index(whole[3])] if ends else whole)
+
+
 def test_a_stream_has_the_same_text_piece_by_piece(make_front: MakeFront, toy: ToyRuntime) -> None:
     request = ask("hello", max_tokens=20, stream=True)
     toy.pace = threading.Semaphore(0)
