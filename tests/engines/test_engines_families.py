@@ -13,7 +13,7 @@ from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.text import sentence_modules
 from shapeshift.engines.text.families import FAMILIES, family_of, longest_text
-from shapeshift.engines.text.tokenizer import TextTokenizer
+from shapeshift.engines.text.tokenizer import Encoded, TextTokenizer
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from tests.engines.families import CONFIGS, VOCABULARY, outputs_of_engines, save_model, save_modules
 
@@ -149,8 +149,25 @@ def test_a_pair_that_is_computed_otherwise_is_refused_by_example(tmp_path: Path)
         reference = reference_of(folder, "EMBEDDING", pairs=True)
         reference.type_stride = 0 if token_types else VOCABULARY
         tokenizer = TextTokenizer(folder / "tokenizer.json", 48, type_stride=reference.type_stride)
-        with pytest.raises(UnsupportedError, match=r"EMBEDDING of \('a', .*\) is not what transformers computes"):
+        with pytest.raises(UnsupportedError, match=r"EMBEDDING of \('a', .*\), \d+ tokens, is not what"):
             reference.require_texts(tokenizer)
+
+
+class CutsTheBeginning(TextTokenizer):
+    """What transformers cuts the end of."""
+
+    def encode_with_offsets(self, text: bytes, *more: Any, **options: Any) -> Encoded:
+        ids, offsets = super().encode_with_offsets(text, *more, **options)
+        return Encoded(np.roll(ids, 1) if len(ids) == self.max_tokens else ids, offsets)
+
+
+def test_a_text_that_fills_the_limit_is_compared_too(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "bert")
+    reference = reference_of(folder, "EMBEDDING")
+    limit = reference.max_tokens
+    reference.require_texts(TextTokenizer(folder / "tokenizer.json", limit))
+    with pytest.raises(UnsupportedError, match=rf"\.\.\.., {limit} tokens, is not what transformers computes"):
+        reference.require_texts(CutsTheBeginning(folder / "tokenizer.json", limit))
 
 
 def test_a_tokenizer_whose_tokens_the_model_lacks_is_refused(tmp_path: Path) -> None:

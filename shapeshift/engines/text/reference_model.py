@@ -35,6 +35,8 @@ _TYPES = "token_type_ids"
 _LAYER = re.compile(r"\.\d+\.")
 # Of the largest value: computed twice by the same model, in batches of one text.
 _TOLERANCE = 1e-3
+# Characters of a text that an error shows.
+_SHOWN = 80
 
 
 class ReferenceModel:
@@ -112,11 +114,12 @@ class ReferenceModel:
     def require_texts(self, tokenizer: TextTokenizer) -> None:
         """Raise UnsupportedError naming a text or pair for whose ids by `tokenizer` the outputs are not those of the
         library's own call, `model(**tokenizer(text))`; InvalidInputError where it puts tokens into every text that the
-        model lacks."""
+        model lacks. The last text has as many tokens as the tokenizer lets through."""
         are_known = False
         texts = tokenizer_files.awkward_texts(self._tokenizer)
         cases: list[tuple[str, str | None]] = [(text, None) for text in texts]
         cases += zip(texts, texts[1:], strict=False) if self._pairs else ()
+        cases.append((_longest(tokenizer), None))
         for first, second in cases:
             pair = None if second is None else second.encode()
             ids = tokenizer.encode_with_offsets(first.encode(), pair, truncate=True).ids
@@ -129,9 +132,11 @@ class ReferenceModel:
                 limit = _TOLERANCE * float(np.abs(expected).max())
                 if got[name].shape != expected.shape or not np.abs(got[name] - expected).max() <= limit:
                     example = first if second is None else (first, second)
+                    example = f"{first[:_SHOWN]}..." if len(first) > _SHOWN else example
+                    kind = type(self._tokenizer).__name__
                     raise UnsupportedError(
-                        f"{self._checkpoint.folder}: {name} of {example!r} is not what transformers computes with the "
-                        f"tokenizer {type(self._tokenizer).__name__}"
+                        f"{self._checkpoint.folder}: {name} of {example!r}, {len(ids)} tokens, is not what "
+                        f"transformers computes with the tokenizer {kind}"
                     )
 
         if not are_known:
@@ -173,6 +178,12 @@ class ReferenceModel:
         if "IMPORTANCE" in self.outputs:
             values["IMPORTANCE"] = torch.stack(result.attentions).sum((0, 1, 2, 3))
         return {name: values[name] for name in self.outputs}
+
+
+def _longest(tokenizer: TextTokenizer) -> str:
+    """A text that fills the tokenizer's limit."""
+    text = " ".join(tokenizer_files.AWKWARD_TEXTS)
+    return " ".join([text] * (1 + tokenizer.max_tokens // max(1, len(tokenizer.encode_piece(text)))))
 
 
 def _load(checkpoint: Checkpoint, task: str, with_attention: bool, layers: int) -> Any:
