@@ -24,7 +24,7 @@ FLEET_MAY_IMPORT = {"fleet", "engines", "polymorph", "serving", "sidecar", "trit
 FLEET_HOOKS = {
     "shapeshift/serving/front.py",
     "shapeshift/sidecar/servers.py",
-    "shapeshift/polymorph/executor.py",
+    "shapeshift/polymorph/router/placement.py",
     "shapeshift/cli/main.py",
     "shapeshift/cli/serve.py",
 }

@@ -1,12 +1,21 @@
 """Triton's entry point of the polymorph backend."""
 
+from typing import Any
+
 import triton_python_backend_utils
 
 from shapeshift.polymorph import settings
-from shapeshift.polymorph.front import TextFront
-from shapeshift.polymorph.worker import TextWorker
 from shapeshift.serving.front import EntryPoint
 from shapeshift.serving.model_args import ModelArgs
+from shapeshift.settings import Choices
+
+MODELS: Choices[Any] = Choices(
+    "model",
+    {
+        "front": "shapeshift.polymorph.front:TextFront",
+        "worker": "shapeshift.polymorph.worker:TextWorker",
+    },
+)
 
 
 class TritonPythonModel(EntryPoint):
@@ -15,6 +24,5 @@ class TritonPythonModel(EntryPoint):
     pb_utils = triton_python_backend_utils
     signature = staticmethod(settings.signature)
 
-    def open(self, args: ModelArgs) -> TextFront | TextWorker:
-        kind = TextWorker if args.parameters.get("worker_of") else TextFront
-        return kind(self.pb_utils, args)
+    def open(self, args: ModelArgs) -> Any:
+        return MODELS["worker" if args.parameters.get("worker_of") else "front"](self.pb_utils, args)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from shapeshift import settings
 from shapeshift.engines import manifest
+from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.execution.loading import open_tokenizer
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
 from shapeshift.errors import CancelledRequestError, EngineError, InvalidInputError, OverloadedError
-from shapeshift.polymorph.executor import open_executor
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.serving import description
 from shapeshift.serving.description import Description
@@ -34,8 +35,44 @@ from shapeshift.serving.text_inputs import (
     rows_of_request,
     wanted_outputs,
 )
+from shapeshift.settings import Choices
 
 PARAMETERS = settings.names(TextEngineSettings, PolymorphSettings, GeneratedSettings, PlacementSettings)
+
+
+# What reaches workers. Placement `inline`, in this process, needs nothing of it.
+ROUTERS: Choices[Callable[..., Any]] = Choices(
+    "placement",
+    dict.fromkeys(("resident", "partitioned", "auto"), "shapeshift.polymorph.router.placement:open_router"),
+)
+
+
+class Executor(Protocol):
+    """Takes requests and completes them on its own threads."""
+
+    @property
+    def waiting(self) -> int:
+        """Texts that wait."""
+
+    @property
+    def running(self) -> int:
+        """Texts that are being computed."""
+
+    def require_room(self, latency_ms: float | None) -> None:
+        """Raise OverloadedError where any request of this `latency_ms` would be refused: before its texts are read."""
+
+    def submit(self, request: TextRequest) -> None:
+        """Queue all rows of `request`. Raises OverloadedError where they do not fit."""
+
+    @property
+    def steps(self) -> list[StepCounter]:
+        """The steps of its threads."""
+
+    def metrics(self) -> Sequence[Metric]:
+        """The executor's metrics, exported beside the front's own."""
+
+    def close(self) -> None:
+        """Answer waiting texts with UNAVAILABLE, let running calls end, stop the threads."""
 
 
 class TextJob(TextRequest):
@@ -66,7 +103,7 @@ class TextFront(Front[TextJob]):
     def __init__(self, pb_utils: PbUtils, args: ModelArgs) -> None:
         super().__init__(pb_utils, args)
         settings.refuse_unknown(args.parameters, PARAMETERS)
-        own = settings.read(PolymorphSettings, args.parameters)
+        polymorph = settings.read(PolymorphSettings, args.parameters)
         generated = settings.read(GeneratedSettings, args.parameters)
         folder = args.folder / generated.engines
         if not generated.engines:
@@ -78,10 +115,16 @@ class TextFront(Front[TextJob]):
         self._engines = engines
         self._pairs = TEXT_PAIR in args.inputs
         self._tokenizer = open_tokenizer(folder, engines)
-        placement = settings.read(PlacementSettings, args.parameters)
-        self._executor = open_executor(pb_utils, args.name, engines, folder, own, placement, self.log, args.device)
-        self.begin(RequestMetrics("texts", engines.max_tokens, own.slo_ms))
-        self.log(f"ready: {engines.provider} {engines.precision}, {len(engines.engines)} engines, {own.placement}")
+        self._executor: Executor
+        if polymorph.placement == "inline":
+            self._executor = EngineExecutor(engines, folder, polymorph, self.log, args.device)
+        else:
+            placement = settings.read(PlacementSettings, args.parameters)
+            self._executor = ROUTERS[polymorph.placement](pb_utils, args.name, engines, polymorph, placement, self.log)
+        self.begin(RequestMetrics("texts", engines.max_tokens, polymorph.slo_ms))
+        self.log(
+            f"ready: {engines.provider} {engines.precision}, {len(engines.engines)} engines, {polymorph.placement}"
+        )
 
     def admit(self, given: RequestParameters) -> None:
         checkpoint = self._engines.checkpoint_sha256

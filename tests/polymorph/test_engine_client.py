@@ -11,9 +11,9 @@ import pytest
 
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.errors import EngineError, ModelGoneError
-from shapeshift.polymorph import executor
-from shapeshift.polymorph.executor import Executor
 from shapeshift.polymorph.router.engine_client import EngineClient
+from shapeshift.polymorph.router.placement import open_router
+from shapeshift.polymorph.router.router import Router
 from shapeshift.polymorph.router.transport import WrongBinError
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse
@@ -122,16 +122,14 @@ def settings(**changes: object) -> PolymorphSettings:
 
 
 @pytest.fixture
-def router(pb_utils: PbUtils, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
+def router(pb_utils: PbUtils) -> Iterator[Router]:
     placement = PlacementSettings(bin_edges="[16, 32, 64]")
-    folder = tmp_path_factory.mktemp("engines")
-    made = engine_models.made()
-    opened = executor.open_executor(pb_utils, "front", made, folder, settings(), placement, lambda line: None)
+    opened = open_router(pb_utils, "front", engine_models.made(), settings(), placement, lambda line: None)
     yield opened
     opened.close()
 
 
-def ask(router: Executor, *lengths: int) -> TextRequest:
+def ask(router: Router, *lengths: int) -> TextRequest:
     """Submit one request of texts of these lengths, and wait for its end."""
     done = threading.Event()
     # Without the token 1, which is padding.
@@ -142,7 +140,7 @@ def ask(router: Executor, *lengths: int) -> TextRequest:
     return request
 
 
-def test_a_router_uses_them_and_follows_their_bins(router: Executor, pb_utils: PbUtils) -> None:
+def test_a_router_uses_them_and_follows_their_bins(router: Router, pb_utils: PbUtils) -> None:
     short, long = serve(pb_utils, 16, "front_w00"), serve(pb_utils, 64, "front_w01")
     for lengths in ((3,), (64,), (3, 40, 16, 17)):
         request = ask(router, *lengths)

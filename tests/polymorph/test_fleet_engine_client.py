@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from shapeshift.engines.execution.request import TextRequest
-from shapeshift.polymorph import executor
 from shapeshift.polymorph.router import bls_transport, worker_state
-from shapeshift.polymorph.router.router import Router
+from shapeshift.polymorph.router.placement import open_router
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.triton import async_client
@@ -83,9 +82,7 @@ class Site:
             placement="partitioned", worker_backend="triton", workers=1, max_workers=1, slo_ms=100.0
         )
         edges, made = PlacementSettings(bin_edges="[16, 32, 64]"), engine_models.made()
-        found = executor.open_executor(pb_utils, "front", made, file.parent, own, edges, self.lines.append)
-        assert isinstance(found, Router)
-        self.router = found
+        self.router = open_router(pb_utils, "front", made, own, edges, self.lines.append)
 
     def state(self, *names: str) -> None:
         """Which nodes are in the fleet."""

@@ -15,12 +15,11 @@ from shapeshift.engines import manifest
 from shapeshift.engines.execution.engine_set import EngineSet
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.errors import EngineError, InvalidInputError, ModelDiedError, ModelGoneError, ShapeshiftError
-from shapeshift.polymorph import executor
-from shapeshift.polymorph.executor import _pack_limits, open_executor
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.policy.algorithms import DISPATCHERS
-from shapeshift.polymorph.router import router, worker_state
+from shapeshift.polymorph.router import placement, router, worker_state
 from shapeshift.polymorph.router.bls_transport import WorkerClient
+from shapeshift.polymorph.router.placement import capacities, open_router, pack_limits
 from shapeshift.polymorph.router.router import Router
 from shapeshift.polymorph.router.transport import WorkerInfo, WrongBinError
 from shapeshift.polymorph.service_times import ServiceTimes
@@ -168,11 +167,10 @@ def test_a_placement_that_make_engines_has_not_set_is_refused(
     front_args()
     folder = tmp_path / "build" / "engines" / "front"
     with pytest.raises(InvalidInputError, match="placement, max_workers: got .*; set by `shapeshift engines`"):
-        open_executor(
+        open_router(
             pb_utils,
             "f",
             manifest.load(folder),
-            folder,
             PolymorphSettings(**settings),
             PlacementSettings(),
             pytest.fail,
@@ -207,15 +205,15 @@ def test_workers_are_reached_where_they_are_and_hold_the_stated_bins(
         return lambda pb_utils, front, workers, made, log: opened.append((front, *workers)) or name  # type: ignore[func-returns-value]
 
     names = ("server", "fleet", "server, triton", "fleet, triton")
-    monkeypatch.setattr(executor, "TRANSPORTS", {name: opens(name) for name in names})
-    monkeypatch.setattr(executor, "fleet_file", lambda: Path("fleet.toml") if in_fleet else None)
-    monkeypatch.setattr(executor, "Router", lambda *given: given)
+    monkeypatch.setattr(placement, "TRANSPORTS", {name: opens(name) for name in names})
+    monkeypatch.setattr(placement, "fleet_file", lambda: Path("fleet.toml") if in_fleet else None)
+    monkeypatch.setattr(placement, "Router", lambda *given: given)
     own = PolymorphSettings(placement="partitioned", slo_ms=100.0, max_workers=3, worker_backend=backend)
     made = manifest.load(folder)
-    found: Any = open_executor(PbUtils(), "f", made, folder, own, PlacementSettings(stated), pytest.fail)
+    found: Any = open_router(PbUtils(), "f", made, own, PlacementSettings(stated), pytest.fail)
     transport, assignment, times, *_ = found
     assert transport == reached and opened == [("f", "f_w00", "f_w01", "f_w02")]
-    assert isinstance(assignment, executor.DispatchedQueues) and isinstance(times, ServiceTimes)
+    assert isinstance(assignment, placement.DispatchedQueues) and isinstance(times, ServiceTimes)
     assert assignment._edges == edges
 
 
@@ -224,18 +222,14 @@ def test_a_static_engine_is_filled_and_the_dynamic_one_is_not(
 ) -> None:
     front_args()
     made = manifest.load(tmp_path / "build" / "engines" / "front")
-    limits = _pack_limits(made, PolymorphSettings(pack_tokens=100))
+    limits = pack_limits(made, PolymorphSettings(pack_tokens=100))
     assert [limits(edge) for edge in (16, 64, 512, 0)] == [(16, 4), (64, 16), (100, 16), (100, 16)]
-    assert _pack_limits(made, PolymorphSettings(pack_tokens=10**6))(0) == (512, 16)
+    assert pack_limits(made, PolymorphSettings(pack_tokens=10**6))(0) == (512, 16)
 
 
-def test_the_capacity_of_a_bin_is_the_texts_that_meet_the_objective(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_capacity_of_a_bin_is_the_texts_that_meet_the_objective() -> None:
     """One after another; at least one."""
-    found: list[list[float]] = []
-    monkeypatch.setattr(executor, "DispatchedQueues", lambda *given: found.append(given[2]))
-    times = ServiceTimes({16: [2.0] * 17, 64: [6.0] * 65, 512: [300.0] * 513}, [], {})
-    executor._dispatched(PolymorphSettings(slo_ms=100), [16, 64, 512], times, lambda edge: (512, 16))
-    assert found == [[50.0, 16.0, 1.0]]
+    assert capacities(100.0, [2.0, 6.0, 300.0]) == [50.0, 16.0, 1.0]
 
 
 @pytest.mark.parametrize("edges", ["[16, 16]", "[0, 4]", "[4, 2]", '["a"]', "4", "{", "[1.5]"])

@@ -1,0 +1,90 @@
+"""Opens the router of a front whose texts workers compute: placements `resident` and `partitioned`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shapeshift.engines.execution import engine_set
+from shapeshift.engines.manifest import Manifest
+from shapeshift.errors import InvalidInputError
+from shapeshift.polymorph.policy.algorithms import DISPATCHERS
+from shapeshift.polymorph.policy.dispatch import Rules
+from shapeshift.polymorph.router.assignment import Assignment, DispatchedQueues, PackLimits, RowDispatcher, SharedQueue
+from shapeshift.polymorph.router.router import Router
+from shapeshift.polymorph.router.transport import Transport
+from shapeshift.polymorph.service_times import ServiceTimes, bin_edges, entry_of_bin, service_times
+from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings, worker_name
+from shapeshift.serving.front import fleet_file
+from shapeshift.serving.model_args import Log
+from shapeshift.serving.pb_utils import PbUtils
+from shapeshift.settings import Choices
+
+# Each opens what reaches the workers of a front: those of its server, and where it is in a fleet those of other nodes;
+# processes of ours, or models of Triton's own backends.
+TRANSPORTS: Choices[Callable[[PbUtils, str, Sequence[str], Manifest, Log], Transport]] = Choices(
+    "workers",
+    {
+        "server": "shapeshift.polymorph.router.bls_transport:open_transport",
+        "fleet": "shapeshift.fleet.transport:open_transport",
+        "server, triton": "shapeshift.polymorph.router.engine_client:open_transport",
+        "fleet, triton": "shapeshift.fleet.transport:open_engine_transport",
+    },
+)
+
+
+def open_router(
+    pb_utils: PbUtils,
+    front: str,
+    manifest: Manifest,
+    settings: PolymorphSettings,
+    placement: PlacementSettings,
+    log: Log,
+) -> Router:
+    """The router of a placement. Raises InvalidInputError for `auto`, which `make engines` replaces."""
+    if settings.placement == "auto" or not settings.max_workers:
+        raise InvalidInputError(
+            "placement, max_workers",
+            [settings.placement, settings.max_workers],
+            "set by `shapeshift engines`; run it again",
+        )
+    edges = placement.edges() or bin_edges(manifest)
+    limits = pack_limits(manifest, settings)
+    times = service_times(manifest, edges, limits)
+    shared = settings.placement == "resident"
+    assignment: Assignment = (
+        SharedQueue(limits, times.of_row) if shared else _dispatched(settings, edges, times, limits)
+    )
+    workers = [worker_name(front, number) for number in range(settings.max_workers)]
+    reached = "fleet" if fleet_file() else "server"
+    if settings.engine_models:
+        reached = f"{reached}, triton"
+    transport = TRANSPORTS[reached](pb_utils, front, workers, manifest, log)
+    return Router(transport, assignment, times, settings, log)
+
+
+def _dispatched(
+    settings: PolymorphSettings, edges: list[int], times: ServiceTimes, limits: PackLimits
+) -> DispatchedQueues:
+    services = [times.of_bin(edge) for edge in edges]
+    rules = Rules(settings.dispatch, settings.threshold, settings.decay, settings.peek)
+    dispatcher: RowDispatcher = DISPATCHERS[settings.dispatch](edges, services, rules)
+    return DispatchedQueues(dispatcher, edges, capacities(settings.slo_ms, services), limits, times.of_row)
+
+
+def capacities(slo_ms: float, services_ms: Sequence[float]) -> list[float]:
+    """Of each bin: how many texts, one after another, meet the objective; at least one."""
+    return [float(max(1, int(slo_ms / service))) for service in services_ms]
+
+
+def pack_limits(manifest: Manifest, settings: PolymorphSettings) -> PackLimits:
+    most_rows = engine_set.max_rows(manifest)
+    efficient = min(settings.pack_tokens or engine_set.efficient_tokens(manifest), manifest.max_tokens)
+
+    def limits(edge: int) -> tuple[int, int]:
+        entry = entry_of_bin(manifest, edge) if edge else None
+        if entry is None or entry.tokens is None:
+            return efficient, most_rows
+        # A static engine takes the same time however full it is.
+        return entry.tokens, min(most_rows, entry.rows or most_rows)
+
+    return limits
