@@ -21,8 +21,8 @@ from shapeshift.cascade.request import ClassifyRequest, Control, LevelOutput, Le
 from shapeshift.cascade.settings import CascadeSettings
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.executor import EngineExecutor
-from shapeshift.engines.execution.loading import open_tokenizer
 from shapeshift.engines.execution.request import TextRequest
+from shapeshift.engines.text.tokenizer import engine_tokenizer
 from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.serving.model_args import Log
 from shapeshift.serving.parameters import RequestParameters
@@ -61,7 +61,7 @@ class CascadeService:
                 self.table.check_engines(engines / model, model, model == later[-1])
         self.engines = self.table.check_engines(engines / first, first, not later)
         self.manifest_sha256 = manifest.sha256(engines / first)
-        self._tokenizer = open_tokenizer(engines / first, self.engines)
+        self._tokenizer = engine_tokenizer(engines / first, self.engines)
         self.executor = EngineExecutor(self.engines, engines / first, settings, log, device)
 
     def acquire(self) -> None:

@@ -10,11 +10,11 @@ import numpy as np
 from shapeshift import settings
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.executor import EngineExecutor
-from shapeshift.engines.execution.loading import open_tokenizer
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
+from shapeshift.engines.text.tokenizer import engine_tokenizer
 from shapeshift.errors import CancelledRequestError, EngineError, InvalidInputError, OverloadedError
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.serving import description
@@ -114,7 +114,7 @@ class TextFront(Front[TextJob]):
         engines.check_files(folder, manifest.hashes_file(folder))
         self._engines = engines
         self._pairs = TEXT_PAIR in args.inputs
-        self._tokenizer = open_tokenizer(folder, engines)
+        self._tokenizer = engine_tokenizer(folder, engines)
         self._executor: Executor
         if polymorph.placement == "inline":
             self._executor = EngineExecutor(engines, folder, polymorph, self.log, args.device)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shapeshift.engines.execution.engine_set import best_curve, cost_curve
 from shapeshift.engines.manifest import EngineEntry, Manifest
-from shapeshift.engines.policy.pack_size import row_costs
+from shapeshift.engines.policy.packs import row_costs
 
 
 def bin_edges(manifest: Manifest) -> list[int]:

@@ -16,8 +16,7 @@ import numpy as np
 
 from shapeshift import settings
 from shapeshift.engines import manifest
-from shapeshift.engines.execution.engine_set import EngineSet, longest_call_s
-from shapeshift.engines.execution.loading import BackgroundLoader, first_and_rest
+from shapeshift.engines.execution.engine_set import BackgroundLoader, EngineSet, first_and_rest, longest_call_s
 from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.manifest import EngineEntry
 from shapeshift.engines.providers import lookup

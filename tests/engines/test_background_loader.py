@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from shapeshift.engines.execution.loading import BackgroundLoader
+from shapeshift.engines.execution.engine_set import BackgroundLoader
 from shapeshift.engines.manifest import EngineEntry
 from tests.waiting import wait_for
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from shapeshift.engines.execution import engine_set
-from shapeshift.engines.execution.engine_set import MAX_ROWS, EngineSet, cost_curve
-from shapeshift.engines.execution.loading import first_and_rest
+from shapeshift.engines.execution.engine_set import MAX_ROWS, EngineSet, cost_curve, first_and_rest
 from shapeshift.engines.manifest import EngineEntry, Latency
-from shapeshift.engines.policy.expected_latency import expected_ms
+from shapeshift.engines.policy.packs import expected_ms
 from shapeshift.errors import EngineError
 
 

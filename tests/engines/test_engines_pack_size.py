@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shapeshift.engines.policy.pack_size import rows_to_take
+from shapeshift.engines.policy.packs import rows_to_take
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shapeshift.engines.policy.measured_factor import MeasuredFactor
-from shapeshift.engines.policy.pack_size import row_costs
+from shapeshift.engines.policy.packs import MeasuredFactor, row_costs
 
 
 def test_a_row_costs_its_share_of_a_full_call() -> None:

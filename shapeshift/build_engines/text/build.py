@@ -16,7 +16,7 @@ from shapeshift.engines import manifest
 from shapeshift.engines.execution.engine_set import best_curve
 from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.manifest import Manifest, Output
-from shapeshift.engines.policy.expected_latency import expected_ms
+from shapeshift.engines.policy.packs import expected_ms
 from shapeshift.engines.text import tokenizer_files
 from shapeshift.engines.text.families import vocabulary_size
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE

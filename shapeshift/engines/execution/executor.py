@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Protocol
 
 from shapeshift.engines.execution import engine_set
-from shapeshift.engines.execution.bounded_queue import BoundedQueue
-from shapeshift.engines.execution.engine_set import EngineSet
-from shapeshift.engines.execution.loading import BackgroundLoader, first_and_rest
-from shapeshift.engines.execution.request import Row, TextRequest
+from shapeshift.engines.execution.engine_set import BackgroundLoader, EngineSet, first_and_rest
+from shapeshift.engines.execution.request import BoundedQueue, Row, TextRequest
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.manifest import EngineEntry, Manifest
-from shapeshift.engines.policy.measured_factor import MeasuredFactor
-from shapeshift.engines.policy.pack_size import row_costs, rows_to_take
+from shapeshift.engines.policy.packs import MeasuredFactor, row_costs, rows_to_take
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError
 from shapeshift.serving.bounds import TimeBound, unloading
@@ -137,7 +134,7 @@ class EngineExecutor:
         self._row_ms = row_costs(self._pack_ms, self._pack_tokens, self._max_rows)
         self._measured = MeasuredFactor()
         self._time_bound = TimeBound("max_queue_ms", settings.max_queue_ms)
-        self.queue: BoundedQueue[Row] = BoundedQueue(settings.queue_rows, settings.queue_tokens, self.row_ms)
+        self.queue = BoundedQueue(settings.queue_rows, settings.queue_tokens, self.row_ms)
         self._stopping = threading.Event()
         self._runtime = lookup.PROVIDERS[manifest.provider].open(folder, manifest.precision, 1, device)
         self._manifest = manifest

@@ -1,17 +1,19 @@
-"""A request to the text engines, and its rows."""
+"""A request to the text engines, its rows, and the queue in which rows wait."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
 
 from shapeshift.engines.interfaces import TOKEN_OUTPUTS, Array, Ids
 from shapeshift.errors import OverloadedError
-from shapeshift.serving.bounds import TimeBound
+from shapeshift.serving.bounds import Bound, TimeBound, unloading
 
 
 class Row:
@@ -121,3 +123,83 @@ class TextRequest:
             self._remaining = 0
             self.error = error
         self._on_finished(self)
+
+
+class BoundedQueue:
+    """Rows that wait, with bounds on their number and their tokens; producers never wait, consumers do.
+
+    cost_ms: of a row, by the profile.
+    """
+
+    def __init__(self, max_rows: int, max_tokens: int, cost_ms: Callable[[Row], float] = lambda row: 0.0) -> None:
+        self._rows_bound = Bound("queue_rows", max_rows, "rows")
+        self._tokens_bound = Bound("queue_tokens", max_tokens, "tokens")
+        self._waiting: deque[Row] = deque()
+        self._tokens = 0
+        self._cost_ms = cost_ms
+        self._waiting_ms = 0.0
+        self._closed = False
+        self._ready = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting_ms(self) -> float:
+        """What the waiting rows cost together."""
+        return self._waiting_ms
+
+    def put(self, rows: Sequence[Row]) -> None:
+        """Append all of `rows` or none; OverloadedError naming the limit where they do not fit.
+
+        An empty queue takes any request, however large, so that no limit makes one impossible.
+        """
+        tokens = sum(row.tokens for row in rows)
+        with self._ready:
+            if self._closed:
+                raise unloading()
+            if self._waiting:
+                self._rows_bound.require(len(self._waiting), len(rows))
+                self._tokens_bound.require(self._tokens, tokens)
+            self._waiting.extend(rows)
+            self._tokens += tokens
+            self._waiting_ms += sum(map(self._cost_ms, rows))
+            self._ready.notify(len(rows))
+
+    def take(self, decide: Callable[[Iterable[int], int], int]) -> list[Row]:
+        """Wait for rows, then remove as many from the head as `decide` returns; [] once closed.
+
+        decide(lengths, waiting): the waiting rows' tokens in order and their number; at least 1.
+        """
+        with self._ready:
+            while not self._waiting and not self._closed:
+                self._ready.wait()
+            if not self._waiting:
+                return []
+            count = decide((row.tokens for row in self._waiting), len(self._waiting))
+            taken = [self._waiting.popleft() for _ in range(count)]
+            self._tokens -= sum(row.tokens for row in taken)
+            # An empty queue costs nothing, whatever the rounding of the sums.
+            self._waiting_ms = self._waiting_ms - sum(map(self._cost_ms, taken)) if self._waiting else 0.0
+            return taken
+
+    def waiting(self) -> list[Row]:
+        """The rows that wait now, in order."""
+        with self._ready:
+            return list(self._waiting)
+
+    def close(self) -> list[Row]:
+        """Refuse further rows, wake every consumer, and return the rows that still waited."""
+        with self._ready:
+            self._closed = True
+            left = list(self._waiting)
+            self._waiting.clear()
+            self._tokens, self._waiting_ms = 0, 0.0
+            self._ready.notify_all()
+        return left
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where the count of tokens, or the cost, is not that of the rows."""
+        with self._ready:
+            assert self._tokens == sum(row.tokens for row in self._waiting), "token count is off"
+            assert math.isclose(self._waiting_ms, sum(map(self._cost_ms, self._waiting)), abs_tol=1e-6), "cost is off"

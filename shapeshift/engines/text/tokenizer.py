@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import InvalidInputError
 
 Ids = npt.NDArray[np.int64]
@@ -200,6 +201,13 @@ class TextTokenizer:
         if not truncate:
             limit = f"at most {self.max_tokens}{self._remedy}"
             raise InvalidInputError(self._field, f"{tokens} tokens", limit, row)
+
+
+def engine_tokenizer(folder: Path, manifest: Manifest) -> TextTokenizer:
+    """The tokenizer in a folder of text engines."""
+    stride = manifest.type_stride
+    vocabulary = stride or manifest.vocabulary
+    return TextTokenizer(folder / FILE_NAME, manifest.max_tokens, type_stride=stride, vocab_size=vocabulary)
 
 
 def _byte_offsets(encoding: Any, first: str, second: str | None, prompt_bytes: int) -> Offsets:

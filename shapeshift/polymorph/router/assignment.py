@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from shapeshift.engines.execution.request import Row
-from shapeshift.engines.policy.pack_size import rows_to_take
+from shapeshift.engines.policy.packs import rows_to_take
 
 # (bin of the worker) -> most tokens and most rows of one pack.
 PackLimits = Callable[[int], tuple[int, int]]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shapeshift.engines.execution.request import Row
-from shapeshift.engines.policy.measured_factor import MeasuredFactor
+from shapeshift.engines.policy.packs import MeasuredFactor
 from shapeshift.errors import ModelDiedError, ModelGoneError
 from shapeshift.polymorph.router.assignment import Assignment
 from shapeshift.polymorph.router.pending_rows import PendingRows

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shapeshift.engines.policy.measured_factor import MeasuredFactor
+from shapeshift.engines.policy.packs import MeasuredFactor
 from shapeshift.errors import InvalidInputError
 from shapeshift.token_adapt.interfaces import GammaProfile
 

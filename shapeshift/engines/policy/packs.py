@@ -1,8 +1,11 @@
-"""The number of waiting rows that one engine call takes, and what a row costs that shares a call."""
+"""How many waiting rows an engine call takes, and what calls and rows cost by the profile."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+
+_SMOOTHING = 0.1
+_MIN_FACTOR, _MAX_FACTOR = 0.5, 8.0
 
 
 def rows_to_take(lengths: Iterable[int], waiting: int, threads: int, tokens: int, max_rows: int) -> int:
@@ -35,3 +38,27 @@ def row_costs(pack_ms: Sequence[float], pack_tokens: int, max_rows: int) -> list
         rows = max(1, min(max_rows, pack_tokens // tokens))
         costs.append(pack_ms[rows * tokens] / rows)
     return costs
+
+
+def expected_ms(curve_ms: Sequence[float], weights: Sequence[float]) -> float:
+    """Milliseconds of one text alone, over the lengths that are expected.
+
+    curve_ms: of a call by its tokens, [longest + 1]; weights: of texts of 1, 2, ... longest tokens, not all 0.
+    """
+    return sum(ms * weight for ms, weight in zip(curve_ms[1:], weights, strict=True)) / sum(weights)
+
+
+class MeasuredFactor:
+    """`value` is measured time over profiled time of recent calls; 1 before the first."""
+
+    def __init__(self) -> None:
+        self.value = 1.0
+
+    def observe(self, took: float, profiled: float) -> None:
+        """Record one call; both times in the same unit. A call without a profiled time says nothing."""
+        if profiled <= 0:
+            return
+        # One delayed call must not make all others look slow.
+        clipped = min(max(took / profiled, self.value / 2), self.value * 2)
+        moved = self.value + _SMOOTHING * (clipped - self.value)
+        self.value = min(max(moved, _MIN_FACTOR), _MAX_FACTOR)
