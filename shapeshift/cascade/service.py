@@ -22,7 +22,7 @@ from shapeshift.cascade.settings import CascadeSettings
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.execution.request import TextRequest
-from shapeshift.engines.text.tokenizer import engine_tokenizer
+from shapeshift.engines.text.tokenizer import FILE_NAME, TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.serving.model_args import Log
 from shapeshift.serving.parameters import RequestParameters
@@ -61,7 +61,12 @@ class CascadeService:
                 self.table.check_engines(engines / model, model, model == later[-1])
         self.engines = self.table.check_engines(engines / first, first, not later)
         self.manifest_sha256 = manifest.sha256(engines / first)
-        self._tokenizer = engine_tokenizer(engines / first, self.engines)
+        self._tokenizer = TextTokenizer(
+            engines / first / FILE_NAME,
+            self.engines.max_tokens,
+            type_stride=self.engines.type_stride,
+            vocab_size=self.engines.vocabulary,
+        )
         self.executor = EngineExecutor(self.engines, engines / first, settings, log, device)
 
     def acquire(self) -> None:

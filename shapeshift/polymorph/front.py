@@ -14,7 +14,7 @@ from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
 from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
-from shapeshift.engines.text.tokenizer import engine_tokenizer
+from shapeshift.engines.text.tokenizer import FILE_NAME, TextTokenizer
 from shapeshift.errors import CancelledRequestError, EngineError, InvalidInputError, OverloadedError
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.serving import description
@@ -114,7 +114,12 @@ class TextFront(Front[TextJob]):
         engines.check_files(folder, manifest.hashes_file(folder))
         self._engines = engines
         self._pairs = TEXT_PAIR in args.inputs
-        self._tokenizer = engine_tokenizer(folder, engines)
+        self._tokenizer = TextTokenizer(
+            folder / FILE_NAME,
+            engines.max_tokens,
+            type_stride=engines.type_stride,
+            vocab_size=engines.vocabulary,
+        )
         self._executor: Executor
         if polymorph.placement == "inline":
             self._executor = EngineExecutor(engines, folder, polymorph, self.log, args.device)

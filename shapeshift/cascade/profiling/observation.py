@@ -16,7 +16,7 @@ from shapeshift.engines.execution.engine_set import EngineSet
 from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
 from shapeshift.engines.providers import lookup
-from shapeshift.engines.text.tokenizer import Encoded, engine_tokenizer
+from shapeshift.engines.text.tokenizer import FILE_NAME, Encoded, TextTokenizer
 from shapeshift.errors import EngineError
 
 # Called with the percentage of texts that have run.
@@ -46,7 +46,12 @@ class ModelRunner:
         self.outputs = tuple(output.name for output in self.manifest.outputs)
         if "LOGITS" not in self.outputs:
             raise EngineError(f"{name} has no output LOGITS; list it in its config.pbtxt and run `shapeshift engines`")
-        self._tokenizer = engine_tokenizer(folder, self.manifest)
+        self._tokenizer = TextTokenizer(
+            folder / FILE_NAME,
+            self.manifest.max_tokens,
+            type_stride=self.manifest.type_stride,
+            vocab_size=self.manifest.vocabulary,
+        )
         runtime = lookup.PROVIDERS[self.manifest.provider].open(folder, self.manifest.precision, threads=1)
         self._engine_set = EngineSet(self.manifest)
         for entry in self.manifest.engines:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import InvalidInputError
 
 Ids = npt.NDArray[np.int64]
@@ -70,7 +69,7 @@ class TextTokenizer:
 
     field: the input that errors name; remedy: the advice in the error for a text that is too long; type_stride: added
     to the ids of a pair's second text (`manifest.Manifest.type_stride`); vocab_size: of a model whose embedding may
-    have fewer rows than the tokenizer has tokens.
+    have fewer rows than the tokenizer has tokens; with a type_stride, that is the limit instead.
     """
 
     def __init__(
@@ -91,7 +90,8 @@ class TextTokenizer:
         self._tokenizer = open_tokenizer(file)
         self._cut_side = str(read_config(file).get("truncation_side", "right"))
         highest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        self._vocab_size = None if vocab_size is None or highest < vocab_size else vocab_size
+        limit = vocab_size if vocab_size is None else type_stride or vocab_size
+        self._vocab_size = None if limit is None or highest < limit else limit
 
     @property
     def vocabulary(self) -> int:
@@ -201,13 +201,6 @@ class TextTokenizer:
         if not truncate:
             limit = f"at most {self.max_tokens}{self._remedy}"
             raise InvalidInputError(self._field, f"{tokens} tokens", limit, row)
-
-
-def engine_tokenizer(folder: Path, manifest: Manifest) -> TextTokenizer:
-    """The tokenizer in a folder of text engines."""
-    stride = manifest.type_stride
-    vocabulary = stride or manifest.vocabulary
-    return TextTokenizer(folder / FILE_NAME, manifest.max_tokens, type_stride=stride, vocab_size=vocabulary)
 
 
 def _byte_offsets(encoding: Any, first: str, second: str | None, prompt_bytes: int) -> Offsets:
