@@ -13,7 +13,7 @@ from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import ModelError, TimedOutError
 from shapeshift.fleet.node_clients import NodeClients
-from shapeshift.polymorph.router.engine_calls import PROBE, EngineCalls, without_texts
+from shapeshift.polymorph.router.engine_client import PROBE, EngineCalls, without_texts
 from shapeshift.polymorph.router.transport import (
     Exchange,
     Outputs,

@@ -21,7 +21,7 @@ from shapeshift.errors import EngineError, ModelDiedError, ModelGoneError
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.policy.dispatch import Rules
 from shapeshift.polymorph.policy.dispatcher import Dispatcher
-from shapeshift.polymorph.router import bls_transport, worker_state
+from shapeshift.polymorph.router import bls_transport, membership
 from shapeshift.polymorph.router import router as router_module
 from shapeshift.polymorph.router.assignment import DispatchedQueues, SharedQueue
 from shapeshift.polymorph.router.bls_transport import BlsTransport
@@ -290,7 +290,7 @@ def no_probes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Router], None]:
 
     def quieten(router: Router) -> None:
         for name in ("_MIN_PROBE_PAUSE_S", "_MAX_PROBE_PAUSE_S"):
-            monkeypatch.setattr(worker_state, name, 1e6)
+            monkeypatch.setattr(membership, name, 1e6)
 
         def rests() -> bool:
             with router._lock:
@@ -310,8 +310,8 @@ def make_router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Route
     monkeypatch.setattr(router_module, "_WATCH_S", 0.005)
     monkeypatch.setattr(call_pool, "_WATCH_S", 0.005)
     monkeypatch.setattr(router_module, "_PROBE_S", 0.02)
-    monkeypatch.setattr(worker_state, "_MIN_PROBE_PAUSE_S", 0.02)
-    monkeypatch.setattr(worker_state, "_MAX_PROBE_PAUSE_S", 0.05)
+    monkeypatch.setattr(membership, "_MIN_PROBE_PAUSE_S", 0.02)
+    monkeypatch.setattr(membership, "_MAX_PROBE_PAUSE_S", 0.05)
     started: list[Router] = []
 
     def make(
@@ -321,7 +321,7 @@ def make_router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Route
         reaching: Callable[[FakeWorkers, Transport], Transport] = lambda workers, own: own,
         **parameters: object,
     ) -> Router:
-        monkeypatch.setattr(worker_state, "MIN_TIMEOUT_S", timeout_s)
+        monkeypatch.setattr(membership, "MIN_TIMEOUT_S", timeout_s)
         monkeypatch.setattr(bls_transport, "_STANDSTILL_S", timeout_s)
         workers = FakeWorkers({chr(ord("a") + number): FakeWorker(edge) for number, edge in enumerate(bins)})
         settings = PolymorphSettings(**parameters)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shapeshift.engines.execution.request import TextRequest
-from shapeshift.polymorph.router import bls_transport, worker_state
+from shapeshift.polymorph.router import bls_transport, membership
 from shapeshift.polymorph.router.placement import open_router
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE
@@ -143,7 +143,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setenv(NODE_VARIABLE, "here")
     monkeypatch.setattr(bls_transport, "_SETTLED_S", 0.0)
     monkeypatch.setattr(async_client, "_RECONNECT_MS", 50)
-    monkeypatch.setattr(worker_state, "_MAX_PROBE_PAUSE_S", 0.1)
+    monkeypatch.setattr(membership, "_MAX_PROBE_PAUSE_S", 0.1)
     made = Site(file)
     yield made
     made.close()
@@ -156,7 +156,7 @@ def test_workers_of_all_nodes_answer_each_with_its_bin(site: Site) -> None:
     for end in requests:
         end()
     assert all(node.texts for node in site.nodes.values())
-    assert max(node.most for node in site.nodes.values()) <= worker_state.MAX_IN_FLIGHT
+    assert max(node.most for node in site.nodes.values()) <= membership.MAX_IN_FLIGHT
 
 
 def test_a_probe_tells_which_bin_a_worker_of_another_node_has_now(site: Site) -> None:
@@ -222,7 +222,7 @@ def test_a_worker_with_other_engines_is_never_used_and_its_node_is_named(site: S
     for end in [*requests, *(site.begin(50) for _ in range(10))]:
         end()
     site.wait_joined(here=16, y=64)
-    assert site.nodes["x"].texts - before <= worker_state.MAX_IN_FLIGHT, "those that had begun"
+    assert site.nodes["x"].texts - before <= membership.MAX_IN_FLIGHT, "those that had begun"
     text = f"x/{WORKER}: not used: its engines are not those of this front"
     waiting.wait_for(lambda: any(line.startswith(text) for line in site.lines))
     site.nodes["x"].serve(64)

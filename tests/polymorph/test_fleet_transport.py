@@ -19,7 +19,7 @@ from shapeshift.fleet.node import Members, Node
 from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.fleet.polling import NodePoll
 from shapeshift.fleet.transport import FleetTransport, loaded_models
-from shapeshift.polymorph.router import worker_state
+from shapeshift.polymorph.router import membership
 from shapeshift.polymorph.router.transport import Transport, WrongBinError
 from shapeshift.triton.endpoint import Endpoint
 from tests.fleet.fake_node import FakeNode, Refusal, Tensors
@@ -138,7 +138,7 @@ def router(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Router:
     """With one worker of its own, `a`, and one on each of the nodes `x` and `y`; how far they are does not count."""
-    monkeypatch.setattr(worker_state, "_RECENT_S", 1e12)
+    monkeypatch.setattr(membership, "_RECENT_S", 1e12)
     edge = request.param
     there = {"x": [make_worker_of(edge)], "y": [make_worker_of(edge)]}
     return make_router(edge, timeout_s=5.0, reaching=site.reaching(there))

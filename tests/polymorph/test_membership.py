@@ -11,9 +11,8 @@ from shapeshift.engines.execution.request import Row, TextRequest
 from shapeshift.errors import EngineError, ModelDiedError, ModelGoneError
 from shapeshift.polymorph.router import membership
 from shapeshift.polymorph.router.assignment import SharedQueue
-from shapeshift.polymorph.router.membership import Membership
+from shapeshift.polymorph.router.membership import DEAD_AFTER, FAILING_AFTER, Membership, WorkerCall, WorkerState
 from shapeshift.polymorph.router.transport import OtherVersionError, WorkerInfo, WrongBinError
-from shapeshift.polymorph.router.worker_state import DEAD_AFTER, FAILING_AFTER, WorkerCall, WorkerState
 from shapeshift.serving.call_pool import CallTimeoutError
 
 LATE = CallTimeoutError("w", True)
@@ -27,7 +26,7 @@ class Site:
         self.log: list[str] = []
         clock = SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(membership, "time", clock)
-        monkeypatch.setattr("shapeshift.polymorph.router.pending_rows.time", clock)
+        monkeypatch.setattr("shapeshift.polymorph.router.assignment.time", clock)
         shared = SharedQueue(lambda edge: (1, 1), lambda edge, tokens: float(tokens))
         self.members = Membership(shared, 100, 1000, self.log.append)
         self.members.offer(["a", "b"])

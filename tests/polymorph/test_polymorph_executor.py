@@ -17,7 +17,7 @@ from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.errors import EngineError, InvalidInputError, ModelDiedError, ModelGoneError, ShapeshiftError
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.policy.algorithms import DISPATCHERS
-from shapeshift.polymorph.router import placement, router, worker_state
+from shapeshift.polymorph.router import membership, placement, router
 from shapeshift.polymorph.router.bls_transport import WorkerClient
 from shapeshift.polymorph.router.placement import capacities, open_router, pack_limits
 from shapeshift.polymorph.router.router import Router
@@ -65,7 +65,7 @@ class Server:
 @pytest.fixture
 def server(pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch) -> Server:
     # A busy machine is not what is tried here.
-    monkeypatch.setattr(worker_state, "MIN_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(membership, "MIN_TIMEOUT_S", 60.0)
     monkeypatch.setattr(router, "_PROBE_S", 0.05)
     return Server(pb_utils)
 

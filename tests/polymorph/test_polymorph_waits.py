@@ -21,9 +21,8 @@ from shapeshift.polymorph.router import bls_transport
 from shapeshift.polymorph.router import membership as membership_module
 from shapeshift.polymorph.router import router as router_module
 from shapeshift.polymorph.router.assignment import SharedQueue
-from shapeshift.polymorph.router.membership import Membership
+from shapeshift.polymorph.router.membership import Membership, WorkerCall, WorkerState
 from shapeshift.polymorph.router.transport import WorkerInfo
-from shapeshift.polymorph.router.worker_state import WorkerCall, WorkerState
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.serving.bounds import TimeBound
 from shapeshift.serving.call_pool import CallTimeoutError

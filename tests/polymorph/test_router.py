@@ -11,8 +11,8 @@ import pytest
 
 from shapeshift.engines.execution import request
 from shapeshift.errors import CancelledRequestError, OverloadedError
+from shapeshift.polymorph.router import membership
 from shapeshift.polymorph.router import router as router_module
-from shapeshift.polymorph.router import worker_state
 from shapeshift.serving.metrics import Gauge, Gauges
 
 if TYPE_CHECKING:
@@ -160,8 +160,8 @@ def test_rows_meant_for_a_leaving_worker_go_to_another(
     make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router = make_router(0, 0)
-    monkeypatch.setattr(worker_state, "_MIN_PROBE_PAUSE_S", 1e6)
-    monkeypatch.setattr(worker_state, "_MAX_PROBE_PAUSE_S", 1e6)
+    monkeypatch.setattr(membership, "_MIN_PROBE_PAUSE_S", 1e6)
+    monkeypatch.setattr(membership, "_MAX_PROBE_PAUSE_S", 1e6)
     router.check_rest()
     one = request.TextRequest([[7]], lambda done: None)  # type: ignore[list-item]
     with router._lock:

@@ -14,7 +14,7 @@ import pytest
 
 from shapeshift.errors import EngineError, ModelDiedError, OverloadedError
 from shapeshift.polymorph.router import bls_transport
-from shapeshift.polymorph.router.worker_state import DEAD_AFTER
+from shapeshift.polymorph.router.membership import DEAD_AFTER
 
 if TYPE_CHECKING:
     from tests.polymorph.conftest import Asked, FakeWorker, Router

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from shapeshift.polymorph.router.transport import WorkerInfo
-from shapeshift.polymorph.router.worker_state import (
+from shapeshift.polymorph.router.membership import (
     _MAX_PROBE_PAUSE_S,
     _MAX_PROBE_S,
     _MIN_PROBE_PAUSE_S,
@@ -17,6 +16,7 @@ from shapeshift.polymorph.router.worker_state import (
     WorkerCall,
     WorkerState,
 )
+from shapeshift.polymorph.router.transport import WorkerInfo
 
 
 def call(expected_ms: float = 10.0, began: float = 100.0) -> WorkerCall:

@@ -10,6 +10,7 @@ from typing import Protocol
 from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import ModelError
+from shapeshift.polymorph.router.membership import MAX_IN_FLIGHT
 from shapeshift.polymorph.router.transport import (
     Exchange,
     Outputs,
@@ -19,7 +20,6 @@ from shapeshift.polymorph.router.transport import (
     read_answer,
     request_of,
 )
-from shapeshift.polymorph.router.worker_state import MAX_IN_FLIGHT
 from shapeshift.polymorph.worker import STATE
 from shapeshift.serving import bls
 from shapeshift.serving.call_pool import CallPool

@@ -3,17 +3,90 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from shapeshift.engines.interfaces import Ids
+import numpy as np
+
+from shapeshift.engines.execution.engine_set import cost_curve
+from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.manifest import Manifest
+from shapeshift.engines.text.packing import pack, unpack
 from shapeshift.errors import ModelError, ModelGoneError
+from shapeshift.polymorph import engine_model
 from shapeshift.polymorph.router.bls_transport import BlsTransport
-from shapeshift.polymorph.router.engine_calls import PROBE, EngineCalls, without_texts
-from shapeshift.polymorph.router.transport import Outputs, Transport, WorkerInfo, meaning
+from shapeshift.polymorph.router.transport import (
+    Outputs,
+    Transport,
+    WorkerInfo,
+    WrongBinError,
+    meaning,
+    require_texts,
+)
+from shapeshift.polymorph.service_times import bin_edges, entry_of_bin
 from shapeshift.serving import bls
 from shapeshift.serving.model_args import Log
 from shapeshift.serving.pb_utils import PbUtils
+
+PROBE = (np.zeros(1, np.int64),)
+"""The texts of a probe: a worker computes every request."""
+
+
+class EngineCalls:
+    """Pads packs to the engines `made`, and knows each worker's bin as its last probe found it.
+
+    outputs: the names of those to request; edges: by version of a worker, the bin that it is.
+    """
+
+    def __init__(self, made: Manifest) -> None:
+        self.outputs = [output.name for output in made.outputs]
+        self._versions = {edge: engine_model.version_of(made, edge) for edge in bin_edges(made)}
+        self.edges = {version: edge for edge, version in self._versions.items()}
+        self._made = made
+        self._answers_version = made.answers_version()
+        self._times_ms = {
+            edge: cost_curve(entry_of_bin(made, edge), made.max_tokens).tolist() for edge in bin_edges(made)
+        }
+        self._bins: dict[str, int] = {}
+
+    def versions(self, worker: str) -> list[int]:
+        """The versions that the worker may have, the one of its known bin first."""
+        known = self._bins.get(worker, 0)
+        return sorted(self.edges, key=lambda version: (self.edges[version] != known, version))
+
+    def version_for(self, worker: str, texts: Sequence[Ids]) -> int:
+        """The version that is to compute `texts`. Raises WrongBinError where they do not fit the known bin."""
+        known = self._bins.get(worker, 0)
+        if sum(map(len, texts)) > known:
+            raise WrongBinError(f"{worker}: its bin is {known or 'not known'} now")
+        return self._versions[known]
+
+    def learn(self, worker: str, version: int) -> None:
+        """A probe of the worker was answered by this version."""
+        self._bins[worker] = self.edges[version]
+
+    def inputs(self, version: int, texts: Sequence[Ids]) -> dict[str, Array]:
+        """The inputs of a call."""
+        entry = entry_of_bin(self._made, self.edges[version])
+        tokens, rows = entry.tokens or sum(map(len, texts)), entry.rows or len(texts)
+        return pack(texts, tokens, rows, self._made.position_offset, self._made.type_stride)
+
+    def answer(
+        self, worker: str, version: int, answer: Mapping[str, Array], texts: Sequence[Ids], took_us: int
+    ) -> tuple[Outputs, WorkerInfo]:
+        """The outputs, each [len(texts), ...], and what would be the worker's report. Raises EngineError.
+
+        What the call took beyond the profile counts as waiting and as the way: nobody says how long it was computed.
+        """
+        outputs = unpack(answer, texts)
+        require_texts(worker, outputs, len(texts))
+        edge = self.edges[version]
+        computed_us = min(took_us, int(self._times_ms[edge][sum(map(len, texts))] * 1e3))
+        return outputs, WorkerInfo(edge, 0, 0, computed_us, 0, self._answers_version)
+
+
+def without_texts(outputs: Outputs) -> Outputs:
+    """The outputs of a probe as those of no text."""
+    return {name: values[:0] for name, values in outputs.items()}
 
 
 class EngineClient:

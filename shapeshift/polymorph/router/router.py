@@ -15,7 +15,7 @@ from shapeshift.engines.execution.request import Row, TextRequest
 from shapeshift.engines.interfaces import Ids
 from shapeshift.errors import EngineError, ModelDiedError, ModelGoneError, OverloadedError
 from shapeshift.polymorph.router.assignment import Assignment
-from shapeshift.polymorph.router.membership import Membership
+from shapeshift.polymorph.router.membership import MAX_IN_FLIGHT, Membership, WorkerCall, WorkerState
 from shapeshift.polymorph.router.transport import (
     Exchange,
     OtherVersionError,
@@ -24,7 +24,6 @@ from shapeshift.polymorph.router.transport import (
     WorkerInfo,
     WrongBinError,
 )
-from shapeshift.polymorph.router.worker_state import MAX_IN_FLIGHT, WorkerCall, WorkerState
 from shapeshift.polymorph.service_times import ServiceTimes
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.serving.bounds import TimeBound, unloading
