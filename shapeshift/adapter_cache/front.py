@@ -81,8 +81,8 @@ class LoraFront(GenerateFront):
         self._watching = threading.Thread(target=self._watch_registry, name="registry", daemon=True)
         self._watching.start()
 
-    def parse(self, request: InferenceRequest, given: RequestParameters, client: Client) -> GenerateJob:
-        job = super().parse(request, given, client)
+    def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> GenerateJob:
+        job = super().parse(request, params, client)
         name = job.parameters.lora_name
         try:
             for one in _requests(job):

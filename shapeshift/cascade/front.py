@@ -86,9 +86,9 @@ class CascadeFront(Front[ClassifyRequest]):
 
     # The way of a request.
 
-    def parse(self, request: InferenceRequest, given: RequestParameters, client: Client) -> ClassifyRequest:
+    def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> ClassifyRequest:
         texts = texts_of_request(self.pb_utils, request, self._pairs)
-        return ClassifyRequest(client, texts, wanted_outputs(request, self.args.outputs), given, self.done)
+        return ClassifyRequest(client, texts, wanted_outputs(request, self.args.outputs), params, self.done)
 
     def start(self, job: ClassifyRequest) -> None:
         with self._lock:

@@ -88,21 +88,21 @@ class GenerateFront(Front[GenerateJob]):
         else:
             self._stop(stop_id, request, sender)
 
-    def admit(self, given: RequestParameters) -> None:
+    def admit(self, params: RequestParameters) -> None:
         self.loop.admission.refuse_when_full()
 
-    def parse(self, request: InferenceRequest, given: RequestParameters, client: Client) -> GenerateJob:
+    def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> GenerateJob:
         parsed = self._parser.parse(request)
-        given = parameters.joined(given, parsed.request_parameters)
+        params = parameters.joined(params, parsed.request_parameters)
         prompts = self._prompts(parsed)
         for prompt in prompts:
             self.request_metrics.lengths.observe(len(prompt.ids))
-        params = parsed.sampling_params
+        sampling = parsed.sampling_params
         outputs = AnswerOutputs(parsed.outputs.intersection(request.requested_output_names()), self.loaded.token_bytes)
-        several = BeamsJob if params.num_beams > 1 else ChoicesJob
-        kind = GenerateJob if len(prompts) * params.samples == params.num_beams == 1 else several
-        job = kind(self, client, parsed, given, prompts, outputs)
-        job.requests = self._requests(request.request_id() or given.id or uuid.uuid4().hex, parsed, job)
+        several = BeamsJob if sampling.num_beams > 1 else ChoicesJob
+        kind = GenerateJob if len(prompts) * sampling.samples == sampling.num_beams == 1 else several
+        job = kind(self, client, parsed, params, prompts, outputs)
+        job.requests = self._requests(request.request_id() or params.id or uuid.uuid4().hex, parsed, job)
         return job
 
     def start(self, job: GenerateJob) -> None:

@@ -99,10 +99,10 @@ class UnaryFront(Front[Call]):
         # The other model checks the parameters.
         return RequestParameters(forwarded=is_forwarded(request))
 
-    def admit(self, given: RequestParameters) -> None:
+    def admit(self, params: RequestParameters) -> None:
         self._bound.require(len(self._calls))
 
-    def parse(self, request: InferenceRequest, given: RequestParameters, client: Client) -> Call:
+    def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> Call:
         tensors = {name: self.pb_utils.get_input_tensor_by_name(request, name) for name in self.args.inputs}
         # Copied: Triton frees its buffers when `execute` returns.
         inputs = {name: np.array(tensor.as_numpy()) for name, tensor in tensors.items() if tensor is not None}

@@ -131,32 +131,32 @@ class TextFront(Front[TextJob]):
             f"ready: {engines.provider} {engines.precision}, {len(engines.engines)} engines, {polymorph.placement}"
         )
 
-    def admit(self, given: RequestParameters) -> None:
+    def admit(self, params: RequestParameters) -> None:
         checkpoint = self._engines.checkpoint_sha256
-        if given.checkpoint not in (None, checkpoint):
+        if params.checkpoint not in (None, checkpoint):
             reason = f"this model has {checkpoint} since it was loaded; retry later"
-            raise OverloadedError(f"parameter checkpoint: got {given.checkpoint!r}; {reason}")
-        self._executor.require_room(given.latency_ms)
+            raise OverloadedError(f"parameter checkpoint: got {params.checkpoint!r}; {reason}")
+        self._executor.require_room(params.latency_ms)
 
-    def parse(self, request: InferenceRequest, given: RequestParameters, client: Client) -> TextJob:
+    def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> TextJob:
         wanted = wanted_outputs(request, self.args.outputs)
         rows = rows_of_request(
             self.pb_utils,
             request,
             self._tokenizer,
             self._engines.vocabulary,
-            given.truncate,
+            params.truncate,
             self._pairs,
             OFFSETS in wanted,
-            self._engines.prompt(given.prompt_name),
+            self._engines.prompt(params.prompt_name),
         )
-        if given.prompt_name is not None and self.pb_utils.get_input_tensor_by_name(request, "TEXT") is None:
+        if params.prompt_name is not None and self.pb_utils.get_input_tensor_by_name(request, "TEXT") is None:
             raise InvalidInputError(
-                "parameter prompt_name", given.prompt_name, "only with TEXT; INPUT_IDS are taken as they are"
+                "parameter prompt_name", params.prompt_name, "only with TEXT; INPUT_IDS are taken as they are"
             )
         for ids in rows.ids:
             self.request_metrics.lengths.observe(len(ids))
-        return TextJob(client, rows.ids, wanted, rows.offsets, self.done, given.latency_ms)
+        return TextJob(client, rows.ids, wanted, rows.offsets, self.done, params.latency_ms)
 
     def start(self, job: TextJob) -> None:
         self._executor.submit(job)

@@ -25,8 +25,8 @@ class Bound:
     def require(self, held: int, added: int = 1) -> None:
         """Raise OverloadedError where `added` more do not fit beside the `held` ones."""
         if held + added > self.limit:
-            found = f"{held} {self.unit} {self.state}, {added} more would exceed {self.limit}"
-            raise OverloadedError(f"{self.parameter}: {found}; retry later")
+            state = f"{held} {self.unit} {self.state}, {added} more would exceed {self.limit}"
+            raise OverloadedError(f"{self.parameter}: {state}; retry later")
 
     def require_unless_empty(self, held: int, added: int) -> None:
         """As `require`, but where none are held any number fits: no limit makes a request impossible."""
@@ -37,8 +37,8 @@ class Bound:
 def require_deadline(predicted_ms: float, latency_ms: float | None) -> None:
     """Raise OverloadedError where an answer after `predicted_ms` is too late for the request's `latency_ms`."""
     if latency_ms is not None and predicted_ms > latency_ms:
-        found = f"got {latency_ms:g}, an answer is predicted after {predicted_ms:.0f} ms"
-        raise OverloadedError(f"latency_ms: {found}; retry later or elsewhere")
+        reason = f"got {latency_ms:g}, an answer is predicted after {predicted_ms:.0f} ms"
+        raise OverloadedError(f"latency_ms: {reason}; retry later or elsewhere")
 
 
 class TimeBound:
@@ -63,8 +63,8 @@ class TimeBound:
         require_deadline(predicted_ms, latency_ms)
         latest_ms = predicted_ms * self._lateness
         if self._limit_ms and latest_ms > self._limit_ms:
-            found = f"an answer is predicted after {latest_ms:.0f} ms, the limit is {self._limit_ms:g} ms"
-            raise OverloadedError(f"{self._parameter}: {found}; retry later")
+            reason = f"an answer is predicted after {latest_ms:.0f} ms, the limit is {self._limit_ms:g} ms"
+            raise OverloadedError(f"{self._parameter}: {reason}; retry later")
 
     def observe(self, predicted_ms: float, took_ms: float) -> None:
         """Record how long an answer took that was predicted after `predicted_ms`."""

@@ -79,14 +79,14 @@ class Description:
     def as_json(self, args: ModelArgs) -> str:
         """A JSON object of the facts that apply, with what it is called, and the version of Shapeshift."""
         facts = {name: value for name, value in asdict(self).items() if value is not None}
-        own = {
+        identity = {
             "model": args.name,
             "version": args.version,
             "outputs": args.outputs,
             "max_batch_size": args.max_batch_size,
             "shapeshift": __version__,
         }
-        return json.dumps({**facts, **own}, ensure_ascii=False)
+        return json.dumps({**facts, **identity}, ensure_ascii=False)
 
 
 _VERSION_DIGITS = 12
@@ -124,8 +124,8 @@ def told(outputs: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
     Raises KeyError where the answer lacks it, ValueError where it is not one text of JSON.
     """
-    found: dict[str, Any] = json.loads(outputs[DESCRIPTION.name].item())
-    return found
+    facts: dict[str, Any] = json.loads(outputs[DESCRIPTION.name].item())
+    return facts
 
 
 def forwarded(description: bytes, unary: str) -> bytes:

@@ -37,8 +37,8 @@ NODE_VARIABLE = "SHAPESHIFT_NODE"
 
 def fleet_file() -> Path | None:
     """The fleet file of the server that this process belongs to; None outside a fleet."""
-    stated = os.environ.get(FLEET_FILE_VARIABLE)
-    return Path(stated) if stated else None
+    file = os.environ.get(FLEET_FILE_VARIABLE)
+    return Path(file) if file else None
 
 
 def own_node() -> str:
@@ -149,9 +149,9 @@ class Front(ABC, Generic[J]):
 
     def serve(self, request: InferenceRequest, sender: ResponseSender) -> None:
         """Serve a request here. What this raises is its answer."""
-        given = self.read(request)
-        self.admit(given)
-        job = self.parse(request, given, Client(sender, given.forwarded))
+        params = self.read(request)
+        self.admit(params)
+        job = self.parse(request, params, Client(sender, params.forwarded))
         self.watch.add(job, sender.is_cancelled, partial(self.cancel, job))
         try:
             self.start(job)
@@ -175,11 +175,11 @@ class Front(ABC, Generic[J]):
         """The parameters of a request. Raises InvalidInputError."""
         return parameters.parse(request.parameters(), self.takes, self.args.inputs)
 
-    def admit(self, given: RequestParameters) -> None:
+    def admit(self, params: RequestParameters) -> None:
         """Raise OverloadedError where any request with these parameters is refused: before work is done for it."""
 
     @abstractmethod
-    def parse(self, request: InferenceRequest, given: RequestParameters, client: Client) -> J:
+    def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> J:
         """The job of a request. Raises the error that its client gets, InvalidInputError as a rule."""
 
     @abstractmethod

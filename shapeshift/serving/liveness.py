@@ -72,8 +72,8 @@ class StepCounter:
     def position(self) -> str:
         """Where the running step is, innermost call last; empty if none runs."""
         frame = sys._current_frames().get(self._running_on or 0)
-        found = traceback.extract_stack(frame, _LOGGED_FRAMES) if frame is not None else []
-        return ", ".join(f"{entry.name} ({entry.filename}:{entry.lineno})" for entry in found)
+        frames = traceback.extract_stack(frame, _LOGGED_FRAMES) if frame is not None else []
+        return ", ".join(f"{entry.name} ({entry.filename}:{entry.lineno})" for entry in frames)
 
 
 class Liveness:
@@ -99,7 +99,7 @@ class Liveness:
         # Of threads that had work at the last check: their steps by then, for how long they had done none, and
         # `queued_s`. A thread without a processor does not hang: a new process would have none either.
         self._waits: dict[StepCounter, tuple[int, float, float]] = {}
-        self._found: dict[str, float] = {}
+        self._stalled: dict[str, float] = {}
 
     def stalled(self) -> dict[str, float]:
         """By thread: seconds without a step although it has work, where above its limit; else 0."""
@@ -107,9 +107,9 @@ class Liveness:
         elapsed = min(now - self._checked_at, _MAX_CHECK_S)
         self._checked_at = now
         before, self._waits = self._waits, {}
-        found = {}
+        seconds = {}
         for counter in self._counters():
-            found[counter.name] = 0.0
+            seconds[counter.name] = 0.0
             if not counter.has_work:
                 continue
             queued_s = counter.queued_s()
@@ -118,13 +118,13 @@ class Liveness:
             now_s = waited_s + own_s if counter.steps == steps else 0.0
             self._waits[counter] = counter.steps, now_s, queued_s
             if now_s > counter.limit_s:
-                found[counter.name] = now_s
+                seconds[counter.name] = now_s
                 if waited_s <= counter.limit_s:
                     where = counter.position() or "it runs nothing"
                     self._log(f"thread {counter.name} has work and has done no step for {now_s:.0f} s: {where}")
-        self._found = found
-        return found
+        self._stalled = seconds
+        return seconds
 
     def _newly_stalled(self) -> bool:
-        known = {name for name, seconds in self._found.items() if seconds}
-        return any(seconds and name not in known for name, seconds in self.stalled().items())
+        before = {name for name, seconds in self._stalled.items() if seconds}
+        return any(seconds and name not in before for name, seconds in self.stalled().items())

@@ -92,19 +92,19 @@ class Counters:
 
     def __init__(self, name: str, help_text: str, label: str, most: int = 100) -> None:
         self._name, self._help_text, self._label, self._most = name, help_text, label, most
-        self._known: dict[str, Counter] = {}
+        self._counters: dict[str, Counter] = {}
 
     def add(self, value: str, amount: float = 1.0) -> None:
         """Add `amount` to the counter of one label value. One thread calls this."""
-        if value not in self._known and len(self._known) >= self._most:
+        if value not in self._counters and len(self._counters) >= self._most:
             value = OTHER
-        if value not in self._known:
-            self._known[value] = Counter(self._name, self._help_text, {self._label: value})
-        self._known[value].add(amount)
+        if value not in self._counters:
+            self._counters[value] = Counter(self._name, self._help_text, {self._label: value})
+        self._counters[value].add(amount)
 
     def each(self) -> list[Counter]:
         """A counter for each label value seen so far."""
-        return list(self._known.values())
+        return list(self._counters.values())
 
 
 class Info:

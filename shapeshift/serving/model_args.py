@@ -174,21 +174,21 @@ def auto_complete(
     signature: of a model with these parameters; None for a model whose configuration is always complete.
     """
     # Triton shows an empty value for what a configuration leaves out.
-    stated = {name: value for name, value in config.as_dict().items() if value}
-    own = signature(_parameters(stated))
-    if own is None:
+    config_json = {name: value for name, value in config.as_dict().items() if value}
+    declared = signature(_parameters(config_json))
+    if declared is None:
         return config
     try:
-        completed = own.complete(stated)
+        completed = declared.complete(config_json)
     except ShapeshiftError as error:
         raise pb_utils.TritonModelException(str(error)) from error
     for kind, add in (("input", config.add_input), ("output", config.add_output)):
         for tensor in completed[kind]:
-            if tensor not in stated.get(kind, ()):
+            if tensor not in config_json.get(kind, ()):
                 add({name: tensor[name] for name in ("name", "data_type", "dims", "optional") if name in tensor})
-    if "max_batch_size" not in stated:
-        config.set_max_batch_size(own.max_batch_size)
-    if own.decoupled:
+    if "max_batch_size" not in config_json:
+        config.set_max_batch_size(declared.max_batch_size)
+    if declared.decoupled:
         config.set_model_transaction_policy({"decoupled": True})
     return config
 
@@ -212,8 +212,8 @@ def skip_last_collections() -> None:
 
 
 def _parameters(config: Mapping[str, Any]) -> dict[str, str]:
-    given = config.get("parameters", {})
-    return {name: value.get("string_value", "") for name, value in given.items()}
+    parameters = config.get("parameters", {})
+    return {name: value.get("string_value", "") for name, value in parameters.items()}
 
 
 def _completed(kind: str, stated: Sequence[Mapping[str, Any]], known: Sequence[Tensor]) -> list[dict[str, Any]]:

@@ -49,43 +49,43 @@ class RequestParameters:
     checkpoint: str | None = None
 
 
-def parse(text: str, own: Collection[str] = (), inputs: Collection[str] = ()) -> RequestParameters:
+def parse(text: str, takes: Collection[str] = (), inputs: Collection[str] = ()) -> RequestParameters:
     """The parameters of one request, from `request.parameters()`.
 
-    own: the names that this front accepts beyond `COMMON`; inputs: those of the model, which HTTP's generate endpoints
-    take from the same JSON object: a misspelled input arrives as a parameter.
+    takes: the names that this front accepts beyond `COMMON`; inputs: those of the model, which HTTP's generate
+    endpoints take from the same JSON object: a misspelled input arrives as a parameter.
     Raises InvalidInputError for an unknown name or a value of the wrong type.
     """
     if not text or text == "{}":
         return _NONE
-    given: dict[str, Any] = json.loads(text)
-    known = {*COMMON, *own}
+    values_by_name: dict[str, Any] = json.loads(text)
+    names = {*COMMON, *takes}
     values: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in known or name in _BETWEEN_MODELS:
+    for name, value in values_by_name.items():
+        if name in names or name in _BETWEEN_MODELS:
             values[name] = _CHECKS[name](name, value)
         elif not is_tritons(name):
-            raise InvalidInputError(f"parameter {name}", value, unknown(hint(name, (*known, *inputs)), sorted(known)))
+            raise InvalidInputError(f"parameter {name}", value, unknown(hint(name, (*names, *inputs)), sorted(names)))
     return RequestParameters(**values)
 
 
-def hint(name: str, known: Collection[str]) -> str:
-    """A part of a refusal of the unknown `name`: which models take it, or the nearest of `known`."""
-    return f"; {name} is for {_ELSEWHERE[name]}" if name in _ELSEWHERE else did_you_mean(name, known)
+def hint(name: str, names: Collection[str]) -> str:
+    """A part of a refusal of the unknown `name`: which models take it, or the nearest of `names`."""
+    return f"; {name} is for {_ELSEWHERE[name]}" if name in _ELSEWHERE else did_you_mean(name, names)
 
 
-def joined(given: RequestParameters, named: Mapping[str, Any]) -> RequestParameters:
-    """`given` with the parameters `named`, which the request gives elsewhere.
+def joined(params: RequestParameters, named: Mapping[str, Any]) -> RequestParameters:
+    """`params` with the parameters `named`, which the request gives elsewhere.
 
     Raises InvalidInputError for one that is given twice, or has the wrong type.
     """
     if not named:
-        return given
+        return params
     for name, value in named.items():
-        if getattr(given, name) is not None:
+        if getattr(params, name) is not None:
             raise InvalidInputError(f"parameter {name}", value, "once: as a parameter or elsewhere in the request")
     checked: dict[str, Any] = {name: _CHECKS[name](name, value) for name, value in named.items()}
-    return replace(given, **checked)
+    return replace(params, **checked)
 
 
 def _positive(name: str, value: Any) -> float:

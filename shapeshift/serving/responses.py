@@ -116,13 +116,13 @@ class ResponseThread:
 
     def _send(self, stream: ResponseStream, response_sender: ResponseSender) -> None:
         try:
-            found = stream.next_response()
+            answer = stream.next_response()
         except Exception as error:  # noqa: BLE001  without a last response the client would wait forever
             self._log(f"a response could not be made: {error}")
-            found = error_codes.error_response(self._pb_utils, error), True
-        if found is None:
+            answer = error_codes.error_response(self._pb_utils, error), True
+        if answer is None:
             return
-        response, last = found
+        response, last = answer
         try:
             response_sender.send(response, flags=self._final if last else 0)
         except Exception as error:  # noqa: BLE001  whatever Triton raises, the thread must continue

@@ -145,8 +145,8 @@ class ImageFront(Front[ImageJob]):
         self.begin(RequestMetrics("images", 0, self._settings.slo_ms))
         self._executor.start()
 
-    def parse(self, request: InferenceRequest, given: RequestParameters, client: Client) -> ImageJob:
-        options = self._options(given)
+    def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> ImageJob:
+        options = self._options(params)
         images = self._images(request)
         num_bytes = images.num_bytes + images.count * self._model.preprocessing.size**2 * _CHANNELS
         outputs = [name for name in self.args.outputs if name in request.requested_output_names()]

@@ -33,7 +33,7 @@ class ShortestFirst(Front[Job]):
         self.begin(RequestMetrics("texts", max_tokens=0, slo_ms=0))
         self.thread.start()
 
-    def parse(self, request: Any, given: Any, client: Client) -> Job:
+    def parse(self, request: Any, params: Any, client: Client) -> Job:
         (tensor,) = request.inputs()
         return Job(client, tensor.as_numpy().item())
 
