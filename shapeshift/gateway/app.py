@@ -19,7 +19,7 @@ import shapeshift
 from shapeshift.errors import ShapeshiftError
 from shapeshift.gateway.adapter_commands import AdapterCommands
 from shapeshift.gateway.catalogue import Catalogue
-from shapeshift.gateway.chat_templates.renderer import ChatRenderer
+from shapeshift.gateway.chat_renderer import ChatRenderer
 from shapeshift.gateway.errors import ApiError, api_error
 from shapeshift.gateway.http.api_keys import ApiKeys, RequireKey
 from shapeshift.gateway.http.bodies import field_of

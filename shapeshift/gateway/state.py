@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from shapeshift.gateway.adapter_commands import AdapterCommands
 from shapeshift.gateway.catalogue import Catalogue
-from shapeshift.gateway.chat_templates.renderer import ChatRenderer
+from shapeshift.gateway.chat_renderer import ChatRenderer
 from shapeshift.gateway.http.api_keys import ApiKeys
 from shapeshift.gateway.http.limits import REQUEST_ID, Traffic
 from shapeshift.gateway.http.streams import while_connected

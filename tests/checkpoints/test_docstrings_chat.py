@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shapeshift.engines.text import chat_template_files
-from shapeshift.gateway.chat_templates.conversation import ChatTemplate
+from shapeshift.serving.chat_templates.conversation import ChatTemplate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FOLDER = Path(__file__).resolve().parents[2] / "checkpoints" / "docstrings-chat"

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.gateway.chat_templates import renderer
-from shapeshift.gateway.chat_templates.conversation import ChatTemplate, TemplateError, render
-from shapeshift.gateway.chat_templates.renderer import ChatRenderer, TemplateSource
+from shapeshift.gateway import chat_renderer
+from shapeshift.gateway.chat_renderer import ChatRenderer, TemplateSource
+from shapeshift.serving.chat_templates.conversation import ChatTemplate, TemplateError, render
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 # In the manner of well-known models: what their templates use of Jinja, in words of our own.
@@ -254,12 +254,12 @@ def test_a_template_that_takes_too_long_is_ended(
 ) -> None:
     source, text = TOO_LONG[case]
     rendered(chats, "a")
-    monkeypatch.setattr(renderer, "MAX_SECONDS", 0.5)
+    monkeypatch.setattr(chat_renderer, "MAX_SECONDS", 0.5)
 
     async def beside() -> str:
         slow = asyncio.create_task(chats.render(TemplateSource(source, {}), [{"role": "user", "content": text}], None))
         await asyncio.sleep(0)
-        monkeypatch.setattr(renderer, "MAX_SECONDS", 60.0)
+        monkeypatch.setattr(chat_renderer, "MAX_SECONDS", 60.0)
         text_beside = await chats.render(TemplateSource("{{ messages[0].role }}", {}), ASKED, None)
         with pytest.raises(InvalidInputError, match="renders within"):
             await slow

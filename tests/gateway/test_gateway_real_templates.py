@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from shapeshift.gateway.chat_templates.conversation import ChatTemplate
+from shapeshift.serving.chat_templates.conversation import ChatTemplate
 from tests import llama_cpp_source
 
 pytestmark = pytest.mark.long

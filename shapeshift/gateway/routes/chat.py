@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.gateway.catalogue import Target
-from shapeshift.gateway.chat_templates.renderer import TemplateSource
+from shapeshift.gateway.chat_renderer import TemplateSource
 from shapeshift.gateway.errors import ApiError, invalid
 from shapeshift.gateway.http import bodies
 from shapeshift.gateway.http.streams import event, stream_of

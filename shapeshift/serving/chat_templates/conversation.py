@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from shapeshift.gateway.chat_templates.environment import compiled
+from shapeshift.serving.chat_templates.environment import compiled
 
 Message = Mapping[str, Any]
 MAX_CHARACTERS = 1 << 22

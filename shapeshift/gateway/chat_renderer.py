@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from pebble import ProcessExpired, ProcessPool
 
 from shapeshift.errors import EngineError, InvalidInputError
-from shapeshift.gateway.chat_templates import conversation
+from shapeshift.serving.chat_templates import conversation
 
 MAX_SECONDS = 10.0
 """For one rendering; ordinary ones take milliseconds."""
