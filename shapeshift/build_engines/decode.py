@@ -20,7 +20,7 @@ from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.store import registry_copy
 from shapeshift.engines import device_plan
 from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
-from shapeshift.engines.text import tokenizer_files
+from shapeshift.engines.text import chat_template_files, tokenizer_files
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.files import HASHES
@@ -82,12 +82,12 @@ def forwards_to(front: DecodeFrontConfig) -> tuple[str, ...]:
 class _Checked(NamedTuple):
     """A checkpoint that can be loaded, and its tokenizer: contents of files by path in the model's folder.
 
-    is_published: the model's folder is that of this checkpoint.
+    library: transformers' tokenizer; None where the model's folder is that of this checkpoint already.
     """
 
     checkpoint: Checkpoint
     tokenizer: Mapping[str, str]
-    is_published: bool
+    library: Any
 
 
 def check(front: DecodeFrontConfig, paths: BuildPaths) -> Checkpoint | None:
@@ -110,8 +110,9 @@ def _checked(front: DecodeFrontConfig, own: FusedDecodeSettings, paths: BuildPat
         settings.require(precision in COMPUTED_BYTES, "precision", precision, allowed)
         Architecture.read(checkpoint.folder).share(own.tensor_parallel_size)
     published = _published(paths.generated / front.name, checkpoint)
-    tokenizer = published or _require_loadable(checkpoint, own, front.adapters)
-    return _Checked(checkpoint, tokenizer, bool(published))
+    if published:
+        return _Checked(checkpoint, published, None)
+    return _Checked(checkpoint, *_require_loadable(checkpoint, own, front.adapters))
 
 
 def publish(front: DecodeFrontConfig, paths: BuildPaths, progress: ProgressCallback) -> str:
@@ -123,13 +124,13 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths, progress: ProgressCallb
         summary = f"forwards to {own.forward_to}"
         write_front(front.folder, front.config, target, {}, summary)
         return summary
-    checkpoint, tokenizer, is_published = _checked(front, own, paths)
+    checkpoint, tokenizer, library = _checked(front, own, paths)
     kernels = paths.build / "kernels"
     lora = front.adapters is not None
     state = "up to date"
-    if not is_published:
+    if library is not None:
         state = _compile(own.native, kernels, lora, progress)
-        state += f", {reference.require_logits(checkpoint, own.native, paths.build / COMPARED, kernels)}"
+        state += f", {reference.require_logits(checkpoint, library, own.native, paths.build / COMPARED, kernels)}"
     parameters = {
         "checkpoint": paths.portable(checkpoint.folder, target),
         "checkpoint_sha256": checkpoint.sha256,
@@ -219,8 +220,9 @@ def _tokenizer_of(folder: Path) -> dict[str, str]:
 
 def _require_loadable(
     checkpoint: Checkpoint, own: FusedDecodeSettings, adapter_cache: AdapterCacheSettings | None
-) -> dict[str, str]:
-    """Raise the error with which the model would fail to load; else return the files of its tokenizer.
+) -> tuple[dict[str, str], Any]:
+    """Raise the error with which the model would fail to load; else return the files of its tokenizer, and the
+    tokenizer of transformers.
 
     adapter_cache: None for a model without adapters.
     """
@@ -238,12 +240,13 @@ def _require_loadable(
         folder = Path(name)
         # Before transformers reads it, for an error that names the file.
         count = tokenizer_files.highest_id(stated) + 1 if stated.is_file() else None
-        tokenizer_files.write(checkpoint.folder, folder)
+        library = tokenizer_files.write(checkpoint.folder, folder)
         # Tokens beside a tokenizer.json may have ids that the model lacks: prompts with one are refused.
         table = token_bytes(folder / TOKENIZER_FILE)
         require_tokens_of_model(table[:count], architecture.vocab_size, own.extra_tokens)
         require_texts(folder / TOKENIZER_FILE, table)
-        return _tokenizer_of(folder)
+        reference.require_rendering(library, chat_template_files.read(folder), checkpoint.folder)
+        return _tokenizer_of(folder), library
 
 
 def _compile(native: bool, kernels: Path, lora: bool, progress: ProgressCallback) -> str:

@@ -203,6 +203,27 @@ def test_the_tokenizer_of_transformers_is_published_and_served(project: Project)
     assert "generate: checked" in project.make("generate")[1]
 
 
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", ""),
+        ("{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}", ""),
+        ("{{ raise_exception('one turn only') }}", ""),
+        # Chats are served to a length, which transformers does not bound.
+        (
+            "{% for i in range(99999) %}{{ 50 * 'x' }}{% endfor %}",
+            f"the chat template makes '' at character 0, and {40 * 'x'!r} by transformers' apply_chat_template",
+        ),
+    ],
+)
+def test_a_chat_template_is_rendered_as_transformers_does_or_refused(
+    project: Project, template: str, said: str
+) -> None:
+    (project.checkpoint / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    status, _, err = project.make("generate")
+    assert status == bool(said) and said in err, err
+
+
 def test_missing_compiler_is_reported(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     def library(folder: Path, *, progress: Callable[[str], None] = print) -> Path:
         raise FileNotFoundError("no g++ found")

@@ -1,44 +1,88 @@
-"""Holds the logits of a model that generates against transformers', before it is published."""
+"""Holds a model that generates against transformers before it is published: its logits, its chats."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shapeshift import files
 from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.hardware import available_mb, cores
 from shapeshift.engines.text import tokenizer_files
+from shapeshift.engines.text.chat_template_files import ChatTemplateFiles
 from shapeshift.errors import UnsupportedError
 from shapeshift.fused_decode.model.architecture import Architecture
 
 if TYPE_CHECKING:
     import torch
 
-MOST_TOKENS, PIECE = 256, 64
+MOST_TOKENS, PIECE = 512, 64
 """Tokens of the text, and of one step of ours."""
 _AS_LIBRARY = "logits as transformers'"
 TOLERANCE = 1e-3
 """Most difference of two logits, as a share of the largest one: both are computed in f32."""
+_CHAT = (("user", "Who wrote it, in 1843?"), ("assistant", "Ada."), ("user", "Why?"))
+_EXCERPT = 40
 
 
-def require_logits(checkpoint: Checkpoint, native: bool, remembered: Path, kernels: Path) -> str:
+def require_rendering(library: Any, templates: ChatTemplateFiles, folder: Path) -> None:
+    """Raise UnsupportedError unless a short chat becomes the text that `apply_chat_template` makes of it.
+
+    library: the tokenizer of transformers; templates: those that are published; folder: of the checkpoint. A template
+    may refuse the chat.
+    """
+    # A published model does not need Jinja to be built again.
+    from shapeshift.serving.chat_templates.conversation import ChatTemplate
+
+    source = templates.text
+    if source is None:
+        return
+    as_text, as_parts = (
+        [{"role": role, "content": content} for role, content in chat]
+        for chat in (_CHAT, [(role, [{"type": "text", "text": text}]) for role, text in _CHAT])
+    )
+    got = _text_or_empty(lambda: ChatTemplate(source, templates.special_tokens).render(as_text, None))
+    render = partial(library.apply_chat_template, tokenize=False, add_generation_prompt=True)
+    of_text, of_parts = (_text_or_empty(partial(render, chat)) for chat in (as_text, as_parts))
+    # Templates that read parts write no text.
+    content = _CHAT[0][1]
+    expected = of_parts if content in of_parts and content not in of_text else of_text
+    if got != expected:
+        place = len(os.path.commonprefix([got, expected]))
+        ours, theirs = (text[place:][:_EXCERPT] for text in (got, expected))
+        raise UnsupportedError(
+            f"{folder}: of a short chat, the chat template makes {ours!r} at character {place}, and {theirs!r} by "
+            "transformers' apply_chat_template ('' where it ends or refuses)"
+        )
+
+
+def _text_or_empty(render: Callable[[], str]) -> str:
+    try:
+        return render()
+    except Exception:  # noqa: BLE001  a template may raise whatever Python does
+        return ""
+
+
+def require_logits(checkpoint: Checkpoint, library: Any, native: bool, remembered: Path, kernels: Path) -> str:
     """Raise UnsupportedError unless the logits of awkward texts are those of transformers, both in f32.
 
     Returns what was found, for the summary: also why a model was not compared. The file `remembered` keeps it by the
-    hash of the checkpoint. kernels: the folder of compiled kernels.
+    hash of the checkpoint. library: its tokenizer; kernels: the folder of compiled kernels.
     """
     key = f"{checkpoint.sha256}:{checkpoint.tokenizer_sha256}"
     compared = remembered.read_text().split() if remembered.is_file() else []
     if key in compared:
         return _AS_LIBRARY
-    result = _compared(checkpoint, native, kernels)
+    result = _compared(checkpoint, library, native, kernels)
     if result == _AS_LIBRARY:
         files.replace_text(remembered, "\n".join([*compared, key]))
     return result
 
 
-def _compared(checkpoint: Checkpoint, native: bool, kernels: Path) -> str:
+def _compared(checkpoint: Checkpoint, library: Any, native: bool, kernels: Path) -> str:
     # These import torch.
     from shapeshift.fused_decode.model.weights import weight_bytes
 
@@ -49,10 +93,10 @@ def _compared(checkpoint: Checkpoint, native: bool, kernels: Path) -> str:
     needed_mb = 3 * weight_bytes(architecture, "f32") >> 20
     if needed_mb > (free_mb := available_mb()):
         return f"not compared with transformers: {needed_mb} MiB needed, {free_mb:.0f} MiB available"
-    library = tokenizer_files.of_library(checkpoint.folder)
     texts = "\n".join(tokenizer_files.awkward_texts(library))
     tokens = [token for token in library(texts)["input_ids"] if token < architecture.vocab_size]
-    tokens = tokens[: min(MOST_TOKENS, architecture.max_position - 1)]
+    count = min(MOST_TOKENS, architecture.max_position) - 1
+    tokens = (tokens * -(-count // len(tokens)))[:count]
     try:
         expected = _of_library(checkpoint, tokens)
     except Exception as error:  # noqa: BLE001  transformers raises many types for a model that it does not compute

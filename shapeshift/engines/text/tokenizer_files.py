@@ -69,8 +69,8 @@ def of_library(folder: Path, lower_case: bool = False) -> Any:
     return tokenizer
 
 
-def write(folder: Path, target: Path, lower_case: bool = False) -> None:
-    """Write PUBLISHED into the folder `target`: the tokenizer of the checkpoint in `folder`; see `of_library`.
+def write(folder: Path, target: Path, lower_case: bool = False) -> Any:
+    """Write PUBLISHED into the folder `target`: the tokenizer of the checkpoint in `folder`, which is returned.
 
     Raises as `of_library`, and UnsupportedError for a tokenizer that a tokenizer.json cannot express.
     """
@@ -78,6 +78,7 @@ def write(folder: Path, target: Path, lower_case: bool = False) -> None:
     # Templates go into tokenizer_config.json, all of them.
     library.save_pretrained(str(target), save_jinja_files=False)
     _require_equal(TextTokenizer(target / FILE_NAME, _LONGEST), library, folder)
+    return library
 
 
 def require_ids_below(file: Path, ids: int) -> None:
