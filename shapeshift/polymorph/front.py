@@ -120,12 +120,12 @@ class TextFront(Front[TextJob]):
             type_stride=engines.type_stride,
             vocab_size=engines.vocabulary,
         )
-        self._executor: Executor
+        self.executor: Executor
         if polymorph.placement == "inline":
-            self._executor = EngineExecutor(engines, folder, polymorph, self.log, args.device)
+            self.executor = EngineExecutor(engines, folder, polymorph, self.log, args.device)
         else:
             placement = settings.read(PlacementSettings, args.parameters)
-            self._executor = ROUTERS[polymorph.placement](pb_utils, args.name, engines, polymorph, placement, self.log)
+            self.executor = ROUTERS[polymorph.placement](pb_utils, args.name, engines, polymorph, placement, self.log)
         self.begin(RequestMetrics("texts", engines.max_tokens, polymorph.slo_ms))
         self.log(
             f"ready: {engines.provider} {engines.precision}, {len(engines.engines)} engines, {polymorph.placement}"
@@ -136,7 +136,7 @@ class TextFront(Front[TextJob]):
         if params.checkpoint not in (None, checkpoint):
             reason = f"this model has {checkpoint} since it was loaded; retry later"
             raise OverloadedError(f"parameter checkpoint: got {params.checkpoint!r}; {reason}")
-        self._executor.require_room(params.latency_ms)
+        self.executor.require_room(params.latency_ms)
 
     def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> TextJob:
         wanted = wanted_outputs(request, self.args.outputs)
@@ -159,7 +159,7 @@ class TextFront(Front[TextJob]):
         return TextJob(client, rows.ids, wanted, rows.offsets, self.done, params.latency_ms)
 
     def start(self, job: TextJob) -> None:
-        self._executor.submit(job)
+        self.executor.submit(job)
 
     def cancel(self, job: TextJob) -> None:
         job.fail(CancelledRequestError("the caller cancelled the request"))
@@ -178,10 +178,10 @@ class TextFront(Front[TextJob]):
         return _describe(self.args, self._engines, self._pairs)
 
     def load(self) -> float:
-        return self._executor.waiting + self._executor.running
+        return self.executor.waiting + self.executor.running
 
     def metrics(self) -> Sequence[Metric]:
-        executor = self._executor
+        executor = self.executor
         return [
             Gauge("requests_waiting", "Texts that wait", lambda: executor.waiting),
             Gauge("requests_running", "Texts that are computed", lambda: executor.running),
@@ -189,10 +189,10 @@ class TextFront(Front[TextJob]):
         ]
 
     def steps(self) -> Sequence[StepCounter]:
-        return self._executor.steps
+        return self.executor.steps
 
     def stop(self) -> None:
-        self._executor.close()
+        self.executor.close()
 
 
 def _describe(args: ModelArgs, made: Manifest, pairs: bool) -> Description:

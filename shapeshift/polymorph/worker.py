@@ -63,17 +63,17 @@ class TextWorker:
         self._busy_ns = 0
         self._lengths_seen = [0] * (made.max_tokens + 1)
         self._runtime = lookup.PROVIDERS[made.provider].open(folder, made.precision, 1, args.device)
-        self._engines = EngineSet(made)
+        self.engines = EngineSet(made)
         first, rest = (entry_of_bin(made, own.bin), []) if own.bin else first_and_rest(made)
         self._load(first)
-        self._engines.warm_up()
+        self.engines.warm_up()
         memory_mb = settings.read(PolymorphSettings, args.parameters).memory_mb
-        self._loader = BackgroundLoader(
+        self.loader = BackgroundLoader(
             rest, self._load, self._lengths_seen, memory_mb, self._log, used_mb=self._runtime.used_mb
         )
         self._calls = Counter("engine_calls_total", "Engine calls")
         self._rows = Counter("engine_rows_total", "Texts computed")
-        loaded = Gauge("engines_loaded", "Engines in use", lambda: len(self._engines.loaded))
+        loaded = Gauge("engines_loaded", "Engines in use", lambda: len(self.engines.loaded))
         self._executing = StepCounter("execute", lambda: False, longest_call_s(made))
         stalled = Liveness(lambda: [self._executing], self._log).metric
         self._metrics = MetricsFlusher(pb_utils, args.name, [self._calls, self._rows, loaded, stalled], self._log)
@@ -85,7 +85,7 @@ class TextWorker:
 
     def close(self) -> None:
         """Stop the background threads."""
-        self._loader.close()
+        self.loader.close()
         self._metrics.close()
 
     def _answer(self, request: InferenceRequest) -> InferenceResponse:
@@ -118,7 +118,7 @@ class TextWorker:
             }
         for ids in texts:
             self._lengths_seen[len(ids)] += 1
-        outputs = self._engines.run(texts)
+        outputs = self.engines.run(texts)
         self._calls.add()
         self._rows.add(len(texts))
         return outputs
@@ -143,4 +143,4 @@ class TextWorker:
         return tensor
 
     def _load(self, entry: EngineEntry) -> None:
-        self._engines.add(self._runtime.engine(entry.tokens, entry.rows), entry)
+        self.engines.add(self._runtime.engine(entry.tokens, entry.rows), entry)

@@ -72,7 +72,7 @@ def test_engines_share_their_weights_and_have_their_own_number_of_threads(
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     runtime = opened(tmp_path, reference, "f32", threads=3)
     engine = runtime.engine(None, None)
-    assert engine._model is runtime.engine(16, 2)._model
+    assert engine.model is runtime.engine(16, 2).model
     for _ in range(2):
         engine.run(pack(texts()[:1], LENGTHS[0], 1, reference.position_offset))
     assert asked == [3]
@@ -108,7 +108,7 @@ def test_the_code_of_a_static_length_computes_what_the_eager_engine_does(tmp_pat
     runtime = opened(tmp_path, reference, kind)
     eager = runtime.engine(None, None)
     for tokens in (40, 64, 40):
-        captured = cuda_graph.CudaGraphEngine(runtime._model, {"tokens": tokens, "rows": 8})
+        captured = cuda_graph.CudaGraphEngine(runtime.model, {"tokens": tokens, "rows": 8})
         assert (captured.tokens, captured.rows) == (tokens, 8)
         for chosen in (texts(), texts()[:1]):
             inputs = pack(chosen, tokens, 8, reference.position_offset)
@@ -122,7 +122,7 @@ def test_the_code_of_a_batch_size_computes_what_the_eager_engine_does(tmp_path: 
     runtime = opened(tmp_path, module, "f32")
     eager, graphs = (
         runtime.engine(None, None),
-        cuda_graph.SizedGraphs(runtime._model, {"images": (1, 4), "tasks": (8,)}),
+        cuda_graph.SizedGraphs(runtime.model, {"images": (1, 4), "tasks": (8,)}),
     )
     sizes = [(own["images"], own.get("tasks")) for own in (one.sizes for one in graphs.graphs)]
     assert sizes == [(images, 8 if gamma > 0 else None) for images in (4, 1)], "the largest first"
@@ -137,7 +137,7 @@ def test_the_code_of_a_batch_size_computes_what_the_eager_engine_does(tmp_path: 
 def test_prompts_are_copied_when_others_are_given(tmp_path: Path) -> None:
     module = image_module(tmp_path, 2)
     runtime = opened(tmp_path, module, "f32")
-    eager, graphs = runtime.engine(None, None), cuda_graph.SizedGraphs(runtime._model, {"images": (2,), "tasks": (8,)})
+    eager, graphs = runtime.engine(None, None), cuda_graph.SizedGraphs(runtime.model, {"images": (2,), "tasks": (8,)})
     first, second = (module.example(2, seed=seed) for seed in (1, 2))
     for inputs in (first, {**second, "PROMPTS": first["PROMPTS"]}, second):
         np.testing.assert_allclose(graphs.run(inputs)["FEATURES"], eager.run(inputs)["FEATURES"], atol=1e-5)
@@ -150,7 +150,7 @@ def test_the_gammas_of_a_model_share_their_weights(tmp_path: Path) -> None:
         opened(folder, image_module(folder, gamma), kind)
         beside = runtimes[0] if runtimes else None
         runtimes.append(lookup.PROVIDERS["torch"].open(folder, kind, 1, beside=beside))
-    first, second, other = ([weight.data_ptr() for weight in one._model.weights.values()] for one in runtimes)
+    first, second, other = ([weight.data_ptr() for weight in one.model.weights.values()] for one in runtimes)
     assert first == second and not set(first) & set(other)
     module = image_module(tmp_path / "-3 f32", 0)
     inputs = module.example(3, seed=3)
@@ -185,7 +185,7 @@ def test_a_gpu_that_is_full_while_it_serves_is_an_error_with_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = opened(tmp_path, reference_of(save_model(tmp_path / "model", "bert")), "f32")
-    model, engine = runtime._model, runtime.engine(None, None)
+    model, engine = runtime.model, runtime.engine(None, None)
 
     def full(tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has")
@@ -235,11 +235,11 @@ def test_graphs_of_batches_compute_what_the_eager_engine_does(tmp_path: Path, ga
     module = image_module(tmp_path, gamma)
     opened(tmp_path, module, "f32")
     runtime: Any = lookup.PROVIDERS["torch"].open(tmp_path, "f32", 1, device)
-    eager, graphs = torch_model.TorchEngine(runtime._model, None, None), runtime.as_on_gpu(None, None)
+    eager, graphs = torch_model.TorchEngine(runtime.model, None, None), runtime.as_on_gpu(None, None)
     assert isinstance(graphs, cuda_graph.SizedGraphs)
     for images in (1, 3, 64, 65, 2):
         inputs = module.example(images, seed=images)
         found = graphs.run(inputs)["FEATURES"].copy()
         np.testing.assert_allclose(found, eager.run(inputs)["FEATURES"], atol=1e-4)
         np.testing.assert_allclose(found, module.features(inputs), atol=1e-3)
-    assert len(graphs.graphs) == len(runtime._model.signature.captured["images"])
+    assert len(graphs.graphs) == len(runtime.model.signature.captured["images"])

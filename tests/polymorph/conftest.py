@@ -257,24 +257,24 @@ class Router(router_module.Router):
 
     def joined(self, *names: str) -> bool:
         """Whether the workers that get texts are these."""
-        return {name for name, worker in self._members.workers.items() if worker.joined} == set(names)
+        return {name for name, worker in self.members.workers.items() if worker.joined} == set(names)
 
     def timeouts(self, name: str) -> int:
         """In a row."""
-        return self._members.workers[name].timeouts
+        return self.members.workers[name].timeouts
 
     def check_rest(self) -> None:
         """Wait until the router has nothing to do, and check that nothing is left over."""
-        pending = self._members.pending
-        self.wait(lambda: self.waiting == self.running == 0 and not self._members.calls())
-        self.wait(lambda: self.transport._pool.abandoned() == 0)
+        pending = self.members.pending
+        self.wait(lambda: self.waiting == self.running == 0 and not self.members.calls())
+        self.wait(lambda: self.transport.pool.abandoned() == 0)
         with self._lock:
             assert pending.tokens == 0 and not pending.all() and not self.assignment.waiting()
             pending.check_integrity()
-            for name in self._members.workers:
+            for name in self.members.workers:
                 assert self.assignment.outstanding(name) == 0
             if isinstance(self.assignment, DispatchedQueues):
-                dispatcher = self.assignment._dispatcher
+                dispatcher = self.assignment.dispatcher
                 assert isinstance(dispatcher, Dispatcher)
                 dispatcher.check_integrity()
                 counts = {name: count for queue in dispatcher._queues for name, count in queue.outstanding.items()}
@@ -294,7 +294,7 @@ def no_probes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Router], None]:
 
         def rests() -> bool:
             with router._lock:
-                return not any(worker.probe_due or worker.calls for worker in router._members.workers.values())
+                return not any(worker.probe_due or worker.calls for worker in router.members.workers.values())
 
         router.wait(rests)
 

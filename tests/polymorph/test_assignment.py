@@ -172,10 +172,10 @@ def test_nothing_is_lost_and_counts_add_up(kind: str, seed: int) -> None:
         queued = 0 if kind == "shared" else len(waiting)
         assert sum(map(queues.outstanding, bins)) == queued + sum(len(one) for own in running.values() for one in own)
     assert isinstance(queues, SharedQueue | DispatchedQueues)
-    if isinstance(queues, DispatchedQueues) and isinstance(queues._dispatcher, Dispatcher):
-        queues._dispatcher.check_integrity()
+    if isinstance(queues, DispatchedQueues) and isinstance(queues.dispatcher, Dispatcher):
+        queues.dispatcher.check_integrity()
         for own in bins:
-            assert queues._dispatcher.remove(own) == queues.outstanding(own) + queues._foreign[own]
+            assert queues.dispatcher.remove(own) == queues.outstanding(own) + queues._foreign[own]
 
 
 def test_a_packer_counts_as_a_dispatcher_does() -> None:

@@ -91,7 +91,7 @@ class Site:
 
     def joined(self) -> dict[str, int]:
         """The workers that get texts, and their bins."""
-        found = self.router._members.workers.values()
+        found = self.router.members.workers.values()
         return {worker.name: worker.info.bin for worker in found if worker.joined and worker.info}
 
     def wait_joined(self, **bins: int) -> None:
@@ -207,7 +207,7 @@ def test_what_a_worker_takes_beyond_the_profile_counts_as_its_delay(site: Site) 
     def delayed() -> bool:
         for end in [site.begin(50) for _ in range(6)]:
             end()
-        return site.router._members.workers[f"x/{WORKER}"].delay_ms > 30
+        return site.router.members.workers[f"x/{WORKER}"].delay_ms > 30
 
     waiting.wait_for(delayed, timeout_s=30)
 

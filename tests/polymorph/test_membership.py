@@ -287,6 +287,6 @@ def test_a_prediction_is_what_waits_and_the_own_rows_by_the_workers_there_are(si
     # No worker takes them: what waits before them is not known.
     assert predicted() == 8.0
     site.join("a")
-    assert predicted() == pytest.approx(8.0 * site.members._measured.value)
+    assert predicted() == pytest.approx(8.0 * site.members.measured.value)
     site.join("b")
-    assert predicted() == pytest.approx(6.0 * site.members._measured.value)
+    assert predicted() == pytest.approx(6.0 * site.members.measured.value)

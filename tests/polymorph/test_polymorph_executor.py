@@ -103,8 +103,8 @@ def test_every_placement_gives_the_same_vectors(
     for number, edge in enumerate(bins):
         server.add(f"front_w{number:02d}", make_worker(number, bin=edge))
     got = vectors(front)
-    assert isinstance(front._executor, Router)
-    wait_for(lambda: front._executor.waiting == front._executor.running == 0)
+    assert isinstance(front.executor, Router)
+    wait_for(lambda: front.executor.waiting == front.executor.running == 0)
     wait_for(lambda: server.asked == {f"front_w{number:02d}" for number in range(4)})
     for own, wanted in zip(got, vectors(make_front()), strict=True):
         np.testing.assert_array_equal(own, wanted)
@@ -113,7 +113,7 @@ def test_every_placement_gives_the_same_vectors(
 def test_inline_has_no_workers(make_front: Callable[..., TextFront], server: Server) -> None:
     front = make_front()
     vectors(front)
-    assert isinstance(front._executor, EngineExecutor) and not server.asked
+    assert isinstance(front.executor, EngineExecutor) and not server.asked
 
 
 def test_a_front_whose_first_engine_fails_leaves_no_engine_thread(
@@ -135,7 +135,7 @@ def test_a_gpu_has_one_engine_thread(
 ) -> None:
     front = TextFront(pb_utils, model_args.read(front_args(engine_threads=3) | {"model_instance_kind": kind}))
     try:
-        executor = front._executor
+        executor = front.executor
         assert isinstance(executor, EngineExecutor)
         wait_for(lambda: executor.loaded)
         assert len(executor.threads) == threads

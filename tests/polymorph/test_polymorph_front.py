@@ -49,8 +49,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 def inline(front: TextFront) -> EngineExecutor:
     """The engine threads of a front that holds its engines."""
-    assert isinstance(front._executor, EngineExecutor)
-    return front._executor
+    assert isinstance(front.executor, EngineExecutor)
+    return front.executor
 
 
 @pytest.fixture

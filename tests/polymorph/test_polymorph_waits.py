@@ -45,7 +45,7 @@ def busy_front(make_front: MakeFront, gate: Gate) -> Callable[..., tuple[TextFro
 
     def make(**parameters: object) -> tuple[TextFront, list[Request]]:
         front = make_front(packing=False, engine_threads=2, latency_ms=(40.0, 40.0), **parameters)
-        executor = front._executor
+        executor = front.executor
         assert isinstance(executor, executor_module.EngineExecutor) and executor.wait_loaded(30)
         gate.hold()
         requests = [text_request("a") for _ in range(3)]
@@ -64,7 +64,7 @@ def test_an_ordinary_burst_waits_on_a_slow_machine_and_one_without_end_is_refuse
 ) -> None:
     """Texts of 400 words, and short ones, where a core takes so long for one; with the default bounds."""
     front = make_front(packing=False, engine_threads=2, latency_ms=(each_ms, each_ms))
-    executor = front._executor
+    executor = front.executor
     assert isinstance(executor, executor_module.EngineExecutor) and executor.wait_loaded(30)
     gate.hold()
     front.execute([text_request("a") for _ in range(count)])
@@ -101,10 +101,10 @@ def test_late_answers_make_the_next_ones_be_refused_earlier(
     gate.release()
     for request in (*served, last):
         request.vectors()
-    executor = front._executor
+    executor = front.executor
     assert isinstance(executor, executor_module.EngineExecutor)
     with pytest.raises(OverloadedError, match="max_queue_ms: an answer is predicted after 158 ms"):
-        executor._time_bound.require(100)
+        executor.time_bound.require(100)
 
 
 def test_rows_of_one_request_share_the_threads(
@@ -140,9 +140,9 @@ def test_texts_are_not_read_where_the_queue_alone_takes_too_long(
     assert "max_queue_ms: an answer is predicted after 112 ms" in own.refusal()[1]
     front.execute([fits := text_request("fits", parameters={"latency_ms": 61})])
     assert "latency_ms: got 61, an answer is predicted after 100 ms" in fits.refusal()[1]
-    executor = front._executor
+    executor = front.executor
     assert isinstance(executor, executor_module.EngineExecutor)
-    monkeypatch.setattr(executor, "_time_bound", TimeBound("max_queue_ms", 66))
+    monkeypatch.setattr(executor, "time_bound", TimeBound("max_queue_ms", 66))
     front.execute([late := text_request("late")])
     assert "max_queue_ms: an answer is predicted after 67 ms, the limit is 66 ms" in late.refusal()[1]
     assert read == [b"own cost", b"fits"]
@@ -194,7 +194,7 @@ def test_predictions_follow_what_calls_take(
     monkeypatch.setattr(EmulatedEngine, "run", run)
     monkeypatch.setattr(executor_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     front = make_front(packing=False, engine_threads=1, latency_ms=(40.0, 40.0))
-    executor = front._executor
+    executor = front.executor
     assert isinstance(executor, executor_module.EngineExecutor)
     text = TextRequest([np.ones(4, np.int64)], lambda request: None)
     assert executor.predicted_ms(text.rows) == pytest.approx(40.0)
@@ -249,7 +249,7 @@ def test_a_router_learns_how_late_its_answers_come(
     router.workers["a"].free()
     assert [one.error() for one in asked] == [None] * 4
     with pytest.raises(OverloadedError, match="max_queue_ms"):
-        router._time_bound.require(4)
+        router.time_bound.require(4)
 
 
 def one_worker(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> Membership:
@@ -302,7 +302,7 @@ def test_a_call_gets_five_times_its_profiled_time(make_router: MakeRouter, monke
     deadlines: list[float] = []
     monkeypatch.setattr(router.transport, "start", lambda exchange: deadlines.append(exchange.deadline))
     monkeypatch.setattr(router_module, "time", SimpleNamespace(monotonic=lambda: 7.0, perf_counter=lambda: 0.0))
-    worker = router._members.workers["a"]
+    worker = router.members.workers["a"]
     rows = TextRequest([np.ones(4, np.int64)], lambda request: None).rows
     for service_ms in (1.0, 100.0, 100.0):
         monkeypatch.setattr(router_module.ServiceTimes, "of_pack", lambda times, edge, tokens, own=service_ms: own)

@@ -73,8 +73,8 @@ def test_it_holds_the_engines_of_its_bin_and_reports_its_state(
     make_worker: MakeWorker, bin_edge: int, engines: set[str]
 ) -> None:
     worker = make_worker(bin=bin_edge, generation=7)
-    wait_for(lambda: set(worker._engines.loaded) == engines)
-    assert worker._loader.wait(120) and set(worker._engines.loaded) == engines
+    wait_for(lambda: set(worker.engines.loaded) == engines)
+    assert worker.loader.wait(120) and set(worker.engines.loaded) == engines
     response, hello = worker.execute([packed([101, 102]), packed()])
     for one in (response, hello):
         state = outputs(one)["STATE"]

@@ -79,7 +79,7 @@ def test_a_worker_joins_once_however_often_it_reports(make_router: MakeRouter, b
     for _ in range(20):
         assert router.ask(10, 10).error() is None
     router.check_rest()
-    workers = router._members.workers.values()
+    workers = router.members.workers.values()
     assert [worker.epoch for worker in workers] == [1] * len(bins)
     assert sum(": joined, " in line for line in router.lines) == len(bins)
     assert not any(": left, " in line for line in router.lines)
@@ -165,9 +165,9 @@ def test_rows_meant_for_a_leaving_worker_go_to_another(
     router.check_rest()
     one = request.TextRequest([[7]], lambda done: None)  # type: ignore[list-item]
     with router._lock:
-        router._members.put(one.rows)
+        router.members.put(one.rows)
         chosen = router.assignment.more()
-        router._members.leave(router._members.workers[str(chosen)], "is tested")
+        router.members.leave(router.members.workers[str(chosen)], "is tested")
         router._start_calls()
     router.wait(lambda: one.finished)
 
@@ -180,9 +180,9 @@ def test_a_worker_that_is_offered_later_joins_and_a_former_one_keeps_its_call(
     make_router: MakeRouter, bins: tuple[int, ...]
 ) -> None:
     router = make_router(*bins)
-    offered = router.transport._workers
+    offered = router.transport.names
     offered.remove("b")
-    router.wait(lambda: "b" not in router._members.workers)
+    router.wait(lambda: "b" not in router.members.workers)
     assert router.lines[-1] == "b: left, it is no longer offered"
     assert [router.ask(length).error() for length in (10, 300)] == [None] * 2
     offered.append("b")
@@ -193,7 +193,7 @@ def test_a_worker_that_is_offered_later_joins_and_a_former_one_keeps_its_call(
     asked = [router.ask(10, 60, 300) for _ in range(8)]
     router.wait(lambda: router.workers["b"].held >= 1)
     offered.remove("b")
-    router.wait(lambda: "b" not in router._members.workers)
+    router.wait(lambda: "b" not in router.members.workers)
     for worker in stays:
         worker.free()
     router.wait(lambda: sum(one.answered for one in asked) >= 4)
@@ -206,10 +206,10 @@ def test_the_gauges_of_a_former_worker_are_0(make_router: MakeRouter) -> None:
     router = make_router(0, 0)
     gauges = {metric.name: metric for metric in router.metrics() if isinstance(metric, Gauges)}
     timeouts = gauges["shapeshift_worker_timeouts"]
-    router._members.workers["b"].timeouts = 7
+    router.members.workers["b"].timeouts = 7
     assert timeouts.read()["b"] == 7
-    router.transport._workers.remove("b")
-    router.wait(lambda: "b" not in router._members.workers)
+    router.transport.names.remove("b")
+    router.wait(lambda: "b" not in router.members.workers)
     assert timeouts.read() == {"a": 0, "b": 0}
 
 

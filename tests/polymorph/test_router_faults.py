@@ -58,7 +58,7 @@ def test_a_worker_that_hangs_leaves_and_its_texts_go_elsewhere(make_router: Make
     assert [one.error() for one in asked] == [None] * 10
     assert hung.texts == []
     router.wait(lambda: router.timeouts("a") >= DEAD_AFTER)
-    router.wait(lambda: not router._members.workers["a"].joined)
+    router.wait(lambda: not router.members.workers["a"].joined)
     # The other worker serves meanwhile.
     assert router.ask(100).error() is None
     hung.free()
@@ -75,11 +75,11 @@ def test_a_worker_that_never_returns_costs_a_bounded_number_of_threads(
     router = make_router(0, 0, timeout_s=0.02)
     stuck = router.workers["a"]
     stuck.stick()
-    router.wait(lambda: router.transport._pool.abandoned("a") == 3)
+    router.wait(lambda: router.transport.pool.abandoned("a") == 3)
     held = stuck.held
     assert [router.ask(100).error() for _ in range(5)] == [None] * 5
     time.sleep(0.2)
-    assert router.transport._pool.abandoned("a") == 3 and stuck.held == held
+    assert router.transport.pool.abandoned("a") == 3 and stuck.held == held
     stuck.free()
     router.wait(lambda: router.joined("a", "b"))
     router.check_rest()
@@ -94,7 +94,7 @@ def test_the_first_answer_counts_however_late(make_router: MakeRouter) -> None:
     router.wait(lambda: router.joined() and router.waiting == 1)
     slow.ready = False
     # Every call that it holds is abandoned, and later probes as well.
-    router.wait(lambda: not router._members.workers["a"].calls)
+    router.wait(lambda: not router.members.workers["a"].calls)
     slow.free()
     assert asked.error() is None
     assert slow.texts == asked.numbers and router.joined()

@@ -173,5 +173,5 @@ def test_a_failure_is_the_end_and_no_answer(own: Own) -> None:
 def test_a_worker_that_holds_too_many_threads_gets_no_further_call(
     own: Own, monkeypatch: pytest.MonkeyPatch, abandoned: int, exhausted: bool
 ) -> None:
-    monkeypatch.setattr(own.transport._pool, "abandoned", lambda worker: abandoned if worker == "a" else 0)
+    monkeypatch.setattr(own.transport.pool, "abandoned", lambda worker: abandoned if worker == "a" else 0)
     assert (own.transport.is_exhausted("a"), own.transport.is_exhausted("b")) == (exhausted, False)

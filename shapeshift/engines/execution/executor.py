@@ -133,7 +133,7 @@ class EngineExecutor:
         self._pack_ms = engine_set.best_curve(manifest).tolist()
         self._row_ms = row_costs(self._pack_ms, self._pack_tokens, self._max_rows)
         self._measured = MeasuredFactor()
-        self._time_bound = TimeBound("max_queue_ms", settings.max_queue_ms)
+        self.time_bound = TimeBound("max_queue_ms", settings.max_queue_ms)
         self.queue = BoundedQueue(settings.queue_rows, settings.queue_tokens, self.row_ms)
         self._stopping = threading.Event()
         self._runtime = lookup.PROVIDERS[manifest.provider].open(folder, manifest.precision, 1, device)
@@ -198,7 +198,7 @@ class EngineExecutor:
         Reading texts takes most of the time of a refusal. `submit` counts what the texts themselves cost.
         """
         if len(self.queue):
-            self._time_bound.require(self.predicted_ms(()), latency_ms)
+            self.time_bound.require(self.predicted_ms(()), latency_ms)
 
     def submit(self, request: TextRequest) -> None:
         """Queue all rows of `request`. Raises OverloadedError if they do not fit, or would be answered too late.
@@ -206,7 +206,7 @@ class EngineExecutor:
         An empty queue takes any request: its prediction could be wrong, and no call would correct it.
         """
         if len(self.queue):
-            request.require_in_time(self.predicted_ms(request.rows), self._time_bound)
+            request.require_in_time(self.predicted_ms(request.rows), self.time_bound)
         self.queue.put(request.rows)
         for row in request.rows:
             self.lengths_seen[row.tokens] += 1

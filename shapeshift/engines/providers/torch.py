@@ -25,15 +25,15 @@ class TorchRuntime:
         # torch takes seconds to import: not for a look at the providers.
         from shapeshift.engines.providers import torch_model
 
-        other = beside._model if isinstance(beside, TorchRuntime) else None
+        other = beside.model if isinstance(beside, TorchRuntime) else None
         self._device = device
-        self._model: torch_model.TorchModel = torch_model.TorchModel(folder, threads, device, other)
+        self.model: torch_model.TorchModel = torch_model.TorchModel(folder, threads, device, other)
 
     def engine(self, tokens: int | None, rows: int | None) -> Engine:
         from shapeshift.engines.providers import torch_model
 
         if self._device is None:
-            return torch_model.TorchEngine(self._model, tokens, rows)
+            return torch_model.TorchEngine(self.model, tokens, rows)
         return self.as_on_gpu(tokens, rows)
 
     def as_on_gpu(self, tokens: int | None, rows: int | None) -> Engine:
@@ -41,11 +41,11 @@ class TorchRuntime:
         from shapeshift.engines.providers import cuda_graph, torch_model
 
         if tokens is not None and rows is not None:
-            return cuda_graph.CudaGraphEngine(self._model, {"tokens": tokens, "rows": rows})
-        captured = self._model.signature.captured
+            return cuda_graph.CudaGraphEngine(self.model, {"tokens": tokens, "rows": rows})
+        captured = self.model.signature.captured
         if captured:
-            return cuda_graph.SizedGraphs(self._model, captured)
-        return torch_model.TorchEngine(self._model, tokens, rows)
+            return cuda_graph.SizedGraphs(self.model, captured)
+        return torch_model.TorchEngine(self.model, tokens, rows)
 
     def used_mb(self) -> float:
         return hardware.resident_mb() if self._device is None else cuda_device.used_mb(self._device)

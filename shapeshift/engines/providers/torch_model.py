@@ -89,17 +89,17 @@ class TorchEngine:
     def __init__(self, model: TorchModel, tokens: int | None, rows: int | None) -> None:
         self.tokens = tokens
         self.rows = rows
-        self._model = model
+        self.model = model
         self._is_first = True
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if self._is_first:
             # torch's setting is that of the calling thread, which for engines is not the one that loads them.
-            self._model.set_threads()
+            self.model.set_threads()
             self._is_first = False
         shape = " x ".join(map(str, next(iter(inputs.values())).shape))
-        with self._model.naming_memory(f"a call of {shape} {next(iter(inputs))}"), self._model.on_stream():
-            outputs = self._model.compute(self._model.tensors(inputs))
+        with self.model.naming_memory(f"a call of {shape} {next(iter(inputs))}"), self.model.on_stream():
+            outputs = self.model.compute(self.model.tensors(inputs))
             return {name: value.cpu().numpy() for name, value in outputs.items()}
 
 

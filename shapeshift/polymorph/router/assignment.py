@@ -187,7 +187,7 @@ class DispatchedQueues:
         pack_limits: PackLimits,
         row_cost: RowCost,
     ) -> None:
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
         self._edges = list(edges)
         self._capacities = list(capacities)
         self._limits = pack_limits
@@ -205,7 +205,7 @@ class DispatchedQueues:
         level = self._level(bin_edge)
         if level < 0:
             return False
-        self._dispatcher.add(level, worker, self._capacities[level])
+        self.dispatcher.add(level, worker, self._capacities[level])
         self._delay_ms[worker], self._foreign[worker] = 0.0, 0
         self._bins[worker] = self._edges[level] if bin_edge else 0
         self._queues[worker] = RowQueue(partial(self._row_cost, self._bins[worker]))
@@ -213,12 +213,12 @@ class DispatchedQueues:
         return True
 
     def remove(self, worker: str) -> list[Row]:
-        self._dispatcher.remove(worker)
+        self.dispatcher.remove(worker)
         del self._bins[worker], self._running[worker], self._delay_ms[worker], self._foreign[worker]
         return self._queues.pop(worker).clear()
 
     def put(self, row: Row) -> str | None:
-        chosen = self._dispatcher.dispatch(row.tokens)
+        chosen = self.dispatcher.dispatch(row.tokens)
         if chosen is None:
             return None
         self._queues[chosen[1]].append(row)
@@ -249,7 +249,7 @@ class DispatchedQueues:
     def done(self, worker: str, rows: int) -> None:
         self._running[worker] -= rows
         for _ in range(rows):
-            self._dispatcher.finish(worker)
+            self.dispatcher.finish(worker)
 
     def delayed(self, worker: str, delay_ms: float) -> None:
         self._delay_ms[worker] = delay_ms
@@ -259,8 +259,8 @@ class DispatchedQueues:
         if foreign != self._foreign[worker]:
             # To the dispatcher, what comes before a row there is as good as rows that wait there.
             self._foreign[worker] = foreign
-            self._dispatcher.remove(worker)
-            self._dispatcher.add(level, worker, self._capacities[level], self.outstanding(worker) + foreign)
+            self.dispatcher.remove(worker)
+            self.dispatcher.add(level, worker, self._capacities[level], self.outstanding(worker) + foreign)
 
     def outstanding(self, worker: str) -> int:
         waiting = len(self._queues[worker].rows) if worker in self._queues else 0

@@ -69,29 +69,29 @@ class BlsTransport:
 
     def __init__(self, client: Client, workers: Sequence[str], settled_s: float = _SETTLED_S) -> None:
         self._client = client
-        self._workers = list(workers)
+        self.names = list(workers)
         self._settled_at = time.monotonic() + settled_s
         threads = MAX_IN_FLIGHT * len(workers)
-        self._pool = CallPool("worker-call", threads, 0, _MAX_ABANDONED, standstill_s=_STANDSTILL_S)
+        self.pool = CallPool("worker-call", threads, 0, _MAX_ABANDONED, standstill_s=_STANDSTILL_S)
 
     @property
     def timeouts(self) -> int:
-        return self._pool.timeouts
+        return self.pool.timeouts
 
     def workers(self) -> Sequence[str]:
-        return self._workers if time.monotonic() >= self._settled_at else []
+        return self.names if time.monotonic() >= self._settled_at else []
 
     def serve(self) -> None:
         self._settled_at = 0.0
 
     def start(self, exchange: Exchange) -> None:
-        self._pool.submit(exchange.worker, partial(self._run, exchange), exchange.ended, exchange.deadline)
+        self.pool.submit(exchange.worker, partial(self._run, exchange), exchange.ended, exchange.deadline)
 
     def is_exhausted(self, worker: str) -> bool:
-        return self._pool.abandoned(worker) >= _MAX_ABANDONED
+        return self.pool.abandoned(worker) >= _MAX_ABANDONED
 
     def close(self, timeout_s: float) -> None:
-        self._pool.close(timeout_s)
+        self.pool.close(timeout_s)
 
     def _run(self, exchange: Exchange) -> WorkerInfo | None:
         texts = exchange.begin()

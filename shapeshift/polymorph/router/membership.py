@@ -139,7 +139,7 @@ class Membership:
         self.workers: Mapping[str, WorkerState] = {}
         self.pending = PendingRows(assignment, max_rows, max_tokens)
         self.retries = 0
-        self._measured = MeasuredFactor()
+        self.measured = MeasuredFactor()
         self._assignment = assignment
         self._log = log
         # A set in order of arrival.
@@ -163,7 +163,7 @@ class Membership:
     @property
     def slowness(self) -> float:
         """How many times as long as by the profile recent calls took, at least 1."""
-        return max(1.0, self._measured.value)
+        return max(1.0, self.measured.value)
 
     def calls(self) -> list[WorkerCall]:
         """The calls in flight. Needs no lock."""
@@ -191,7 +191,7 @@ class Membership:
         """
         wait_ms = max(self._assignment.wait_ms(tokens, self._in_flight_ms) for tokens in {row.tokens for row in rows})
         own = [cost_ms(row) for row in rows]
-        return self._measured.value * (wait_ms + max(sum(own) / max(1, self.joined), max(own)))
+        return self.measured.value * (wait_ms + max(sum(own) / max(1, self.joined), max(own)))
 
     def put(self, rows: Sequence[Row]) -> None:
         """Add rows that wait."""
@@ -227,7 +227,7 @@ class Membership:
     def answered(self, worker: WorkerState, call: WorkerCall, took_ms: float) -> None:
         """Record an answer, however late: a worker that answers is slow, and a new process would be no faster."""
         if call not in worker.calls:
-            self._measured.observe(took_ms, call.expected_ms)
+            self.measured.observe(took_ms, call.expected_ms)
         if call.epoch == worker.epoch:
             worker.timeouts = 0
             if call.rows:
@@ -241,7 +241,7 @@ class Membership:
             worker.last_contact = now
         before = worker.info
         if isinstance(outcome, WorkerInfo):
-            self._measured.observe(took_ms, call.expected_ms)
+            self.measured.observe(took_ms, call.expected_ms)
             if call.rows:
                 worker.late = 0
             worker.report(outcome, took_ms, now)

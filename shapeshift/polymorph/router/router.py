@@ -54,9 +54,9 @@ class Router:
         self._transport = transport
         self._times = times
         self._lock = threading.Lock()
-        self._members = Membership(assignment, settings.queue_rows, settings.queue_tokens, log)
-        self._members.offer(transport.workers())
-        self._time_bound = TimeBound("max_queue_ms", settings.max_queue_ms)
+        self.members = Membership(assignment, settings.queue_rows, settings.queue_tokens, log)
+        self.members.offer(transport.workers())
+        self.time_bound = TimeBound("max_queue_ms", settings.max_queue_ms)
         self._closing = threading.Event()
         self._calls, self._rows = 0, 0
         self.steps = [StepCounter("router-watch", lambda: self.waiting + self.running > 0)]
@@ -66,26 +66,26 @@ class Router:
     @property
     def waiting(self) -> int:
         """Rows that wait for a call."""
-        return self._members.pending.rows
+        return self.members.pending.rows
 
     @property
     def running(self) -> int:
         """Rows in calls to workers."""
-        return sum(len(call.rows) for call in self._members.calls())
+        return sum(len(call.rows) for call in self.members.calls())
 
     @property
     def loaded(self) -> int:
         """Workers that get rows."""
-        return self._members.joined
+        return self.members.joined
 
     def metrics(self) -> list[Counter | Gauge | Gauges]:
         """The router's metrics, exported beside the front's own."""
-        each = self._members.by_worker
+        each = self.members.by_worker
         return [
             Gauge("workers_joined", "Workers that get texts", lambda: self.loaded),
             Counter("worker_calls_total", "Calls that workers have answered", read=lambda: self._calls),
             Counter("worker_rows_total", "Texts that workers have computed", read=lambda: self._rows),
-            Counter("retries_total", "Texts given to another worker", read=lambda: self._members.retries),
+            Counter("retries_total", "Texts given to another worker", read=lambda: self.members.retries),
             Counter("timeouts_total", "Calls to workers that were abandoned", read=lambda: self._transport.timeouts),
             Gauges("worker_outstanding", "Texts that wait for it or run on it", "worker", each(self._outstanding)),
             Gauges("worker_timeouts", "Calls in a row not answered in time", "worker", each(lambda one: one.timeouts)),
@@ -103,11 +103,11 @@ class Router:
             if self._closing.is_set():
                 raise unloading()
             # An empty queue takes any request: its prediction could be wrong, and no call would correct it.
-            if self._members.pending.rows:
-                predicted_ms = self._members.predicted_ms(request.rows, lambda row: self._times.of_row(0, row.tokens))
-                request.require_in_time(predicted_ms, self._time_bound)
-            self._members.pending.require_capacity(request.rows)
-            self._members.put(request.rows)
+            if self.members.pending.rows:
+                predicted_ms = self.members.predicted_ms(request.rows, lambda row: self._times.of_row(0, row.tokens))
+                request.require_in_time(predicted_ms, self.time_bound)
+            self.members.pending.require_capacity(request.rows)
+            self.members.put(request.rows)
             self._start_calls()
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -122,22 +122,22 @@ class Router:
 
     def _fail_waiting(self) -> None:
         with self._lock:
-            waiting = self._members.pending.all()
+            waiting = self.members.pending.all()
         _fail(waiting, unloading())
 
     def _outstanding(self, worker: WorkerState) -> int:
-        return self._members.outstanding(worker.name)
+        return self.members.outstanding(worker.name)
 
     # A call: decide (under the lock), run (on a thread of the transport), record.
 
     def _start_calls(self) -> None:
         """Under the lock: start every call that has rows, or a probe that is due, and a worker for it."""
-        while not self._closing.is_set() and (worker := self._members.next_ready()) is not None:
+        while not self._closing.is_set() and (worker := self.members.next_ready()) is not None:
             if self._transport.is_exhausted(worker.name):
-                self._members.leave(worker, "has too many calls that did not return")
+                self.members.leave(worker, "has too many calls that did not return")
                 continue
             while len(worker.calls) < MAX_IN_FLIGHT:
-                rows = self._members.take(worker)
+                rows = self.members.take(worker)
                 if not (rows or worker.probe_due):
                     break
                 self._start(worker, rows)
@@ -146,7 +146,7 @@ class Router:
         bin_edge = worker.info.bin if worker.info else 0
         expected_ms = self._times.of_pack(bin_edge, sum(row.tokens for row in rows)) if rows else 0.0
         worker.last_contact = now = time.monotonic()
-        timeout_s = worker.time_limit_s(expected_ms, now, self._members.slowness)
+        timeout_s = worker.time_limit_s(expected_ms, now, self.members.slowness)
         call = WorkerCall(rows, expected_ms, worker.epoch, now)
         worker.calls.append(call)
         worker.probe_due = False
@@ -174,7 +174,7 @@ class Router:
         with self._lock:
             self._calls += 1
             self._rows += len(begun)
-            self._members.answered(worker, call, took_ms)
+            self.members.answered(worker, call, took_ms)
         for index, row in enumerate(begun):
             row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms)
 
@@ -182,9 +182,9 @@ class Router:
         if isinstance(outcome, Exception):
             self._count_failure(call.rows, outcome)
         with self._lock:
-            self._members.ended(worker, call, outcome)
+            self.members.ended(worker, call, outcome)
             if isinstance(outcome, Exception):
-                self._members.retry(call.rows)
+                self.members.retry(call.rows)
             self._start_calls()
             closing = self._closing.is_set()
         if closing:
@@ -220,7 +220,7 @@ class Router:
                     self._find_workers(now)
 
     def _end_late(self, now: float) -> None:
-        pending = self._members.pending
+        pending = self.members.pending
         with self._lock:
             waiting, orphans = pending.all(), pending.orphans_since(now - _NO_WORKER_S)
         for request in {row.request for row in waiting}:
@@ -236,10 +236,10 @@ class Router:
         # A worker joins by the answer to a call. Asking the server whether it is ready kills this process while the
         # server itself is not ready (Triton 24.10).
         with self._lock:
-            self._members.offer(offered)
-            for worker in self._members.workers.values():
+            self.members.offer(offered)
+            for worker in self.members.workers.values():
                 if worker.is_silent(now):
-                    self._members.probe(worker)
+                    self.members.probe(worker)
             self._start_calls()
 
 
