@@ -19,10 +19,9 @@ from bench.common.output import FOLDER, empty
 from bench.gpu.device import Device, Step
 from bench.gpu.part import Part, Row, ratio
 from bench.gpu.random_models import Shape, encoder, on_device
-from shapeshift.engines.execution.engine_set import MAX_ROWS, row_slots
+from shapeshift.engines.execution.engine_set import MAX_ROWS, pack, row_slots
 from shapeshift.engines.interfaces import Array, Engine, Ids
 from shapeshift.engines.providers.torch import PROVIDER
-from shapeshift.engines.text.packing import pack
 
 OURS, DYNAMIC, COMPILED, BATCHED = "static graphs", "dynamic", "torch.compile", "transformers"
 

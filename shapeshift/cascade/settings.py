@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shapeshift.engines.settings import ExecutorSettings
 from shapeshift.serving.model_args import DESCRIPTION, Signature, Tensor
 from shapeshift.serving.text_inputs import NUM_TOKENS, TEXT_PAIR
 from shapeshift.settings import require
@@ -25,21 +26,13 @@ _OUTPUTS = (
 
 
 @dataclass(frozen=True)
-class CascadeSettings:
-    """Parameters of the serving process.
+class CascadeSettings(ExecutorSettings):
+    """Parameters of the serving process. Those of `ExecutorSettings` are about the first level.
 
     candidates_dir   registry.json and the candidate tables: a URL, or a folder, absolute, in the model's folder, or
                      under build/checkpoints/ or checkpoints/
     task             the task to serve, by the candidate that the registry names
     seed             of the random draws of Eq. 4
-    engine_threads   threads that run the first level's engines; 0: one per core
-    queue_rows       most texts that may wait for the first level; a request that does not fit is answered UNAVAILABLE
-    queue_tokens     most tokens that may wait for it
-    max_queue_ms     most milliseconds until the first level has computed a text that arrives while others wait, as
-                     predicted from the profile; a request that would take longer is refused on arrival; 0: any
-    pack_tokens      most tokens that several texts share in one of its engine calls; 0: from the profile
-    memory_mb        MiB; while the process, or on a GPU its engines there, take more, no further static engine is
-                     loaded
     queue_calls      most calls to later levels that run; a text whose call does not fit keeps its answer so far
     call_timeout_ms  timeout of a call to a later level, which may let texts wait as this one does
     grpc_url         HOST:PORT of this server's gRPC interface; empty: that of `shapeshift serve`, else localhost:8001
@@ -49,26 +42,15 @@ class CascadeSettings:
     candidates_dir: str
     task: str
     seed: int = 0
-    engine_threads: int = 0
-    queue_rows: int = 4096
-    queue_tokens: int = 1048576
-    max_queue_ms: float = 30_000.0
-    pack_tokens: int = 0
-    memory_mb: int = 4096
     queue_calls: int = 4096
     call_timeout_ms: float = 60_000.0
     grpc_url: str = ""
     slo_ms: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(bool(self.candidates_dir), "candidates_dir", self.candidates_dir, "a folder or a URL")
         require(bool(self.task), "task", self.task, "a task of the registry")
-        require(0 <= self.engine_threads <= 256, "engine_threads", self.engine_threads, "0 to 256")
-        require(self.queue_rows >= 1, "queue_rows", self.queue_rows, "at least 1")
-        require(self.queue_tokens >= 1, "queue_tokens", self.queue_tokens, "at least 1")
-        require(self.max_queue_ms >= 0, "max_queue_ms", self.max_queue_ms, "0 or more")
-        require(self.pack_tokens >= 0, "pack_tokens", self.pack_tokens, "0 or more")
-        require(self.memory_mb >= 1, "memory_mb", self.memory_mb, "at least 1")
         require(self.queue_calls >= 1, "queue_calls", self.queue_calls, "at least 1")
         require(self.call_timeout_ms > 0, "call_timeout_ms", self.call_timeout_ms, "above 0")
         require(self.slo_ms >= 0, "slo_ms", self.slo_ms, "0 or more")

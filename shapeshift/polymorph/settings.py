@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from shapeshift.engines.settings import ExecutorSettings
 from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.policy.algorithms import ALLOCATIONS, DISPATCHERS
 from shapeshift.serving.model_args import DESCRIPTION, Signature, Tensor
@@ -36,20 +37,12 @@ def are_engine_models(worker_backend: str) -> bool:
 
 
 @dataclass(frozen=True)
-class PolymorphSettings:
-    """Parameters of the serving processes, and of the plan that the sidecar makes for them.
+class PolymorphSettings(ExecutorSettings):
+    """Parameters of the serving processes, and of the plan that the sidecar makes for them; see `ExecutorSettings`.
 
     placement       inline: the front's own process holds the engines; resident: workers hold all of them;
                     partitioned: each worker holds one; auto: chosen by `make engines`, which reports why
-    engine_threads  inline: threads that run engines, one core each; 0: one for each core
-    queue_rows      most texts that may wait; a request that does not fit is answered UNAVAILABLE
-    queue_tokens    most tokens that may wait
-    max_queue_ms    most milliseconds until a text that arrives while others wait is computed, as predicted from the
-                    profile; a request that would take longer is refused on arrival; 0: any
-    pack_tokens     most tokens of texts that share one engine call; 0: from the profile
     slo_ms          latency objective; half of it and 95% of it become bounds of the latency histogram; 0: none
-    memory_mb       MiB; while the process, or on a GPU its engines there, take more, no further static engine is
-                    loaded
     worker_backend  what the workers of `partitioned` run in: polymorph, a process of this backend; or triton, Triton's
                     own backend for files of the provider
     workers         workers at first; 0: one for each GPU, else two
@@ -69,13 +62,7 @@ class PolymorphSettings:
     """
 
     placement: str = "inline"
-    engine_threads: int = 0
-    queue_rows: int = 4096
-    queue_tokens: int = 1048576
-    max_queue_ms: float = 30_000.0
-    pack_tokens: int = 0
     slo_ms: float = 0.0
-    memory_mb: int = 4096
     worker_backend: str = "polymorph"
     workers: int = 0
     min_workers: int = 0
@@ -92,19 +79,14 @@ class PolymorphSettings:
     drain: float = 2.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         DISPATCHERS.require(self.dispatch)
         ALLOCATIONS.require(self.allocation)
         stated = (("placement", PLACEMENTS), ("curve", CURVES), ("worker_backend", WORKER_BACKENDS))
         for field, allowed in stated:
             value = getattr(self, field)
             require(value in allowed, field, value, f"one of {', '.join(allowed)}")
-        require(0 <= self.engine_threads <= 256, "engine_threads", self.engine_threads, "0 to 256")
-        require(self.queue_rows >= 1, "queue_rows", self.queue_rows, "at least 1")
-        require(self.queue_tokens >= 1, "queue_tokens", self.queue_tokens, "at least 1")
-        require(self.max_queue_ms >= 0, "max_queue_ms", self.max_queue_ms, "0 or more")
-        require(self.pack_tokens >= 0, "pack_tokens", self.pack_tokens, "0 or more")
         require(self.slo_ms >= 0, "slo_ms", self.slo_ms, "0 or more")
-        require(self.memory_mb >= 1, "memory_mb", self.memory_mb, "at least 1")
         require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
         require(self.decay >= 0, "decay", self.decay, "at least 0")
         require(self.peek >= 1, "peek", self.peek, "at least 1")

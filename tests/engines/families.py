@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shapeshift.engines.execution.engine_set import pack, unpack
 from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.providers import lookup
-from shapeshift.engines.text.packing import pack, unpack
 
 WORDS = 60
 VOCABULARY = 64

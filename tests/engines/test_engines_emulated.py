@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shapeshift.engines.execution.engine_set import pack
 from shapeshift.engines.providers import lookup
 from shapeshift.engines.providers.emulated import PROVIDER, EmulatedRuntime
-from shapeshift.engines.text.packing import pack
 from shapeshift.errors import InvalidInputError, UnsupportedError
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,15 @@ from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.manifest import EngineEntry
 from shapeshift.engines.providers import lookup
+from shapeshift.engines.settings import ExecutorSettings
 from shapeshift.errors import EngineError, OverloadedError
 from shapeshift.serving.metrics import Counter, Gauge
 from shapeshift.settings import Choices
 from tests.engines.fake_engines import FakeEngines, entry, manifest
 from tests.waiting import wait_for
 
-
-@dataclass
-class Settings:
-    engine_threads: int = 2
-    queue_rows: int = 8
-    queue_tokens: int = 64
-    max_queue_ms: float = 0.0
-    pack_tokens: int = 0
-    memory_mb: int = 1 << 20
-
-
+# Small bounds, and none of time.
+SETTINGS = {"engine_threads": 2, "queue_rows": 8, "queue_tokens": 64, "max_queue_ms": 0.0, "memory_mb": 1 << 20}
 Make = Callable[..., EngineExecutor]
 
 
@@ -53,7 +44,11 @@ def make(fake: FakeEngines, log: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 
     def start(device: int | None = None, engines: tuple[EngineEntry, ...] = (), **settings: Any) -> EngineExecutor:
         found = engines or (entry(4, 5.0), entry(None))
-        made.append(EngineExecutor(manifest(*found), Path("f"), Settings(**settings), log.append, device))
+        made.append(
+            EngineExecutor(
+                manifest(*found), Path("f"), ExecutorSettings(**{**SETTINGS, **settings}), log.append, device
+            )
+        )
         return made[-1]
 
     yield start

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from shapeshift.engines.checkpoint import open_checkpoint
+from shapeshift.engines.execution.engine_set import pack, unpack
 from shapeshift.engines.providers import lookup, packed_attention
 from shapeshift.engines.providers.packed_attention import offsets_of, takes_varlen, varlen_kernels
 from shapeshift.engines.text import sentence_modules
 from shapeshift.engines.text.families import FAMILIES, family_of
-from shapeshift.engines.text.packing import pack, unpack
 from shapeshift.engines.verify import MIN_COSINE, compare
 from tests.engines.families import CONFIGS, VOCABULARY, outputs_of_engines, save_model
 from tests.engines.test_engines_torch import opened, texts

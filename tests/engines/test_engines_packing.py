@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
+from shapeshift.engines.execution.engine_set import pack
 from shapeshift.engines.interfaces import INPUT_AXES
-from shapeshift.engines.text.packing import pack
 
 
 def test_rows_lie_side_by_side() -> None:

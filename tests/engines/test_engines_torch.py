@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from shapeshift.engines.checkpoint import open_checkpoint
+from shapeshift.engines.execution.engine_set import pack, unpack
 from shapeshift.engines.providers import cuda_graph, lookup, torch_model
-from shapeshift.engines.text.packing import pack, unpack
 from shapeshift.engines.text.sentence_modules import SentenceModules
 from shapeshift.engines.verify import MIN_COSINE, compare
 from shapeshift.errors import EngineError

@@ -20,10 +20,9 @@ import pytest
 
 from shapeshift import files
 from shapeshift.engines import manifest
-from shapeshift.engines.execution.engine_set import EngineSet
+from shapeshift.engines.execution.engine_set import EngineSet, pack
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.providers.emulated import EmulatedRuntime
-from shapeshift.engines.text.packing import pack
 from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.files import file_sha256

@@ -11,11 +11,10 @@ from pathlib import Path
 from shapeshift.build_engines.text import edges
 from shapeshift.build_engines.text.edges import Curves
 from shapeshift.build_engines.text.plan import Plan, engine_outputs
-from shapeshift.engines.execution.engine_set import row_slots
+from shapeshift.engines.execution.engine_set import pack, row_slots, unpack
 from shapeshift.engines.interfaces import Array, Engine, Ids, Runtime
 from shapeshift.engines.manifest import EngineEntry
 from shapeshift.engines.profile import measure_interleaved
-from shapeshift.engines.text.packing import pack, unpack
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.engines.verify import Deviation, ReferenceTexts

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from shapeshift.engines.execution import engine_set
 from shapeshift.engines.execution.engine_set import BackgroundLoader, EngineSet, first_and_rest
@@ -16,6 +15,7 @@ from shapeshift.engines.hardware import cores
 from shapeshift.engines.manifest import EngineEntry, Manifest
 from shapeshift.engines.policy.packs import MeasuredFactor, row_costs, rows_to_take
 from shapeshift.engines.providers import lookup
+from shapeshift.engines.settings import ExecutorSettings
 from shapeshift.errors import EngineError
 from shapeshift.serving.bounds import TimeBound, unloading
 from shapeshift.serving.liveness import StepCounter
@@ -23,33 +23,6 @@ from shapeshift.serving.metrics import Counter, Gauge
 from shapeshift.serving.model_args import Log
 
 _DEADLINE_CHECK_S = 0.05
-
-
-class ExecutorSettings(Protocol):
-    """The settings that the executor reads.
-
-    engine_threads: on a CPU, 0: one a core; queue_rows, queue_tokens, max_queue_ms: bounds of the queue; pack_tokens:
-    maximum of an engine call, 0: from the profile; memory_mb: above this memory of the process, on a GPU of its
-    engines there, no further static engine is loaded.
-    """
-
-    @property
-    def engine_threads(self) -> int: ...
-
-    @property
-    def queue_rows(self) -> int: ...
-
-    @property
-    def queue_tokens(self) -> int: ...
-
-    @property
-    def max_queue_ms(self) -> float: ...
-
-    @property
-    def pack_tokens(self) -> int: ...
-
-    @property
-    def memory_mb(self) -> int: ...
 
 
 class EngineThread:

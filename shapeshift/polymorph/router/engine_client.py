@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from shapeshift.engines.execution.engine_set import cost_curve
+from shapeshift.engines.execution.engine_set import cost_curve, pack, unpack
 from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.manifest import Manifest
-from shapeshift.engines.text.packing import pack, unpack
 from shapeshift.errors import ModelError, ModelGoneError
 from shapeshift.polymorph import engine_model
 from shapeshift.polymorph.router.bls_transport import BlsTransport
