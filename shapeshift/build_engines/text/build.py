@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from shapeshift import files
 from shapeshift.build_engines.text.config import length_histogram
@@ -74,29 +75,30 @@ def _built(planned: Plan, work: Path, progress: ProgressCallback) -> tuple[Build
 
     The engines of a model share their weights: if one fails the verification in bf16, all are built in f32.
     """
-    _prepare(planned, work)
+    library = _prepare(planned, work)
     if planned.provider.name == "emulated":
         return build_emulated(planned, work), planned.precision, ""
     try:
-        return TextEngineBuilder(planned, work, progress).build(), planned.precision, ""
+        return TextEngineBuilder(planned, work, progress, library).build(), planned.precision, ""
     except VerificationError as error:
         if planned.precision == "f32":
             raise
         progress("build again in f32")
         _prepare(planned, work)
         in_f32 = replace(planned, precision="f32")
-        return TextEngineBuilder(in_f32, work, progress).build(), in_f32.precision, f"{error}; built in f32"
+        return TextEngineBuilder(in_f32, work, progress, library).build(), in_f32.precision, f"{error}; built in f32"
 
 
-def _prepare(planned: Plan, work: Path) -> None:
-    """Empty the folder `work` and write the tokenizer into it."""
+def _prepare(planned: Plan, work: Path) -> Any:
+    """Empty the folder `work` and write the tokenizer into it. Returns that of transformers."""
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     checkpoint = planned.checkpoint
-    tokenizer_files.write(checkpoint.folder, work, planned.modules.lower_case)
+    library = tokenizer_files.write(checkpoint.folder, work, planned.modules.lower_case)
     if not checkpoint.tokenizer_file.is_file():
         # Tokens that stand beside a tokenizer.json may have ids that the model lacks: texts with one are refused.
         tokenizer_files.require_ids_below(work / TOKENIZER_FILE, vocabulary_size(checkpoint.config))
+    return library
 
 
 def _manifest(planned: Plan, work: Path, built: BuildResult, precision: str, note: str) -> Manifest:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from shapeshift.build_engines.text import edges
 from shapeshift.build_engines.text.edges import Curves
@@ -52,9 +53,12 @@ def dynamic_lengths(max_tokens: int) -> list[int]:
 
 
 class TextEngineBuilder:
-    """Builds the engines of one plan in the folder `work`, which must hold the tokenizer."""
+    """Builds the engines of one plan in the folder `work`, which must hold the tokenizer.
 
-    def __init__(self, planned: Plan, work: Path, progress: ProgressCallback) -> None:
+    library: the tokenizer of transformers.
+    """
+
+    def __init__(self, planned: Plan, work: Path, progress: ProgressCallback, library: Any) -> None:
         # torch takes seconds to import; a build with nothing to do must not import it.
         from shapeshift.engines.text.reference_model import ReferenceModel
 
@@ -64,7 +68,7 @@ class TextEngineBuilder:
         self._work = work
         self._progress = progress
         self._max_tokens = settings.max_tokens
-        options = (planned.engine_outputs, settings.layers, planned.head, planned.pairs)
+        options = (planned.engine_outputs, settings.layers, planned.head, planned.pairs, library)
         reference = ReferenceModel(planned.checkpoint, planned.modules, *options)
         if settings.max_tokens > reference.max_tokens:
             limit = f"at most {reference.max_tokens} for this checkpoint"

@@ -44,7 +44,8 @@ class ReferenceModel:
 
     modules: what makes EMBEDDING of the token vectors; outputs: of EMBEDDING, LOGITS, TOKEN_LOGITS and IMPORTANCE;
     layers: the number of first layers to compute, 0: all; head: a file with a linear head over EMBEDDING (`heads`),
-    None: the checkpoint's own (for LOGITS); pairs: whether texts may be pairs.
+    None: the checkpoint's own (for LOGITS); pairs: whether texts may be pairs; library: transformers' tokenizer of the
+    checkpoint, where it is loaded already.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class ReferenceModel:
         layers: int = 0,
         head: Path | None = None,
         pairs: bool = False,
+        library: Any = None,
     ) -> None:
-        self._checkpoint, self._pairs = checkpoint, pairs
+        self._checkpoint, self._pairs, self._library = checkpoint, pairs, library
         self.family = family_of(checkpoint.config)
         self.outputs = tuple(outputs)
         self._modules = modules
@@ -155,7 +157,7 @@ class ReferenceModel:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        return tokenizer_files.of_library(self._checkpoint.folder, self._modules.lower_case)
+        return self._library or tokenizer_files.of_library(self._checkpoint.folder, self._modules.lower_case)
 
     def _is_given_types(self) -> bool:
         """Whether the library gives the model the token types of a pair; if not, they are zeros."""
