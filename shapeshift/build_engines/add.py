@@ -18,10 +18,10 @@ from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG
 from shapeshift.build_engines.new_model import Files
 from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.publish import validate
 from shapeshift.build_engines.recognition import Recognised, recognise
 from shapeshift.build_engines.repository import read
 from shapeshift.build_engines.text.workers import check_name
-from shapeshift.build_engines.validate import validate
 from shapeshift.engines import capacity, failures, hardware
 from shapeshift.engines.capacity import Ask
 from shapeshift.engines.checkpoint import find_folder

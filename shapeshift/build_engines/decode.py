@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from shapeshift import settings
 from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
+from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.settings import AdapterCacheSettings, require_one_rank
-from shapeshift.build_engines import adapters
 from shapeshift.build_engines.decoding import perplexity, reference
 from shapeshift.build_engines.hub.sources import base_names, find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG, VERSION, gpus_of, is_placed, write_front
@@ -28,6 +28,7 @@ from shapeshift.fused_decode.model.architecture import Architecture, packing_of
 from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, QUANTISED, require_kv_precision, resolve
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, MemoryNeed, signature
 from shapeshift.progress import ProgressCallback
+from shapeshift.registry import FILE as REGISTRY_FILE
 from shapeshift.registry_mirror.follower import RegistrySettings
 from shapeshift.triton import model_config
 
@@ -158,10 +159,10 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths, progress: ProgressCallb
         version = front.folder / "1"
         names = base_names(own.checkpoint, checkpoint.folder, front.adapters.base_names)
         parameters["base_names"] = ",".join(sorted(names))
-        parameters["adapters_dir"] = paths.portable(adapters.registry_folder(front.name, front.adapters, paths), target)
+        parameters["adapters_dir"] = paths.portable(_registry_folder(front.name, front.adapters, paths), target)
         parameters |= registry_copy.parameters(front.adapters.adapters_dir)
-        extra_files |= adapters.multi_lora_files(version)
-        registry = adapters.prepare_registry(front.name, front.adapters, checkpoint, names, version, paths)
+        extra_files |= _multi_lora_files(version)
+        registry = _prepare_registry(front.name, front.adapters, checkpoint, names, version, paths)
         capacity += f", {registry}"
     text = perplexity.text_of(checkpoint, own)
     if text is not None:
@@ -264,3 +265,58 @@ def _compile(native: bool, kernels: Path, lora: bool, progress: ProgressCallback
     except (OSError, subprocess.SubprocessError) as error:
         return f"checked, without compiled kernels ({error})"
     return "checked, kernels compiled"
+
+
+def _registry_folder(name: str, own: AdapterCacheSettings, paths: BuildPaths) -> Path:
+    """The registry of the front model `name`."""
+    if (copy := registry_copy.folder(own.adapters_dir, name, paths)) is not None:
+        return copy
+    return Path(own.adapters_dir).absolute() if own.adapters_dir else paths.build / "adapters" / name
+
+
+def _prepare_registry(
+    name: str,
+    own: AdapterCacheSettings,
+    checkpoint: Checkpoint,
+    base_names: Collection[str],
+    version: Path,
+    paths: BuildPaths,
+) -> str:
+    """Fill the registry of front model `name` if there is none, and check its adapters. Returns a summary line.
+
+    base_names: names of the base model in the configurations of adapters
+    version: the version folder in the model repository, which may hold multi_lora.json. Raises the error with
+    which serving would reject an adapter.
+    """
+    # It imports torch.
+    from shapeshift.adapter_cache.registry import peft
+
+    folder = _registry_folder(name, own, paths)
+    registry_copy.update("adapters_dir", own.adapters_dir, store.LAYOUT, name, paths, own.starter_dir)
+    names = {str(checkpoint.folder), *base_names}
+    base = peft.BaseModel(
+        Architecture.read(checkpoint.folder), names, own.max_rank, checkpoint.folder, checkpoint.sha256
+    )
+    if own.starter_dir and not (folder / REGISTRY_FILE).exists():
+        for source in _starter_adapters(own.starter_dir, paths):
+            peft.require_finite(peft.read(source, base))
+            store.add(folder, source.name, source, pinned=False, base=checkpoint.sha256)
+    entries = store.read(folder)
+    for entry in entries.values():
+        peft.read(store.entry_folder(folder, entry), base, entry.base)
+    for source in store.read_multi_lora(version).values():
+        peft.read(source, base)
+    return f"{len(entries)} adapters in {folder}"
+
+
+def _multi_lora_files(version: Path) -> dict[str, str]:
+    """The multi_lora.json of the generated folder (content by relative path), if the folder `version` has one."""
+    found = store.read_multi_lora(version)
+    return {f"{version.name}/{store.MULTI_LORA}": store.multi_lora_text(found)} if found else {}
+
+
+def _starter_adapters(name: str, paths: BuildPaths) -> list[Path]:
+    for folder in (Path(name), *(checkpoints / name for checkpoints in paths.checkpoints)):
+        if folder.is_dir():
+            return sorted(path.parent for path in folder.glob("*/adapter_config.json"))
+    raise NotFoundError(f"starter_dir: no folder {name}, nor {name} under {', '.join(map(str, paths.checkpoints))}")

@@ -7,6 +7,7 @@ import shutil
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from shapeshift.build_engines.build_steps import steps_of
 from shapeshift.build_engines.model_folder import CONFIG
@@ -45,6 +46,21 @@ def publish_all(
     recorded_failures.record(paths.build, failures)
     _remove_others({*names} | others, paths, published)
     return failures
+
+
+def validate(name: str, fronts: Collection[str], paths: BuildPaths) -> Any:
+    """Raise the error with which `make engines` would refuse the model `name` before it builds anything.
+
+    fronts: the names of all front models of the repository. Returns what the check of its technique found.
+    """
+    check_name(name, fronts)
+    front = read(paths.repository / name)
+    steps = steps_of(front)
+    checked = steps.check(front, paths)
+    for required in steps.required(front, paths):
+        if required not in fronts:
+            raise NotFoundError(f"needs the model {required}: no {paths.repository / required / CONFIG}")
+    return checked
 
 
 def with_required(names: Sequence[str], paths: BuildPaths, said: Callable[[str], None]) -> list[str]:

@@ -7,8 +7,8 @@ import sys
 
 from shapeshift.build_engines.description import describe
 from shapeshift.build_engines.model_folder import CONFIG
+from shapeshift.build_engines.publish import validate
 from shapeshift.build_engines.repository import front_folders, read
-from shapeshift.build_engines.validate import validate
 from shapeshift.cli import engines
 from shapeshift.engines import capacity
 from shapeshift.engines.capacity import Ask

@@ -10,17 +10,18 @@ from functools import partial
 from pathlib import Path
 
 from shapeshift.build_engines.image import labels
-from shapeshift.build_engines.image.labels import Agreement, read_tasks
+from shapeshift.build_engines.image.labels import MIN_AGREEMENT, Agreement, read_tasks
 from shapeshift.build_engines.image.plan import ImagePlan
 from shapeshift.engines import manifest, verify
+from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.interfaces import Array, Engine, Runtime
 from shapeshift.engines.profile import measure_interleaved
-from shapeshift.engines.verify import Deviation, VerificationError
+from shapeshift.engines.verify import MIN_COSINE, Deviation, VerificationError
 from shapeshift.progress import ProgressCallback
 from shapeshift.token_adapt.checkpoints.weights import read_described
 from shapeshift.token_adapt.model import prompt_folding
 from shapeshift.token_adapt.model.gamma_module import GammaModule
-from shapeshift.token_adapt.model.manifest import BATCHES, BatchLatency, GammaEntry
+from shapeshift.token_adapt.model.manifest import BATCHES, BatchLatency, GammaEntry, ImageManifest
 from shapeshift.token_adapt.model.schedule import activation_mb, output_tokens
 from shapeshift.token_adapt.tasks.folder import Backbone, Head, save_classifier
 
@@ -62,17 +63,46 @@ class ImageEngineBuilder:
         self._runtimes: list[Runtime] = []
         self._backbone = Backbone(planned.checkpoint.sha256, made.depth, made.width, made.features, planned.gammas)
 
-    def build(self) -> list[GammaEntry]:
-        """The entries of all gammas. Raises VerificationError naming the first gamma that fails in every precision."""
+    def build(self) -> ImageManifest:
+        """What describes the engines. Raises VerificationError naming the first gamma that fails in every precision."""
         made = self._plan.described.architecture
         if self._head is not None:
             save_classifier(self._work, self._head)
         state = {name: value.numpy() for name, value in self._model.state_dict().items()}
         prompt_folding.from_state(state, made.depth, made.heads, made.epsilon).save(self._work)
-        return self._profiled([self.build_gamma(gamma) for gamma in self._plan.gammas])
+        return self._manifest(self._profiled([self.build_gamma(gamma) for gamma in self._plan.gammas]))
+
+    def _manifest(self, entries: list[GammaEntry]) -> ImageManifest:
+        planned = self._plan
+        architecture = planned.described.architecture
+        classifier = planned.described.classifier
+        return ImageManifest(
+            model=planned.front.name,
+            family=planned.described.family,
+            checkpoint_sha256=planned.checkpoint.sha256,
+            build_key=planned.key(),
+            provider=planned.provider.name,
+            provider_version=planned.provider.version(),
+            precision=planned.precision,
+            threads=planned.threads,
+            preprocessing=planned.described.preprocessing,
+            width=architecture.width,
+            depth=architecture.depth,
+            heads=architecture.heads,
+            epsilon=architecture.epsilon,
+            features=architecture.features,
+            labels=classifier.labels if classifier else (),
+            reference="the eager model, f32",
+            tolerance=_tolerance(planned.precision, entries),
+            hardware=with_cpu(planned.device),
+            files=manifest.list_files(self._work),
+            engines=tuple(entries),
+            checkpoint_origin=planned.checkpoint.origin,
+            device_mb=self._device_mb,
+        )
 
     @property
-    def device_mb(self) -> float:
+    def _device_mb(self) -> float:
         """MiB of the GPU's memory that the engines take; 0 on a CPU."""
         return 0.0 if self._plan.device is None else round(max(one.used_mb() for one in self._runtimes), 1)
 
@@ -148,3 +178,14 @@ def _entry(one: VerifiedEngine, points: tuple[manifest.Latency, ...]) -> GammaEn
         agreement=one.agreement.share if one.agreement else None,
         latency=tuple(BatchLatency(point.tokens, point.median_ms, point.p99_ms, point.best_ms) for point in points),
     )
+
+
+def _tolerance(precision: str, entries: list[GammaEntry]) -> str:
+    tolerance = f"cosine with the reference at least {MIN_COSINE[precision]} for every image"
+    compared = ", ".join(str(entry.gamma) for entry in entries if entry.agreement is not None)
+    if compared:
+        tolerance += f"; at least {MIN_AGREEMENT:.0%} of the reference's labels: gamma {compared}"
+    others = ", ".join(str(entry.gamma) for entry in entries if entry.precision != precision)
+    if others:
+        tolerance += f"; f32 and at least {MIN_COSINE['f32']} where {precision} failed: gamma {others}"
+    return tolerance

@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shapeshift import settings
-from shapeshift.build_engines.image.build import build
+from shapeshift import files, settings
 from shapeshift.build_engines.image.plan import (
     EmulatedFrontConfig,
     ImageFrontConfig,
@@ -105,10 +104,19 @@ def publish(front: ImageFrontConfig, paths: BuildPaths, progress: ProgressCallba
         target,
         paths.shared(front.name, planned.key()),
         partial(is_current, planned),
-        lambda: build(planned, target, progress),
+        lambda: _build(planned, target, progress),
         lambda: _write_folder(planned, target, image_manifest.load(target), paths),
     )
     return image_manifest.load(target), made
+
+
+def _build(planned: ImagePlan, target: Path, progress: ProgressCallback) -> None:
+    """Build the engines and move them to `target`, all or nothing."""
+    # torch takes seconds to import; a build with nothing to do must not import it.
+    from shapeshift.build_engines.image.engines import ImageEngineBuilder
+
+    with files.replace_folder(target) as work:
+        ImageEngineBuilder(planned, work, progress).build().save(work)
 
 
 def _starter_folder(name: str, paths: BuildPaths) -> Path | None:

@@ -8,20 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shapeshift import files
-from shapeshift.build_engines.text.config import length_histogram
-from shapeshift.build_engines.text.emulated import build_emulated
-from shapeshift.build_engines.text.engines import BuildResult, TextEngineBuilder
-from shapeshift.build_engines.text.plan import Plan
+from shapeshift.build_engines.text import edges
+from shapeshift.build_engines.text.config import length_histogram, read_json
+from shapeshift.build_engines.text.edges import Curves
+from shapeshift.build_engines.text.engines import BuildResult, TextEngineBuilder, dynamic_lengths
+from shapeshift.build_engines.text.plan import Plan, engine_outputs
 from shapeshift.engines import manifest
-from shapeshift.engines.execution.engine_set import best_curve
+from shapeshift.engines.execution.engine_set import best_curve, row_slots
 from shapeshift.engines.gpu import with_cpu
-from shapeshift.engines.manifest import Manifest, Output
+from shapeshift.engines.manifest import EngineEntry, Latency, Manifest, Output
 from shapeshift.engines.policy.packs import expected_ms
+from shapeshift.engines.providers.emulated import FILE_NAME, PROVIDER
 from shapeshift.engines.text import tokenizer_files
-from shapeshift.engines.text.families import vocabulary_size
+from shapeshift.engines.text.families import hidden_size, vocabulary_size
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.verify import MIN_COSINE, VerificationError
+from shapeshift.errors import InvalidInputError
 from shapeshift.progress import ProgressCallback
 
 
@@ -77,7 +82,7 @@ def _built(planned: Plan, work: Path, progress: ProgressCallback) -> tuple[Build
     """
     library = _prepare(planned, work)
     if planned.provider.name == "emulated":
-        return build_emulated(planned, work), planned.precision, ""
+        return _build_emulated(planned, work), planned.precision, ""
     try:
         return TextEngineBuilder(planned, work, progress, library).build(), planned.precision, ""
     except VerificationError as error:
@@ -87,6 +92,40 @@ def _built(planned: Plan, work: Path, progress: ProgressCallback) -> tuple[Build
         _prepare(planned, work)
         in_f32 = replace(planned, precision="f32")
         return TextEngineBuilder(in_f32, work, progress, library).build(), in_f32.precision, f"{error}; built in f32"
+
+
+def _build_emulated(planned: Plan, work: Path) -> BuildResult:
+    """Write the description of the emulated engines into `work`."""
+    # See `shapeshift.engines.providers.emulated`.
+    front, settings = planned.front, planned.front.settings
+    if not settings.profile_file:
+        raise InvalidInputError("profile_file", "", "an emulated model needs a measured profile")
+    spec = read_json(front.folder / settings.profile_file, "profile_file")
+    try:
+        lengths, medians = list(map(int, spec["lengths"])), list(map(float, spec["latency_ms"]))
+    except (KeyError, TypeError, ValueError):
+        raise InvalidInputError("profile_file", settings.profile_file, "lengths and latency_ms") from None
+    outputs = engine_outputs(planned, hidden_size(planned.checkpoint.config))
+    widths = {name: dims[-1] for name, dims in outputs.items()}
+    PROVIDER.describe(work, lengths, medians, widths, settings.time_scale)
+
+    def points(at: Sequence[int]) -> tuple[Latency, ...]:
+        values = np.interp(at, lengths, medians) * settings.time_scale
+        return tuple(Latency(n, 1, float(ms), float(ms), float(ms)) for n, ms in zip(at, values, strict=True))
+
+    def entry(tokens: int | None, at: Sequence[int]) -> EngineEntry:
+        slots = None if tokens is None else row_slots(tokens, settings.packing)
+        return EngineEntry(FILE_NAME, tokens, slots, 0.0, 1.0, points(at))
+
+    def curves(at: Sequence[int]) -> Curves:
+        values = [point.best_ms for point in points(at)]
+        return Curves(list(at), values, None)
+
+    entries = [entry(tokens, [tokens]) for tokens in edges.choose_edges(front, curves)]
+    if settings.dynamic:
+        entries.insert(0, entry(None, dynamic_lengths(settings.max_tokens)))
+    vocabulary = vocabulary_size(planned.checkpoint.config)
+    return BuildResult(tuple(entries), outputs, vocabulary, settings.packing, 0)
 
 
 def _prepare(planned: Plan, work: Path) -> Any:
