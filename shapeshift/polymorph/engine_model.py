@@ -28,24 +28,24 @@ _ANY = -1
 _BINS, _ENGINES = 10**6, 10**12
 
 
-def bin_shapes(made: Manifest) -> str:
+def bin_shapes(manifest: Manifest) -> str:
     """The parameter `bin_shapes` for these engines."""
-    entries = {edge: entry_of_bin(made, edge) for edge in bin_edges(made)}
+    entries = {edge: entry_of_bin(manifest, edge) for edge in bin_edges(manifest)}
     shapes = {
-        edge: [entry.tokens or _ANY, entry.rows or _ANY, version_of(made, edge)] for edge, entry in entries.items()
+        edge: [entry.tokens or _ANY, entry.rows or _ANY, version_of(manifest, edge)] for edge, entry in entries.items()
     }
     return json.dumps(shapes)
 
 
-def version_of(made: Manifest, edge: int) -> int:
+def version_of(manifest: Manifest, edge: int) -> int:
     """The version of a worker that is the engine of the bin `edge`.
 
     Such a worker does not say which engines it has. A request for a version gets no answer of other engines.
     """
-    return made.answers_version() % _ENGINES * _BINS + edge
+    return manifest.answers_version() % _ENGINES * _BINS + edge
 
 
-def tensors(made: Manifest) -> dict[str, list[dict[str, Any]]]:
+def tensors(manifest: Manifest) -> dict[str, list[dict[str, Any]]]:
     """The inputs and outputs of a ModelConfig in JSON, of any shape."""
     inputs = [
         (name, "TYPE_INT64", [_ANY if axis in axes else 1 for axis in range(max(axes) + 1)])
@@ -53,7 +53,7 @@ def tensors(made: Manifest) -> dict[str, list[dict[str, Any]]]:
     ]
     outputs = [
         (output.name, output.data_type, [1 if output.name in TOKEN_OUTPUTS else _ANY, *output.dims])
-        for output in made.outputs
+        for output in manifest.outputs
     ]
     return {"input": [_tensor(*one) for one in inputs], "output": [_tensor(*one) for one in outputs]}
 

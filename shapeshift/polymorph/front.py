@@ -76,20 +76,20 @@ class Executor(Protocol):
 
 
 class TextJob(TextRequest):
-    """One request. wanted: its outputs; offsets: of its texts, where they are wanted."""
+    """One request. output_names: those requested; offsets: of its texts, where they are requested."""
 
     def __init__(
         self,
         client: Client,
         texts: Sequence[Ids],
-        wanted: Sequence[str],
+        output_names: Sequence[str],
         offsets: Sequence[Offsets],
         done: Callable[[TextJob], None],
         latency_ms: float | None,
     ) -> None:
         super().__init__(texts, done, latency_ms)  # type: ignore[arg-type]
         self.client = client
-        self.wanted = wanted
+        self.output_names = output_names
         self.offsets = offsets
 
 
@@ -139,7 +139,7 @@ class TextFront(Front[TextJob]):
         self.executor.require_room(params.latency_ms)
 
     def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> TextJob:
-        wanted = wanted_outputs(request, self.args.outputs)
+        output_names = wanted_outputs(request, self.args.outputs)
         rows = rows_of_request(
             self.pb_utils,
             request,
@@ -147,7 +147,7 @@ class TextFront(Front[TextJob]):
             self._engines.vocabulary,
             params.truncate,
             self._pairs,
-            OFFSETS in wanted,
+            OFFSETS in output_names,
             self._engines.prompt(params.prompt_name),
         )
         if params.prompt_name is not None and self.pb_utils.get_input_tensor_by_name(request, "TEXT") is None:
@@ -156,7 +156,7 @@ class TextFront(Front[TextJob]):
             )
         for ids in rows.ids:
             self.request_metrics.lengths.observe(len(ids))
-        return TextJob(client, rows.ids, wanted, rows.offsets, self.done, params.latency_ms)
+        return TextJob(client, rows.ids, output_names, rows.offsets, self.done, params.latency_ms)
 
     def start(self, job: TextJob) -> None:
         self.executor.submit(job)
@@ -168,11 +168,11 @@ class TextFront(Front[TextJob]):
         values = dict(job.outputs)
         if job.offsets:
             values[OFFSETS] = padded_offsets(job.offsets)
-        if ENGINE_MS in job.wanted:
+        if ENGINE_MS in job.output_names:
             values[ENGINE_MS] = job.engine_ms[:, None]
-        if NUM_TOKENS.name in job.wanted:
+        if NUM_TOKENS.name in job.output_names:
             values[NUM_TOKENS.name] = np.array([[row.tokens] for row in job.rows], np.int32)
-        return self.response({name: values[name] for name in job.wanted})
+        return self.response({name: values[name] for name in job.output_names})
 
     def describe(self) -> Description:
         return _describe(self.args, self._engines, self._pairs)
@@ -195,22 +195,22 @@ class TextFront(Front[TextJob]):
         self.executor.close()
 
 
-def _describe(args: ModelArgs, made: Manifest, pairs: bool) -> Description:
-    sizes = {output.name: output.dims[-1] for output in made.outputs}
-    kind, *also = _kinds(sizes, pairs, made.cross_encoder)
+def _describe(args: ModelArgs, engines: Manifest, pairs: bool) -> Description:
+    sizes = {output.name: output.dims[-1] for output in engines.outputs}
+    kind, *also = _kinds(sizes, pairs, engines.cross_encoder)
     return Description(
         kind,
         also or None,
         checkpoint=description.checkpoint_name(args.parameters),
-        precision=made.precision,
-        max_tokens=made.max_tokens,
+        precision=engines.precision,
+        max_tokens=engines.max_tokens,
         embedding_size=sizes.get("EMBEDDING"),
-        labels=made.labels or None,
-        activation=made.activation or None,
+        labels=engines.labels or None,
+        activation=engines.activation or None,
         pairs=pairs,
-        only_pairs=(pairs and made.cross_encoder) or None,
-        prompts=made.prompts or None,
-        default_prompt=made.default_prompt or None,
+        only_pairs=(pairs and engines.cross_encoder) or None,
+        prompts=engines.prompts or None,
+        default_prompt=engines.default_prompt or None,
         engines=description.engines_version(args.parameters.get("manifest_sha256", "")),
     )
 

@@ -82,8 +82,8 @@ class PolymorphSettings(ExecutorSettings):
         super().__post_init__()
         DISPATCHERS.require(self.dispatch)
         ALLOCATIONS.require(self.allocation)
-        stated = (("placement", PLACEMENTS), ("curve", CURVES), ("worker_backend", WORKER_BACKENDS))
-        for field, allowed in stated:
+        choices = (("placement", PLACEMENTS), ("curve", CURVES), ("worker_backend", WORKER_BACKENDS))
+        for field, allowed in choices:
             value = getattr(self, field)
             require(value in allowed, field, value, f"one of {', '.join(allowed)}")
         require(self.slo_ms >= 0, "slo_ms", self.slo_ms, "0 or more")
@@ -107,8 +107,8 @@ class PolymorphSettings(ExecutorSettings):
         require(self.max_workers == 0 or self.max_workers >= self.workers, "max_workers", self.max_workers, at_least)
         pooled = self.pool_workers >= 1 if self.worker_pool else self.pool_workers == 0
         require(pooled, "pool_workers", self.pool_workers, "at least 1 with a worker_pool, 0 without one")
-        own = not self.engine_models or self.placement == "partitioned"
-        require(own, "worker_backend", self.worker_backend, "polymorph, unless placement is partitioned")
+        fits = not self.engine_models or self.placement == "partitioned"
+        require(fits, "worker_backend", self.worker_backend, "polymorph, unless placement is partitioned")
         objective = "above 0 with placement partitioned, which divides the workers by it"
         require(self.placement != "partitioned" or self.slo_ms > 0, "slo_ms", self.slo_ms, objective)
 

@@ -48,23 +48,23 @@ class TextWorker:
         self._pb_utils = pb_utils
         self._log = model_log(pb_utils, args.name)
         settings.refuse_unknown(args.parameters, PARAMETERS)
-        own = settings.read(WorkerSettings, args.parameters)
+        worker = settings.read(WorkerSettings, args.parameters)
         folder = args.folder / settings.read(GeneratedSettings, args.parameters).engines
-        made = manifest.load(folder, args.parameters.get("manifest_sha256") or None)
-        made.check_files(folder, manifest.hashes_file(folder))
-        if own.bin and own.bin not in bin_edges(made):
-            raise InvalidInputError("bin", own.bin, f"0, or one of {', '.join(map(str, bin_edges(made)))}")
+        engines = manifest.load(folder, args.parameters.get("manifest_sha256") or None)
+        engines.check_files(folder, manifest.hashes_file(folder))
+        if worker.bin and worker.bin not in bin_edges(engines):
+            raise InvalidInputError("bin", worker.bin, f"0, or one of {', '.join(map(str, bin_edges(engines)))}")
         self._outputs = [name for name in args.outputs if name != STATE]
-        self._widths = {output.name: output.dims for output in made.outputs}
-        self._vocabulary = made.vocabulary
-        self._max_tokens = own.bin or made.max_tokens
-        self._identity = own.bin, own.generation, os.getpid()
-        self._version = made.answers_version()
+        self._widths = {output.name: output.dims for output in engines.outputs}
+        self._vocabulary = engines.vocabulary
+        self._max_tokens = worker.bin or engines.max_tokens
+        self._identity = worker.bin, worker.generation, os.getpid()
+        self._version = engines.answers_version()
         self._busy_ns = 0
-        self._lengths_seen = [0] * (made.max_tokens + 1)
-        self._runtime = lookup.PROVIDERS[made.provider].open(folder, made.precision, 1, args.device)
-        self.engines = EngineSet(made)
-        first, rest = (entry_of_bin(made, own.bin), []) if own.bin else first_and_rest(made)
+        self._lengths_seen = [0] * (engines.max_tokens + 1)
+        self._runtime = lookup.PROVIDERS[engines.provider].open(folder, engines.precision, 1, args.device)
+        self.engines = EngineSet(engines)
+        first, rest = (entry_of_bin(engines, worker.bin), []) if worker.bin else first_and_rest(engines)
         self._load(first)
         self.engines.warm_up()
         memory_mb = settings.read(PolymorphSettings, args.parameters).memory_mb
@@ -74,10 +74,12 @@ class TextWorker:
         self._calls = Counter("engine_calls_total", "Engine calls")
         self._rows = Counter("engine_rows_total", "Texts computed")
         loaded = Gauge("engines_loaded", "Engines in use", lambda: len(self.engines.loaded))
-        self._executing = StepCounter("execute", lambda: False, longest_call_s(made))
+        self._executing = StepCounter("execute", lambda: False, longest_call_s(engines))
         stalled = Liveness(lambda: [self._executing], self._log).metric
         self._metrics = MetricsFlusher(pb_utils, args.name, [self._calls, self._rows, loaded, stalled], self._log)
-        self._log(f"ready: bin {own.bin or 'any'}, generation {own.generation}, {made.provider} {made.precision}")
+        self._log(
+            f"ready: bin {worker.bin or 'any'}, generation {worker.generation}, {engines.provider} {engines.precision}"
+        )
 
     def execute(self, requests: Sequence[InferenceRequest]) -> list[InferenceResponse]:
         """One response for each request; UNSUPPORTED where a text is longer than this worker's bin."""
@@ -96,8 +98,8 @@ class TextWorker:
         began = time.perf_counter_ns()
         try:
             outputs = self._compute(self._texts(request))
-            wanted = request.requested_output_names()
-            tensors = [self._pb_utils.Tensor(name, outputs[name]) for name in self._outputs if name in wanted]
+            requested = request.requested_output_names()
+            tensors = [self._pb_utils.Tensor(name, outputs[name]) for name in self._outputs if name in requested]
             tensors.append(self._pb_utils.Tensor(STATE, self._state(time.perf_counter_ns() - began)))
             return self._pb_utils.InferenceResponse(output_tensors=tensors)
         except Exception as error:  # noqa: BLE001  a request that fails must not end the process

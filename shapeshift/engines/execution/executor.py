@@ -119,9 +119,9 @@ class EngineExecutor:
         longest_s = engine_set.longest_call_s(manifest)
         # Those that serve. All are made here: a thread inherits the niceness of the one that makes it.
         self.threads: list[EngineThread] = []
-        self._made = [EngineThread(number, self, longest_s) for number in range(threads)]
+        self._all_threads = [EngineThread(number, self, longest_s) for number in range(threads)]
         self._started = threading.Event()
-        self._let_serve(self._made[0], engines)
+        self._let_serve(self._all_threads[0], engines)
         start_others = partial(self._start_others, first)
         self._loader = BackgroundLoader(
             rest, self._load, self.lengths_seen, settings.memory_mb, log, start_others, self._runtime.used_mb
@@ -187,9 +187,9 @@ class EngineExecutor:
     def predicted_ms(self, rows: Sequence[Row]) -> float:
         """The time after which `rows`, queued now, would be computed: the profile, corrected by recent calls."""
         before = self.queue.waiting_ms + sum(thread.busy_ms for thread in self.threads)
-        own = [self.row_ms(row) for row in rows]
+        costs_ms = [self.row_ms(row) for row in rows]
         threads = len(self.threads)
-        return self._measured.value * (before / threads + max(sum(own) / threads, max(own, default=0.0)))
+        return self._measured.value * (before / threads + max(sum(costs_ms) / threads, max(costs_ms, default=0.0)))
 
     def row_ms(self, row: Row) -> float:
         """What a row costs by the profile."""
@@ -216,7 +216,7 @@ class EngineExecutor:
         self._stopping.set()
         for row in self.queue.close():
             row.request.fail(unloading())
-        for thread in self._made:
+        for thread in self._all_threads:
             thread.join(timeout_s)
         self._loader.close(timeout_s)
         self._deadlines.join(timeout_s)
@@ -239,7 +239,7 @@ class EngineExecutor:
 
     def _start_others(self, first: EngineEntry) -> None:
         try:
-            for thread in self._made[1:]:
+            for thread in self._all_threads[1:]:
                 if not self._stopping.is_set():
                     self._let_serve(thread, self._engines_with(first))
         except Exception as error:  # noqa: BLE001  the threads that run serve all requests

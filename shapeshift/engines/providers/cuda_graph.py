@@ -37,8 +37,8 @@ class CudaGraphEngine:
             for one in model.signature.inputs
         }
         self._inputs = {name: value.to(model.device, copy=True) for name, value in self._host.items()}
-        self._kept = {one.name for one in model.signature.inputs if not _OF_A_CALL & set(one.axes.values())}
-        self._given: dict[str, Array] = {}
+        self._lasting = {one.name for one in model.signature.inputs if not _OF_A_CALL & set(one.axes.values())}
+        self._last: dict[str, Array] = {}
         named = ", ".join(f"{size} {axis}" for axis, size in sizes.items())
         self._compute = self._eager if model.shared is None else self._captured(model.shared, named)
         self._results: Outputs = {}
@@ -46,12 +46,12 @@ class CudaGraphEngine:
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         with self._model.on_stream():
             for name, host in self._host.items():
-                given = inputs[name]
+                array = inputs[name]
                 # The same array again: what a model keeps between calls, such as the prompts of its tasks.
-                if name in self._kept and self._given.get(name) is given:
+                if name in self._lasting and self._last.get(name) is array:
                     continue
-                self._given[name] = given
-                host[tuple(slice(size) for size in given.shape)] = torch.from_numpy(given)
+                self._last[name] = array
+                host[tuple(slice(size) for size in array.shape)] = torch.from_numpy(array)
                 self._inputs[name].copy_(host, non_blocking=True)
             outputs = self._compute()
             if not self._results:
@@ -101,7 +101,7 @@ class SizedGraphs:
     def __init__(self, model: TorchModel, captured: Mapping[str, Sequence[int]]) -> None:
         self._model = model
         axes = {axis for one in model.signature.inputs for axis in one.axes.values()}
-        self._captured = {axis: own for axis, own in captured.items() if axis in axes}
+        self._captured = {axis: choices for axis, choices in captured.items() if axis in axes}
         self._eager = TorchEngine(model, None, None)
         self._graphs: dict[tuple[int, ...], CudaGraphEngine] = {}
         self._counted, *others = self._captured
@@ -111,15 +111,16 @@ class SizedGraphs:
             self._graph({self._counted: size, **least})
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        given = self._model.signature.sizes(inputs)
+        call = self._model.signature.sizes(inputs)
         sizes = {
-            axis: next((size for size in own if size >= given[axis]), None) for axis, own in self._captured.items()
+            axis: next((size for size in ascending if size >= call[axis]), None)
+            for axis, ascending in self._captured.items()
         }
         fitting = {axis: size for axis, size in sizes.items() if size is not None}
         if len(fitting) < len(sizes):
             return self._eager.run(inputs)
-        found = self._graph(fitting).run(inputs)
-        return {name: values[: given[self._counted]] for name, values in found.items()}
+        outputs = self._graph(fitting).run(inputs)
+        return {name: values[: call[self._counted]] for name, values in outputs.items()}
 
     @property
     def graphs(self) -> list[CudaGraphEngine]:

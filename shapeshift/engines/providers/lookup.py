@@ -39,10 +39,10 @@ def rival(requested: str, gpus: Sequence[int]) -> Provider | None:
     """The provider that "auto" takes instead of `resolve`'s where its engines are faster: TensorRT, if installed."""
     if requested != "auto" or not gpus:
         return None
-    found = PROVIDERS["tensorrt"]
+    provider = PROVIDERS["tensorrt"]
     with contextlib.suppress(UnsupportedError):
-        found.version()
-        return found
+        provider.version()
+        return provider
     return None
 
 

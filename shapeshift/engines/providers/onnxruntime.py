@@ -36,13 +36,13 @@ class OnnxRuntimeEngine:
         self._outputs = [port.name for port in session.get_outputs()]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        given = {name: inputs[name] for name in self._inputs}
+        feed = {name: inputs[name] for name in self._inputs}
         if self._device is None:
-            values = self._session.run(self._outputs, given)
+            values = self._session.run(self._outputs, feed)
         else:
-            shape = " x ".join(map(str, given[self._inputs[0]].shape))
+            shape = " x ".join(map(str, feed[self._inputs[0]].shape))
             with naming_memory(self._device, f"a call of {shape} {self._inputs[0]}"):
-                values = self._session.run(self._outputs, given)
+                values = self._session.run(self._outputs, feed)
         return dict(zip(self._outputs, values, strict=True))
 
 
@@ -71,10 +71,10 @@ class CudaGraphEngine:
 
         self._inputs = {port.name: value(port, np.int64) for port in session.get_inputs()}
         self._outputs = {port.name: value(port, np.float32) for port in session.get_outputs()}
-        for name, own in self._inputs.items():
-            self._binding.bind_ortvalue_input(name, own)
-        for name, own in self._outputs.items():
-            self._binding.bind_ortvalue_output(name, own)
+        for name, place in self._inputs.items():
+            self._binding.bind_ortvalue_input(name, place)
+        for name, place in self._outputs.items():
+            self._binding.bind_ortvalue_output(name, place)
         session.run_with_iobinding(self._binding)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -94,13 +94,13 @@ def gpu_engine(
     """
     import onnxruntime
 
-    wanted, _ = providers[0]
+    first, _ = providers[0]
     with naming_memory(device, f"the engine of {tokens or 'any number of'} tokens"):
         session = onnxruntime.InferenceSession(file, options, providers=providers)
         # Where a provider's libraries cannot be loaded, ONNX Runtime only logs that and takes another one, or the CPU.
-        if wanted not in session.get_providers():
+        if first not in session.get_providers():
             raise EngineError(
-                f"GPU {device}: ONNX Runtime cannot load {wanted}, see its log; the libraries must be of the versions"
+                f"GPU {device}: ONNX Runtime cannot load {first}, see its log; the libraries must be of the versions"
                 f" that onnxruntime {onnxruntime.__version__} names; {CPU_INSTEAD}"
             )
         if tokens is not None and rows is not None:
@@ -119,8 +119,8 @@ def naming_memory(device: int, what: str) -> Iterator[None]:
     except Exception as error:
         if not _FULL.search(str(error)):
             raise
-        asked = _ASKED.search(str(error))
-        more = f"{int(asked[1]) / 2**20:.0f} MiB more are" if asked else "more is"
+        match = _ASKED.search(str(error))
+        more = f"{int(match[1]) / 2**20:.0f} MiB more are" if match else "more is"
         raise gpu.no_memory(device, what, f"{more} wanted, {_free(device)}") from error
 
 
@@ -163,10 +163,10 @@ class OnnxRuntimeRuntime:
         if not self._cuda:
             session = onnxruntime.InferenceSession(self._file, options, providers=["CPUExecutionProvider"])
             return OnnxRuntimeEngine(session, tokens, rows)
-        own: dict[str, Any] = {"device_id": self._device}
+        cuda_options: dict[str, Any] = {"device_id": self._device}
         if tokens is not None and rows is not None:
-            own["enable_cuda_graph"] = "1"
-        return gpu_engine(self._file, options, [(CUDA, own)], tokens, rows, self._device)
+            cuda_options["enable_cuda_graph"] = "1"
+        return gpu_engine(self._file, options, [(CUDA, cuda_options)], tokens, rows, self._device)
 
     def used_mb(self) -> float:
         """On a GPU the weights, of which each session has its own."""

@@ -44,7 +44,7 @@ class OnnxRuntimeTensorRtRuntime:
         self._precision = precision
         self._threads = threads
         self._device = device
-        self._kept: list[Path] = []
+        self._caches: list[Path] = []
 
     def engine(self, tokens: int | None, rows: int | None) -> OnnxRuntimeEngine | CudaGraphEngine:
         import onnxruntime
@@ -52,31 +52,31 @@ class OnnxRuntimeTensorRtRuntime:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
-        own = self._options(tokens)
+        trt_options = self._options(tokens)
         if tokens is not None and rows is not None:
             options.add_free_dimension_override_by_name("tokens", tokens)
             options.add_free_dimension_override_by_name("rows", rows)
-            own["trt_cuda_graph_enable"] = "1"
+            trt_options["trt_cuda_graph_enable"] = "1"
         else:
-            own |= json.loads((self._folder / PROFILE_FILE).read_text(encoding="utf-8"))
-        providers = [(_NAME, own), (CUDA, {"device_id": self._device})]
+            trt_options |= json.loads((self._folder / PROFILE_FILE).read_text(encoding="utf-8"))
+        providers = [(_NAME, trt_options), (CUDA, {"device_id": self._device})]
         return gpu_engine(str(self._folder / MODEL_FILE), options, providers, tokens, rows, self._device)
 
     def used_mb(self) -> float:
         """The engines that were built or read, of which each has its own weights."""
-        return sum(file.stat().st_size for folder in self._kept for file in folder.glob("*.engine")) / 2**20
+        return sum(file.stat().st_size for folder in self._caches for file in folder.glob("*.engine")) / 2**20
 
     def _options(self, tokens: int | None) -> dict[str, str]:
         """Of the execution provider. Engines have the name of their graph: each length has a folder of its own."""
-        kept = self._folder / "tensorrt" / ("dynamic" if tokens is None else str(tokens))
-        for folder in (kept, TIMINGS):
+        cache = self._folder / "tensorrt" / ("dynamic" if tokens is None else str(tokens))
+        for folder in (cache, TIMINGS):
             folder.mkdir(parents=True, exist_ok=True)
-        self._kept.append(kept)
+        self._caches.append(cache)
         return {
             "device_id": str(self._device),
             **_PRECISION[self._precision],
             "trt_engine_cache_enable": "1",
-            "trt_engine_cache_path": str(kept),
+            "trt_engine_cache_path": str(cache),
             "trt_timing_cache_enable": "1",
             "trt_timing_cache_path": str(TIMINGS),
         }

@@ -92,9 +92,9 @@ class TensorRtRuntime:
     def engine(self, tokens: int | None, rows: int | None) -> TensorRtEngine:
         plan = self._folder / plan_name(tokens)
         cuda_device.require_free(self._device, plan.stat().st_size / _MIB, f"the plan {plan}")
-        made = TensorRtEngine(plan, tokens, rows, self._device)
-        self._used_mb += made.used_mb
-        return made
+        engine = TensorRtEngine(plan, tokens, rows, self._device)
+        self._used_mb += engine.used_mb
+        return engine
 
     def used_mb(self) -> float:
         """Weights, and what the contexts compute in; not TensorRT's own code on the device."""
@@ -170,8 +170,8 @@ PROVIDER = TensorRtProvider()
 
 def _set_timings(config: Any) -> None:
     """Let the builder use what is kept; of another version or device TensorRT refuses it, and begins with nothing."""
-    kept = TIMING_CACHE.read_bytes() if TIMING_CACHE.is_file() else b""
-    for content in (kept, b""):
+    timings = TIMING_CACHE.read_bytes() if TIMING_CACHE.is_file() else b""
+    for content in (timings, b""):
         cache = config.create_timing_cache(content)
         if cache is not None and config.set_timing_cache(cache, ignore_mismatch=False):
             return

@@ -100,8 +100,8 @@ PROVIDER = TorchProvider()
 
 
 def _packed_attention(module: Any) -> AbstractContextManager[None]:
-    found: AbstractContextManager[None] = getattr(module, "with_packed_attention", nullcontext)()
-    return found
+    context: AbstractContextManager[None] = getattr(module, "with_packed_attention", nullcontext)()
+    return context
 
 
 def _cast(module: Any, precision: str) -> Any:

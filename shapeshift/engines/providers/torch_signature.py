@@ -25,7 +25,7 @@ class Input:
     def shape_of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape for these sizes of the axes that vary."""
         return tuple(
-            sizes[self.axes[str(axis)]] if str(axis) in self.axes else own for axis, own in enumerate(self.shape)
+            sizes[self.axes[str(axis)]] if str(axis) in self.axes else size for axis, size in enumerate(self.shape)
         )
 
 
@@ -44,7 +44,7 @@ class Signature:
     def of(cls, module: Any, example: Mapping[str, Array]) -> Signature:
         """Of a module that is exported with `example`; see `interfaces.Provider.export`."""
         inputs = [
-            Input(name, {str(axis): own for axis, own in axes.items()}, example[name].shape, str(example[name].dtype))
+            Input(name, {str(axis): size for axis, size in axes.items()}, example[name].shape, str(example[name].dtype))
             for name, axes in module.input_axes.items()
         ]
         return cls(inputs, list(module.output_names), getattr(module, "captured", {}))
@@ -56,8 +56,8 @@ class Signature:
     @classmethod
     def load(cls, folder: Path) -> Signature:
         """Read it from `folder`."""
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        return cls([Input(**one) for one in found["inputs"]], found["outputs"], found["captured"])
+        values = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        return cls([Input(**one) for one in values["inputs"]], values["outputs"], values["captured"])
 
     def sizes(self, inputs: Mapping[str, Array]) -> dict[str, int]:
         """The size of each axis that varies, in a call with these inputs."""

@@ -82,9 +82,9 @@ class PackedEncoder(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, segments: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        found = self._run(input_ids, segments, positions, rows)
+        output = self._run(input_ids, segments, positions, rows)
         pooled = {"LOGITS": self._before_padding(input_ids, segments, positions)}
-        results = tuple(self._outputs[name](found, pooled.get(name, segments), rows) for name in self.output_names)
+        results = tuple(self._outputs[name](output, pooled.get(name, segments), rows) for name in self.output_names)
         return results if len(results) > 1 else results[0]
 
     def _run(self, ids: torch.Tensor, segments: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> Any:
@@ -136,22 +136,22 @@ class PackedEncoder(nn.Module):
         dtype: Any = self.model.dtype
         return torch.where(mask, 0.0, torch.finfo(dtype).min).to(dtype)
 
-    def _embedding(self, found: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return torch.as_tensor(self.embedding(to_f32(found.last_hidden_state), segments, rows))
+    def _embedding(self, output: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.embedding(to_f32(output.last_hidden_state), segments, rows))
 
-    def _logits(self, found: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def _logits(self, output: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         assert self.head is not None
         if isinstance(self.head, LinearHead):
-            return torch.as_tensor(self.head(self._embedding(found, segments, rows)))
+            return torch.as_tensor(self.head(self._embedding(output, segments, rows)))
         pooling = [str(self.head.pooling)]
-        return torch.as_tensor(self.head(pool(to_f32(found.last_hidden_state), segments, rows, pooling)))
+        return torch.as_tensor(self.head(pool(to_f32(output.last_hidden_state), segments, rows, pooling)))
 
-    def _token_logits(self, found: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def _token_logits(self, output: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         assert self.head is not None
-        return torch.as_tensor(self.head(to_f32(found.last_hidden_state)))
+        return torch.as_tensor(self.head(to_f32(output.last_hidden_state)))
 
-    def _importance(self, found: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def _importance(self, output: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """The attention that each token receives, summed over layers, heads and queries (Tabi, section 4.2)."""
         queries = (segments > 0).to(torch.float32).unsqueeze(1)
-        layers = [torch.bmm(queries, to_f32(weights.sum(1))) for weights in found.attentions]
+        layers = [torch.bmm(queries, to_f32(weights.sum(1))) for weights in output.attentions]
         return torch.stack(layers).sum(0)[:, 0]

@@ -76,8 +76,8 @@ def dense_layers(modules: SentenceModules) -> nn.Sequential:
     for layer in modules.dense:
         linear = nn.Linear(layer.in_features, layer.out_features, layer.bias)
         try:
-            found = load_file(layer.file)
-            linear.load_state_dict({name.removeprefix("linear."): value.float() for name, value in found.items()})
+            weights = load_file(layer.file)
+            linear.load_state_dict({name.removeprefix("linear."): value.float() for name, value in weights.items()})
         except Exception as error:  # noqa: BLE001  the libraries raise many types
             reason = str(error).partition("\n")[0]
             raise InvalidInputError(

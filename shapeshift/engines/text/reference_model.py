@@ -62,12 +62,12 @@ class ReferenceModel:
         self.family = family_of(checkpoint.config)
         self.outputs = tuple(outputs)
         self._modules = modules
-        own = [name for name in _TASKS if name in outputs and not (name == "LOGITS" and head is not None)]
-        if len(own) > 1:
-            raise InvalidInputError("output", ", ".join(own), "one of them: a checkpoint has one head")
-        if own and not self.family.classifies:
-            raise UnsupportedError(f"{own[0]}: model_type {self.family.name}; it is served for {', '.join(FAMILIES)}")
-        self._task = own[0] if own else ""
+        tasks = [name for name in _TASKS if name in outputs and not (name == "LOGITS" and head is not None)]
+        if len(tasks) > 1:
+            raise InvalidInputError("output", ", ".join(tasks), "one of them: a checkpoint has one head")
+        if tasks and not self.family.classifies:
+            raise UnsupportedError(f"{tasks[0]}: model_type {self.family.name}; it is served for {', '.join(FAMILIES)}")
+        self._task = tasks[0] if tasks else ""
         self._model = _load(checkpoint, self._task, "IMPORTANCE" in outputs, layers)
         self._linear = linear_head(head) if head is not None else None
         self.max_tokens = longest_text({**checkpoint.config, "pad_token_id": self.padding})
@@ -107,11 +107,11 @@ class ReferenceModel:
         """The outputs of one text: EMBEDDING [width], LOGITS [labels], TOKEN_LOGITS [tokens, labels],
         IMPORTANCE [tokens].
         """
-        given = torch.from_numpy(ids)[None]
+        inputs = torch.from_numpy(ids)[None]
         if not self.type_stride:
-            return self._compute({"input_ids": given})
-        types = (given >= self.type_stride).long()
-        return self._compute({"input_ids": given % self.type_stride, _TYPES: types})
+            return self._compute({"input_ids": inputs})
+        types = (inputs >= self.type_stride).long()
+        return self._compute({"input_ids": inputs % self.type_stride, _TYPES: types})
 
     def require_texts(self, tokenizer: TextTokenizer) -> None:
         """Raise UnsupportedError naming a text or pair for whose ids by `tokenizer` the outputs are not those of the
@@ -151,9 +151,9 @@ class ReferenceModel:
 
     def _of_texts(self, first: str, second: str | None, max_tokens: int) -> dict[str, Array]:
         with _library_errors(self._checkpoint):
-            given = self._tokenizer(first, second, truncation=True, max_length=max_tokens, return_tensors="pt")
-            known = inspect.signature(self._model.base_model.forward).parameters
-            return self._compute({name: values for name, values in given.items() if name in known})
+            inputs = self._tokenizer(first, second, truncation=True, max_length=max_tokens, return_tensors="pt")
+            accepted = inspect.signature(self._model.base_model.forward).parameters
+            return self._compute({name: values for name, values in inputs.items() if name in accepted})
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -164,12 +164,12 @@ class ReferenceModel:
         kinds = int(getattr(self._model.config, "type_vocab_size", 0))
         return kinds > 1 and _TYPES in self._tokenizer.model_input_names
 
-    def _compute(self, given: Mapping[str, torch.Tensor]) -> dict[str, Array]:
+    def _compute(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, Array]:
         with torch.inference_mode():
-            return {name: value.numpy() for name, value in self._outputs_of(given).items()}
+            return {name: value.numpy() for name, value in self._outputs_of(inputs).items()}
 
-    def _outputs_of(self, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        options: dict[str, Any] = {**given, "output_attentions": "IMPORTANCE" in self.outputs}
+    def _outputs_of(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        options: dict[str, Any] = {**inputs, "output_attentions": "IMPORTANCE" in self.outputs}
         result = self._model.base_model(**options)
         vector = self._dense(pool_one(result.last_hidden_state[0], self._modules.pooling))
         values = {"EMBEDDING": nn.functional.normalize(vector, dim=-1) if self._modules.normalize else vector}

@@ -55,10 +55,10 @@ class Encoded(NamedTuple):
 
 
 class _Tokens(NamedTuple):
-    """The ids of a text or pair; `kept` chooses them from those of the library's encoding of these texts."""
+    """The ids of a text or pair; `chosen` picks them from those of the library's encoding of these texts."""
 
     ids: Ids
-    kept: slice | npt.NDArray[np.bool_]
+    chosen: slice | npt.NDArray[np.bool_]
     encoding: Any
     first: str
     second: str | None
@@ -130,12 +130,12 @@ class TextTokenizer:
 
         Truncation removes tokens from the longer text of a pair, as the strategy longest_first of transformers.
         """
-        found = self._encoded(text, pair, row, truncate, prompt)
-        ids = found.ids
+        tokens = self._encoded(text, pair, row, truncate, prompt)
+        ids = tokens.ids
         if self._type_stride:
-            ids += np.asarray(found.encoding.type_ids, dtype=np.int64)[found.kept] * self._type_stride
-        offsets = _byte_offsets(found.encoding, found.first, found.second, len(prompt.encode()))
-        return Encoded(ids, offsets[found.kept])
+            ids += np.asarray(tokens.encoding.type_ids, dtype=np.int64)[tokens.chosen] * self._type_stride
+        offsets = _byte_offsets(tokens.encoding, tokens.first, tokens.second, len(prompt.encode()))
+        return Encoded(ids, offsets[tokens.chosen])
 
     def _encoded(
         self,
@@ -152,12 +152,12 @@ class TextTokenizer:
         ids = np.asarray(encoding.ids, dtype=np.int64)
         if not len(ids):
             raise InvalidInputError(self._field, first, "at least one token", row)
-        kept: slice | npt.NDArray[np.bool_] = slice(None)
+        chosen: slice | npt.NDArray[np.bool_] = slice(None)
         if len(ids) > self.max_tokens:
             self._check_length(len(ids), row, truncate)
-            kept = self._fitting(encoding.sequence_ids)
-        self._check_known(ids[kept], row)
-        return _Tokens(ids[kept], kept, encoding, first, second)
+            chosen = self._fitting(encoding.sequence_ids)
+        self._check_known(ids[chosen], row)
+        return _Tokens(ids[chosen], chosen, encoding, first, second)
 
     def _fitting(self, sequences: Sequence[int | None]) -> npt.NDArray[np.bool_]:
         """Which tokens stay of a text or pair that is too long; sequences: the text of each, None for special tokens.
@@ -173,10 +173,10 @@ class TextTokenizer:
         # The shorter text keeps its tokens, up to half of the room; of equal ones the second gets the odd token.
         shorter = min(*lengths, room // 2)
         limits = (room - shorter, shorter) if lengths[0] > lengths[1] else (shorter, room - shorter)
-        kept = np.array([number is None for number in sequences])
+        chosen = np.array([number is None for number in sequences])
         for places, limit in zip(texts, limits, strict=True):
-            kept[places[:limit] if self._cut_side == "right" else places[len(places) - limit :]] = True
-        return kept
+            chosen[places[:limit] if self._cut_side == "right" else places[len(places) - limit :]] = True
+        return chosen
 
     def _decode(self, text: bytes, field: str, row: int | None, truncate: bool) -> str:
         if not text:
@@ -210,12 +210,12 @@ def _byte_offsets(encoding: Any, first: str, second: str | None, prompt_bytes: i
             # The tokenizer gives offsets in characters.
             starts = np.zeros(len(text) + 1, np.int32)
             np.cumsum([len(character.encode()) for character in text], out=starts[1:])
-            own = np.array([sequence == number for sequence in encoding.sequence_ids])
-            offsets[own] = starts[offsets[own]]
+            of_text = np.array([sequence == number for sequence in encoding.sequence_ids])
+            offsets[of_text] = starts[offsets[of_text]]
     if prompt_bytes:
-        own = np.array([sequence == 0 for sequence in encoding.sequence_ids])
-        shifted = offsets[own] - prompt_bytes
+        of_text = np.array([sequence == 0 for sequence in encoding.sequence_ids])
+        shifted = offsets[of_text] - prompt_bytes
         # A token may begin in the prompt and end in the text.
-        offsets[own] = np.where(shifted[:, 1:] > 0, np.maximum(shifted, 0), -1)
+        offsets[of_text] = np.where(shifted[:, 1:] > 0, np.maximum(shifted, 0), -1)
     offsets[np.array([sequence is None for sequence in encoding.sequence_ids])] = -1
     return offsets

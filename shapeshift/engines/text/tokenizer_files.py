@@ -64,8 +64,8 @@ def of_library(folder: Path, lower_case: bool = False) -> Any:
         )
     if lower_case:
         backend = tokenizer.backend_tokenizer
-        own = [backend.normalizer] if backend.normalizer else []
-        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+        steps = [backend.normalizer] if backend.normalizer else []
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
     return tokenizer
 
 

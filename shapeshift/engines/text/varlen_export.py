@@ -35,10 +35,10 @@ def _attention(
     reach = -1 if sliding_window is None else sliding_window - 1
     queries, keys, values = (one.transpose(1, 2)[0] for one in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    found = packed_attention(
+    output = packed_attention(
         queries, keys, values, attention_mask[0, 0, 0], scale, reach, 0 if module.is_causal else reach
     )
-    return found[None], None
+    return output[None], None
 
 
 @contextmanager

@@ -97,7 +97,7 @@ def _forward(
     levels = [_States(first, np.zeros(1), np.zeros(1), np.zeros(1, dtype=np.int64))]
     for index in range(len(lower) - 1):
         states, after = levels[-1], to_go[index + 1]
-        made = advance(
+        following = advance(
             states.first,
             states.left,
             states.cost,
@@ -110,7 +110,7 @@ def _forward(
             ceiling,
             after[0] > -math.inf,
         )
-        levels.append(_States(*made))
+        levels.append(_States(*following))
     return levels
 
 

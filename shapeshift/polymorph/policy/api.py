@@ -58,12 +58,12 @@ def _allocate(
     _as_many("capacity", capacity, "demand", len(demand))
     _as_many("latency", latency, "demand", len(demand))
     problem = Problem(gpus, tuple(demand), tuple(capacity), tuple(latency), cap_last)
-    found = allocate.allocate(problem, algorithm)
+    result = allocate.allocate(problem, algorithm)
     return {
-        "counts": list(found.counts),
-        "objective": found.objective,
-        "feasible": found.feasible,
-        "solve_ms": found.solve_ms,
+        "counts": list(result.counts),
+        "objective": result.objective,
+        "feasible": result.feasible,
+        "solve_ms": result.solve_ms,
     }
 
 
@@ -136,7 +136,7 @@ def _curve(name: str, value: Any) -> Any:
     if not isinstance(kind, str) or kind not in _CURVES:
         raise InvalidInputError(f"{name}.kind", kind, f"one of {kinds}")
     fields, build = _CURVES[kind]
-    return record({"kind": lambda _, stated: stated, **fields}, build)(name, value)
+    return record({"kind": lambda _, text: text, **fields}, build)(name, value)
 
 
 _INSTANCE = record(

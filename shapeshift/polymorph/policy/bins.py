@@ -71,8 +71,8 @@ def step_ends(lengths: Sequence[int], latency: Sequence[float], tolerance: float
 
 def _trace(previous: list[npt.NDArray[np.intp]], edges: int, n: int) -> list[int]:
     end = n - 1
-    found = [n]
+    ends = [n]
     for split in reversed(previous[: edges - 1]):
         end = int(split[end])
-        found.append(end + 1)
-    return found[::-1]
+        ends.append(end + 1)
+    return ends[::-1]

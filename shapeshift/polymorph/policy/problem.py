@@ -99,8 +99,8 @@ def backlog(outstanding: Iterable[tuple[int, int]], bins: int, times: float) -> 
     outstanding: (bin, requests) of each instance; times: demand that each waiting request counts for. A queue that
     outlasts its period shows a bin whose demand, although right on average, gave it too little capacity.
     """
-    found = [0.0] * bins
+    waiting = [0.0] * bins
     for index, requests in outstanding:
         # The first request of an instance runs.
-        found[index] += times * max(requests - 1, 0)
-    return found
+        waiting[index] += times * max(requests - 1, 0)
+    return waiting

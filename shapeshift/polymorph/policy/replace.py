@@ -23,10 +23,10 @@ def changes(have: Sequence[int], want: Sequence[int], edges: Sequence[int]) -> l
         raise ValueError(f"have: got {unknown[0]}; one of edges ({', '.join(map(str, edges))})")
     surplus: list[int] = []
     missing: list[int] = []
-    for edge, wanted in zip(edges, want, strict=True):
+    for edge, count in zip(edges, want, strict=True):
         holders = [worker for worker, held in enumerate(have) if held == edge]
-        surplus += holders[wanted:]
-        missing += [edge] * (wanted - len(holders))
+        surplus += holders[count:]
+        missing += [edge] * (count - len(holders))
     return sorted(zip(surplus, missing, strict=True))
 
 

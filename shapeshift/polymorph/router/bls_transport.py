@@ -103,6 +103,6 @@ class BlsTransport:
         return info
 
 
-def open_transport(pb_utils: PbUtils, front: str, workers: Sequence[str], made: Manifest, log: Log) -> Transport:
-    """The transport of a front with these workers in its server. made: the engines."""
-    return BlsTransport(WorkerClient(pb_utils, [output.name for output in made.outputs]), workers)
+def open_transport(pb_utils: PbUtils, front: str, workers: Sequence[str], manifest: Manifest, log: Log) -> Transport:
+    """The transport of a front with these workers in its server. manifest: of the engines."""
+    return BlsTransport(WorkerClient(pb_utils, [output.name for output in manifest.outputs]), workers)

@@ -31,33 +31,33 @@ PROBE = (np.zeros(1, np.int64),)
 
 
 class EngineCalls:
-    """Pads packs to the engines `made`, and knows each worker's bin as its last probe found it.
+    """Pads packs to the engines of `manifest`, and knows each worker's bin as its last probe found it.
 
     outputs: the names of those to request; edges: by version of a worker, the bin that it is.
     """
 
-    def __init__(self, made: Manifest) -> None:
-        self.outputs = [output.name for output in made.outputs]
-        self._versions = {edge: engine_model.version_of(made, edge) for edge in bin_edges(made)}
+    def __init__(self, manifest: Manifest) -> None:
+        self.outputs = [output.name for output in manifest.outputs]
+        self._versions = {edge: engine_model.version_of(manifest, edge) for edge in bin_edges(manifest)}
         self.edges = {version: edge for edge, version in self._versions.items()}
-        self._made = made
-        self._answers_version = made.answers_version()
+        self._manifest = manifest
+        self._answers_version = manifest.answers_version()
         self._times_ms = {
-            edge: cost_curve(entry_of_bin(made, edge), made.max_tokens).tolist() for edge in bin_edges(made)
+            edge: cost_curve(entry_of_bin(manifest, edge), manifest.max_tokens).tolist() for edge in bin_edges(manifest)
         }
         self._bins: dict[str, int] = {}
 
     def versions(self, worker: str) -> list[int]:
         """The versions that the worker may have, the one of its known bin first."""
-        known = self._bins.get(worker, 0)
-        return sorted(self.edges, key=lambda version: (self.edges[version] != known, version))
+        current = self._bins.get(worker, 0)
+        return sorted(self.edges, key=lambda version: (self.edges[version] != current, version))
 
     def version_for(self, worker: str, texts: Sequence[Ids]) -> int:
         """The version that is to compute `texts`. Raises WrongBinError where they do not fit the known bin."""
-        known = self._bins.get(worker, 0)
-        if sum(map(len, texts)) > known:
-            raise WrongBinError(f"{worker}: its bin is {known or 'not known'} now")
-        return self._versions[known]
+        current = self._bins.get(worker, 0)
+        if sum(map(len, texts)) > current:
+            raise WrongBinError(f"{worker}: its bin is {current or 'not known'} now")
+        return self._versions[current]
 
     def learn(self, worker: str, version: int) -> None:
         """A probe of the worker was answered by this version."""
@@ -65,9 +65,9 @@ class EngineCalls:
 
     def inputs(self, version: int, texts: Sequence[Ids]) -> dict[str, Array]:
         """The inputs of a call."""
-        entry = entry_of_bin(self._made, self.edges[version])
+        entry = entry_of_bin(self._manifest, self.edges[version])
         tokens, rows = entry.tokens or sum(map(len, texts)), entry.rows or len(texts)
-        return pack(texts, tokens, rows, self._made.position_offset, self._made.type_stride)
+        return pack(texts, tokens, rows, self._manifest.position_offset, self._manifest.type_stride)
 
     def answer(
         self, worker: str, version: int, answer: Mapping[str, Array], texts: Sequence[Ids], took_us: int
@@ -89,14 +89,14 @@ def without_texts(outputs: Outputs) -> Outputs:
 
 
 class EngineClient:
-    """Calls workers of its server by their model names, from any thread. made: the engines.
+    """Calls workers of its server by their model names, from any thread. manifest: of the engines.
 
     A worker's bin is the version that answers: a probe asks one after the other.
     """
 
-    def __init__(self, pb_utils: PbUtils, made: Manifest) -> None:
+    def __init__(self, pb_utils: PbUtils, manifest: Manifest) -> None:
         self._pb_utils = pb_utils
-        self._calls = EngineCalls(made)
+        self._calls = EngineCalls(manifest)
 
     def call(self, worker: str, texts: Sequence[Ids]) -> tuple[Outputs, WorkerInfo]:
         """The outputs for `texts`, each [len(texts), ...], and what would be the worker's report.
@@ -124,6 +124,6 @@ class EngineClient:
         return self._calls.answer(worker, version, answer, texts, (time.perf_counter_ns() - began) // 1000)
 
 
-def open_transport(pb_utils: PbUtils, front: str, workers: Sequence[str], made: Manifest, log: Log) -> Transport:
+def open_transport(pb_utils: PbUtils, front: str, workers: Sequence[str], manifest: Manifest, log: Log) -> Transport:
     """The transport of a front whose workers Triton's own backends serve; see `bls_transport.open_transport`."""
-    return BlsTransport(EngineClient(pb_utils, made), workers)
+    return BlsTransport(EngineClient(pb_utils, manifest), workers)

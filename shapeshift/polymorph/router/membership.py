@@ -190,8 +190,8 @@ class Membership:
         cost_ms: of a row by the profile. Only what waits before the rows counts where no worker takes them now.
         """
         wait_ms = max(self._assignment.wait_ms(tokens, self._in_flight_ms) for tokens in {row.tokens for row in rows})
-        own = [cost_ms(row) for row in rows]
-        return self.measured.value * (wait_ms + max(sum(own) / max(1, self.joined), max(own)))
+        costs_ms = [cost_ms(row) for row in rows]
+        return self.measured.value * (wait_ms + max(sum(costs_ms) / max(1, self.joined), max(costs_ms)))
 
     def put(self, rows: Sequence[Row]) -> None:
         """Add rows that wait."""

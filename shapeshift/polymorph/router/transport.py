@@ -94,11 +94,11 @@ def read_answer(worker: str, answer: Mapping[str, Array], texts: int) -> tuple[O
     outputs = dict(answer)
     state = outputs.pop(STATE).tolist()
     # A newer version appends to its report.
-    known = len(WorkerInfo._fields)
-    if len(state) < known:
-        raise OtherVersionError(f"its STATE has {len(state)} numbers, not {known}: it is of an older Shapeshift")
+    numbers = len(WorkerInfo._fields)
+    if len(state) < numbers:
+        raise OtherVersionError(f"its STATE has {len(state)} numbers, not {numbers}: it is of an older Shapeshift")
     require_texts(worker, outputs, texts)
-    return outputs, WorkerInfo(*state[:known])
+    return outputs, WorkerInfo(*state[:numbers])
 
 
 def require_texts(worker: str, outputs: Outputs, texts: int) -> None:

@@ -20,19 +20,19 @@ def pack(length: int, levels: Sequence[Level[Id]]) -> tuple[int, Id] | None:
     Among all instances that are long enough and below capacity: the fullest by outstanding / capacity, then
     the shortest level, then the lowest id. With all at capacity: the least full.
     """
-    found = [
+    candidates = [
         (instance.outstanding / instance.capacity, index, instance)
         for index, level in enumerate(levels)
         if level.max_length >= length
         for instance in level.instances
     ]
-    if not found:
+    if not candidates:
         return None
-    free = [one for one in found if one[2].outstanding < one[2].capacity]
+    free = [one for one in candidates if one[2].outstanding < one[2].capacity]
     if free:
         _, index, instance = min(free, key=lambda one: (-one[0], one[1], one[2].id))
     else:
-        _, index, instance = min(found, key=lambda one: (one[0], one[1], one[2].id))
+        _, index, instance = min(candidates, key=lambda one: (one[0], one[1], one[2].id))
     return index, instance.id
 
 
