@@ -128,6 +128,22 @@ def test_gammas_above_0_have_engines_where_a_task_may_have_prompts(
     assert plan.is_current(planned(), tmp_path) and not plan.is_current(with_task, tmp_path)
 
 
+def test_the_first_task_compiles_only_the_gammas_that_are_missing(tmp_path: Path) -> None:
+    write(BY_NAME["vit, classifier"], tmp_path / "checkpoints" / "vit")
+    stated = front(tmp_path, checkpoint="vit", gammas="-3,0,2")
+    alone, _ = images.publish(stated, paths(tmp_path), lambda step: None)
+    write_task(tmp_path, "digits", 4)
+    register(tmp_path, "digits")
+    steps: list[str] = []
+    made, _ = images.publish(stated, paths(tmp_path), steps.append)
+    assert [step for step in steps if "gamma" in step] == [
+        "verify gamma -3 in f32",
+        "verify gamma 0 in f32",
+        "export, compile and verify gamma 2 in f32",
+    ]
+    assert [entry.gamma for entry in made.engines] == [-3, 0, 2] and alone.files.items() < made.files.items()
+
+
 def test_labels_may_stand_in_a_file(tmp_path: Path) -> None:
     write(BY_NAME["timm, ViT"], tmp_path)
     before, described = open_vision(tmp_path)

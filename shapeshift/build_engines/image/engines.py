@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from shapeshift.build_engines.image import labels
 from shapeshift.build_engines.image.labels import MIN_AGREEMENT, Agreement, read_tasks
@@ -50,13 +51,23 @@ def folder_of(gamma: int) -> str:
 
 
 class ImageEngineBuilder:
-    """Builds the engines of one plan in the folder `work`."""
+    """Builds the engines of one plan in the folder `work`.
 
-    def __init__(self, planned: ImagePlan, work: Path, progress: ProgressCallback) -> None:
+    compiled: folders of engines by gamma and precision, which are copied and verified instead of compiled.
+    """
+
+    def __init__(
+        self,
+        planned: ImagePlan,
+        work: Path,
+        progress: ProgressCallback,
+        compiled: Mapping[tuple[int, str], Path] = MappingProxyType({}),
+    ) -> None:
         progress("read the reference model")
         self._plan = planned
         self._work = work
         self._progress = progress
+        self._compiled = compiled
         self._model, weight, bias = read_described(planned.checkpoint.folder, planned.described)
         self._head = None if weight is None or bias is None else Head(weight.numpy(), bias.numpy())
         made = planned.described.architecture
@@ -117,16 +128,16 @@ class ImageEngineBuilder:
             return self._verified(module, "f32")
 
     def _verified(self, module: GammaModule, precision: str) -> VerifiedEngine:
-        self._progress(f"export, compile and verify gamma {module.gamma} in {precision}")
         plan = self._plan
         folder = self._work / folder_of(module.gamma)
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        with warnings.catch_warnings():
-            # Tracing warns about every shape that it fixes; the verification below runs other batch sizes.
-            warnings.simplefilter("ignore")
-            plan.provider.export(module, module.example(2), folder, precision)
-        plan.provider.compile(folder, precision, None, None)
+        if (compiled := self._compiled.get((module.gamma, precision))) is not None:
+            self._progress(f"verify gamma {module.gamma} in {precision}")
+            shutil.copytree(compiled, folder)
+        else:
+            self._progress(f"export, compile and verify gamma {module.gamma} in {precision}")
+            folder.mkdir()
+            self._compile(module, folder, precision)
         beside = next(iter(self._runtimes), None)
         self._runtimes.append(plan.provider.open(folder, precision, plan.threads, plan.device, beside=beside))
         engine = self._runtimes[-1].engine(None, None)
@@ -139,6 +150,14 @@ class ImageEngineBuilder:
         else:
             agreement.require(name)
         return VerifiedEngine(module, engine, deviation, precision, agreement)
+
+    def _compile(self, module: GammaModule, folder: Path, precision: str) -> None:
+        provider = self._plan.provider
+        with warnings.catch_warnings():
+            # Tracing warns about every shape that it fixes; the verification below runs other batch sizes.
+            warnings.simplefilter("ignore")
+            provider.export(module, module.example(2), folder, precision)
+        provider.compile(folder, precision, None, None)
 
     def _agreement(self, module: GammaModule, engine: Engine) -> Agreement | None:
         """Of the labels, for a module that merges tokens; None for others, and where no task keeps images."""

@@ -13,6 +13,7 @@ from shapeshift.build_engines.image.plan import (
     EmulatedFrontConfig,
     ImageFrontConfig,
     ImagePlan,
+    compiled,
     is_current,
     plan,
     tasks_folder,
@@ -116,7 +117,7 @@ def _build(planned: ImagePlan, target: Path, progress: ProgressCallback) -> None
     from shapeshift.build_engines.image.engines import ImageEngineBuilder
 
     with files.replace_folder(target) as work:
-        ImageEngineBuilder(planned, work, progress).build().save(work)
+        ImageEngineBuilder(planned, work, progress, compiled(planned, target)).build().save(work)
 
 
 def _starter_folder(name: str, paths: BuildPaths) -> Path | None:

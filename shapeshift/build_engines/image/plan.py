@@ -75,8 +75,8 @@ class ImagePlan:
         """The GPU to build on; None for the CPU."""
         return next(iter(self.gpus), None)
 
-    def key(self) -> str:
-        """Changes if, and only if, the engines must be rebuilt."""
+    def key(self, with_images: bool = True) -> str:
+        """Changes if, and only if, the engines must be rebuilt. with_images: whether those of tasks verify them."""
         settings = asdict(self.front.settings)
         if self.gammas != self.front.settings.gamma_list():
             settings["gammas"] = self.gammas
@@ -89,7 +89,7 @@ class ImagePlan:
             "precision": self.precision,
             "threads": self.threads,
             "hardware": with_cpu(self.device),
-            "tasks": {} if self.precision == "f32" else _examples(self.tasks_dir),
+            "tasks": _examples(self.tasks_dir) if with_images and self.precision != "f32" else {},
         }
         return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
@@ -126,6 +126,22 @@ def _examples(tasks_dir: Path) -> dict[str, list[str]]:
     """The hashes of each registered task that keeps images, and of its images."""
     files = [(entry, entry.folder / examples.FILE) for entry in registry.read(tasks_dir)]
     return {entry.name: [entry.sha256, file_sha256(file)] for entry, file in files if file.is_file()}
+
+
+def compiled(planned: ImagePlan, folder: Path) -> dict[tuple[int, str], Path]:
+    """The folders of engines in `folder` that `planned` would compile again, by gamma and precision.
+
+    They were verified without tasks, or with others: those with the images of a task decide again.
+    """
+    try:
+        result = image_manifest.load(folder)
+        manifest.check_files(folder, result.files)
+    except EngineError:
+        return {}
+    before = replace(planned, gammas=tuple(entry.gamma for entry in result.engines))
+    if result.build_key not in (before.key(), before.key(with_images=False)):
+        return {}
+    return {(entry.gamma, entry.precision): folder / entry.folder for entry in result.engines}
 
 
 def is_current(planned: ImagePlan, folder: Path) -> bool:
