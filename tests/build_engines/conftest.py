@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from shapeshift.engines import gpu, hardware
 from tests.build_engines import hub_server
 from tests.build_engines.hub_server import Hub
 from tests.registry_mirror.remote_registry import remote as remote
@@ -39,3 +40,17 @@ def hub(running_hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hu
     # The library waits longer and longer between its tries.
     monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=lambda seconds: None, time=time.time))
     return running_hub
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function that makes up what this machine has, as far as it is named."""
+
+    def state(bf16: bool | None = None, gpus: int | None = None, capability: tuple[int, int] = (8, 0)) -> None:
+        if bf16 is not None:
+            monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: bf16)
+        if gpus is not None:
+            monkeypatch.setattr(hardware, "gpus", lambda: gpus)
+            monkeypatch.setattr(gpu, "describe", lambda device: gpu.Gpu(device, "T", capability, 16e3))
+
+    return state

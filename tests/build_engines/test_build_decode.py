@@ -13,7 +13,7 @@ import pytest
 
 from shapeshift.build_engines.decoding import reference
 from shapeshift.cli.main import main
-from shapeshift.engines import capacity, gpu, hardware
+from shapeshift.engines import capacity
 from shapeshift.engines.capacity import Machine
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.errors import InvalidInputError
@@ -102,25 +102,23 @@ def test_publishes_what_a_server_loads(project: Project) -> None:
     ).model_transaction_policy.decoupled
 
 
-def test_auto_is_resolved(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_resolved(project: Project, machine: Callable[..., None]) -> None:
     for has, settled in ((True, "bf16"), (False, "f32")):
-        monkeypatch.setattr(hardware, "cpu_has_bf16", lambda has=has: has)
+        machine(bf16=has)
         assert project.make("generate")[0] == 0
         assert project.parameters()["precision"] == settled
     file = project.root / "model_repository" / "generate" / "config.pbtxt"
     file.write_text(file.read_text() + "instance_group [ { kind: KIND_GPU } ]")
-    monkeypatch.setattr(hardware, "gpus", lambda: 1)
     for capability, settled in (((8, 0), "bf16"), ((7, 5), "f16")):
-        monkeypatch.setattr(gpu, "describe", lambda device, own=capability: gpu.Gpu(device, "T", own, 16e3))
+        machine(gpus=1, capability=capability)
         assert project.make("generate")[0] == 0
         assert project.parameters()["precision"] == settled
 
 
-def test_a_gpu_is_taken_by_itself_and_its_memory_planned(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_taken_by_itself_and_its_memory_planned(project: Project, machine: Callable[..., None]) -> None:
     project.make("generate")
     assert list(json.loads(project.parameters()["device_memory"])) == ["engines", "KV"]
-    monkeypatch.setattr(hardware, "gpus", lambda: 2)
-    monkeypatch.setattr(gpu, "describe", lambda device: gpu.Gpu(device, "T", (8, 0), 16e3))
+    machine(gpus=2)
     status, out, _ = project.make("generate")
     assert status == 0 and ", bf16, GPU 0, " in out
     config = model_config.read(project.generated() / "config.pbtxt")
@@ -145,12 +143,11 @@ def test_a_gpu_is_taken_by_itself_and_its_memory_planned(project: Project, monke
 
 
 def test_a_model_that_does_not_fit_is_built_and_named(
-    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], machine: Callable[..., None]
 ) -> None:
     monkeypatch.setattr(capacity, "this_machine", lambda: Machine(2, 100.0))
     project.change(max_concurrency=4096, precision="bf16")
-    if not hardware.cpu_has_bf16():
-        monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: True)
+    machine(bf16=True)
     # A token of 2 layers, of 2 heads of 16 elements each: keys and values.
     least_mb = 512 * 2 * 2 * 2 * 16 * 2 / 2**20
     reason = f"max_concurrency: got 4096; at most {int(99.8 / least_mb)} with max_length 512 in 100 MiB (left for it)"

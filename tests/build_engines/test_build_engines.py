@@ -16,7 +16,7 @@ from shapeshift import files
 from shapeshift.build_engines.text import front as text_front
 from shapeshift.cli import engines
 from shapeshift.cli.main import main
-from shapeshift.engines import failures, hardware, manifest
+from shapeshift.engines import failures, manifest
 from shapeshift.triton import model_config
 
 
@@ -126,9 +126,9 @@ def test_short_config_is_completed(project: Project) -> None:
     ]
 
 
-def test_auto_is_resolved_in_the_generated_config(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_resolved_in_the_generated_config(project: Project, machine: Callable[..., None]) -> None:
     for has, settled in ((True, "bf16"), (False, "f32")):
-        monkeypatch.setattr(hardware, "cpu_has_bf16", lambda has=has: has)
+        machine(bf16=has)
         project.add(precision="auto")
         assert project.make()[0] == 0
         assert model_config.parameters(model_config.read(project.generated()))["precision"] == settled

@@ -76,14 +76,16 @@ def test_make_engines_prints_it_once_measured(project: Project, monkeypatch: pyt
     (project.checkpoint / "perplexity.txt").write_text(TEXT)
     out = project.make("generate")[1]
     assert " on perplexity.txt, " in out and project.parameters()["precision"] == "int8"
-    monkeypatch.setattr(perplexity, "measure", lambda *_: pytest.fail("measured again"))
+    record = project.root / "build" / "perplexities.json"
+    written = record.stat().st_mtime_ns
     assert project.make("generate")[1] == out.replace("generate: checked", "generate: up to date")
+    assert record.stat().st_mtime_ns == written, "it is not measured again"
     monkeypatch.setattr(perplexity, "measure", lambda *given: 2.0 if given[-3] == "int8" else 1.0)
     (project.checkpoint / "other.txt").write_text(TEXT * 2)
     project.change(precision="int8", perplexity_text="other.txt")
     assert "WARNING: perplexity 2.00 on other.txt, +100.0% against " in project.make("generate")[1]
-    known = json.loads((project.root / "build" / "perplexities.json").read_text())
-    assert sorted(len(values) for values in known.values()) == [2, 2]
+    measured = json.loads(record.read_text())
+    assert sorted(len(values) for values in measured.values()) == [2, 2]
     monkeypatch.setattr(perplexity, "measure", lambda *given: 1.02 if given[-1] == "int8" else 1.0)
     project.change(precision="f32", kv_precision="int8")
     line = "WARNING: perplexity 1.02 on perplexity.txt, +2.0% against f32, which is more than 1%"

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from shapeshift.build_engines import model_folder
-from shapeshift.engines import hardware
 from shapeshift.errors import InvalidInputError
 from shapeshift.triton import model_config
 
 
 @pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def source(tmp_path: Path, machine: Callable[..., None]) -> Path:
     """The folder of a front, on a machine with three GPUs."""
-    monkeypatch.setattr(hardware, "gpus", lambda: 3)
+    machine(gpus=3)
     return tmp_path
 
 
@@ -51,8 +51,8 @@ def test_a_provider_of_cpus_needs_no_gpu_and_gets_none(source: Path) -> None:
         model_folder.provider_of(source, "openvino")
 
 
-def test_without_a_gpu_nothing_is_placed_on_one(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "gpus", lambda: 0)
+def test_without_a_gpu_nothing_is_placed_on_one(source: Path, machine: Callable[..., None]) -> None:
+    machine(gpus=0)
     state(source, "")
     assert model_folder.provider_of(source, "auto")[0].name == "openvino"
 

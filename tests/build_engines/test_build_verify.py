@@ -17,7 +17,7 @@ from shapeshift.build_engines.text import build, edges
 from shapeshift.build_engines.text.config import TextFrontConfig
 from shapeshift.build_engines.text.edges import Curves
 from shapeshift.cli.main import main
-from shapeshift.engines import hardware, manifest
+from shapeshift.engines import manifest
 from shapeshift.engines.interfaces import MAX_TOKENS, Array, Ids
 from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
 from shapeshift.engines.providers import lookup
@@ -66,13 +66,14 @@ class Provider:
         self.spoil: Callable[[int | None, int, Array], Array] = lambda tokens, row, value: value
         self.opened: list[tuple[int | None, int | None]] = []
         self.precision = ""
+        self.exported_rows = {0, 1, 2}
         self.slow_ms: dict[int | None, float] = {}
 
     def version(self) -> str:
         return "1.0"
 
     def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:
-        assert module == "module" and set(example["SEGMENTS"][0]) == {0, 1, 2}
+        assert module == "module" and set(example["SEGMENTS"][0]) == self.exported_rows
         (folder / "model.made_up").write_text("weights")
         return ["model.made_up"]
 
@@ -183,9 +184,9 @@ def test_an_engine_that_differs_from_the_reference_is_named_and_not_published(
 
 
 def test_engines_that_differ_from_the_reference_in_bf16_are_built_in_f32(
-    provider: Provider, make: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    provider: Provider, make: Callable[..., tuple[int, str]], tmp_path: Path, machine: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: True)
+    machine(bf16=True)
     provider.spoil = lambda tokens, row, value: (
         small_error(value) if (provider.precision, tokens) == ("bf16", 32) else value
     )
@@ -208,9 +209,9 @@ def test_engines_that_differ_from_the_reference_in_bf16_are_built_in_f32(
 
 
 def test_without_packing_an_engine_has_one_row(
-    provider: Provider, make: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    provider: Provider, make: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Provider, "export", lambda self, module, example, folder, precision: [])
+    provider.exported_rows = {0, 1}
     status, err = make(bins="8,32", packing=False)
     assert status == 0, err
     made = manifest.load(tmp_path / "build" / "engines" / "front")
