@@ -100,74 +100,74 @@ def check(front: DecodeFrontConfig, paths: BuildPaths) -> Checkpoint | None:
     return _checked(front, front.settings, paths).checkpoint
 
 
-def _checked(front: DecodeFrontConfig, own: FusedDecodeSettings, paths: BuildPaths) -> _Checked:
-    source = find_checkpoint(own.checkpoint, paths)
+def _checked(front: DecodeFrontConfig, params: FusedDecodeSettings, paths: BuildPaths) -> _Checked:
+    source = find_checkpoint(params.checkpoint, paths)
     checkpoint = open_checkpoint(source.folder, origin=source.origin, hashes=paths.build / HASHES)
-    precision = precision_of(own, front, checkpoint)
-    require_kv_precision(own.kv_precision, gpu_of(front, checkpoint) is not None)
-    perplexity.text_of(checkpoint, own)
-    if own.tensor_parallel_size > 1:
+    precision = precision_of(params, front, checkpoint)
+    require_kv_precision(params.kv_precision, gpu_of(front, checkpoint) is not None)
+    perplexity.text_of(checkpoint, params)
+    if params.tensor_parallel_size > 1:
         allowed = f"one of {', '.join(COMPUTED_BYTES)} with tensor_parallel_size above 1"
         settings.require(precision in COMPUTED_BYTES, "precision", precision, allowed)
-        Architecture.read(checkpoint.folder).share(own.tensor_parallel_size)
+        Architecture.read(checkpoint.folder).share(params.tensor_parallel_size)
     published = _published(paths.generated / front.name, checkpoint)
     if published:
         return _Checked(checkpoint, published, None)
-    return _Checked(checkpoint, *_require_loadable(checkpoint, own, front.adapters))
+    return _Checked(checkpoint, *_require_loadable(checkpoint, params, front.adapters))
 
 
 def publish(front: DecodeFrontConfig, paths: BuildPaths, progress: ProgressCallback) -> str:
     """Check the checkpoint, compile the kernels and write the model's folder. Returns a summary line."""
     target = paths.generated / front.name
-    own = front.settings
-    if isinstance(own, ForwardSettings):
+    params = front.settings
+    if isinstance(params, ForwardSettings):
         check(front, paths)
-        summary = f"forwards to {own.forward_to}"
+        summary = f"forwards to {params.forward_to}"
         write_front(front.folder, front.config, target, {}, summary)
         return summary
-    checkpoint, tokenizer, library = _checked(front, own, paths)
+    checkpoint, tokenizer, library = _checked(front, params, paths)
     kernels = paths.build / "kernels"
     lora = front.adapters is not None
     state = "up to date"
     if library is not None:
-        state = _compile(own.native, kernels, lora, progress)
-        state += f", {reference.require_logits(checkpoint, library, own.native, paths.build / COMPARED, kernels)}"
+        state = _compile(params.native, kernels, lora, progress)
+        state += f", {reference.require_logits(checkpoint, library, params.native, paths.build / COMPARED, kernels)}"
     parameters = {
         "checkpoint": paths.portable(checkpoint.folder, target),
         "checkpoint_sha256": checkpoint.sha256,
         "checkpoint_origin": checkpoint.origin,
-        "checkpoint_name": own.checkpoint,
+        "checkpoint_name": params.checkpoint,
         "tokenizer_key": tokenizer_files.key(checkpoint),
-        "precision": precision_of(own, front, checkpoint),
+        "precision": precision_of(params, front, checkpoint),
         "kernel_cache": paths.portable(kernels, target),
     }
     device = gpu_of(front, checkpoint)
     where = "" if device is None else f", GPU {device}"
-    summary = f"checkpoint: {checkpoint.origin or own.checkpoint}, {parameters['precision']}{where}"
+    summary = f"checkpoint: {checkpoint.origin or params.checkpoint}, {parameters['precision']}{where}"
     if device is not None:
         # It imports torch.
         from shapeshift.fused_decode.model.graphs.device_memory import of_decode
 
         adapter_mb = front.adapters.adapter_mb if front.adapters else 0
-        parameters |= of_decode(Architecture.read(checkpoint.folder), own, parameters["precision"], adapter_mb)
+        parameters |= of_decode(Architecture.read(checkpoint.folder), params, parameters["precision"], adapter_mb)
     else:
         parameters |= device_plan.as_parameter(need(front, checkpoint).parts())
     extra_files = dict(tokenizer)
-    together = f", {own.kv_cache_tokens} together" if own.kv_cache_tokens else ""
-    capacity = f"{own.max_concurrency} slots of {own.max_length} tokens{together}"
+    together = f", {params.kv_cache_tokens} together" if params.kv_cache_tokens else ""
+    capacity = f"{params.max_concurrency} slots of {params.max_length} tokens{together}"
     if front.adapters is not None:
         version = front.folder / "1"
-        names = base_names(own.checkpoint, checkpoint.folder, front.adapters.base_names)
+        names = base_names(params.checkpoint, checkpoint.folder, front.adapters.base_names)
         parameters["base_names"] = ",".join(sorted(names))
         parameters["adapters_dir"] = paths.portable(_registry_folder(front.name, front.adapters, paths), target)
         parameters |= registry_copy.parameters(front.adapters.adapters_dir)
         extra_files |= _multi_lora_files(version)
         registry = _prepare_registry(front.name, front.adapters, checkpoint, names, version, paths)
         capacity += f", {registry}"
-    text = perplexity.text_of(checkpoint, own)
+    text = perplexity.text_of(checkpoint, params)
     if text is not None:
-        found = perplexity.measured(checkpoint, own, text, paths.build / PERPLEXITIES, kernels)
-        summary += f", {found.line(own, text)}"
+        result = perplexity.measured(checkpoint, params, text, paths.build / PERPLEXITIES, kernels)
+        summary += f", {result.line(params, text)}"
     write_front(front.folder, front.config, target, parameters, summary, extra_files, device)
     return f"{state}; {summary}, {capacity}"
 
@@ -177,16 +177,16 @@ def need(front: DecodeFrontConfig, checkpoint: Checkpoint) -> MemoryNeed:
     # It imports torch.
     from shapeshift.fused_decode.loading import need_of
 
-    own = front.settings
-    assert isinstance(own, FusedDecodeSettings), "a front that forwards allocates nothing"
+    params = front.settings
+    assert isinstance(params, FusedDecodeSettings), "a front that forwards allocates nothing"
     adapter_bytes = front.adapters.adapter_mb << 20 if front.adapters else 0
-    return need_of(Architecture.read(checkpoint.folder), own, precision_of(own, front, checkpoint), adapter_bytes)
+    return need_of(Architecture.read(checkpoint.folder), params, precision_of(params, front, checkpoint), adapter_bytes)
 
 
-def precision_of(own: FusedDecodeSettings, front: DecodeFrontConfig, checkpoint: Checkpoint) -> str:
+def precision_of(params: FusedDecodeSettings, front: DecodeFrontConfig, checkpoint: Checkpoint) -> str:
     """The precision that `auto` stands for. Raises InvalidInputError for a checkpoint that is quantised otherwise."""
     packing = packing_of(checkpoint.config)
-    return resolve(own.precision, gpu_of(front, checkpoint), 0 if packing is None else packing.bits)
+    return resolve(params.precision, gpu_of(front, checkpoint), 0 if packing is None else packing.bits)
 
 
 def gpu_of(front: DecodeFrontConfig, checkpoint: Checkpoint) -> int | None:
@@ -195,13 +195,13 @@ def gpu_of(front: DecodeFrontConfig, checkpoint: Checkpoint) -> int | None:
     Where its config.pbtxt states no instance_group, that is the first one, unless its parameters or the quantised
     weights of its checkpoint are for CPUs.
     """
-    own = front.settings
-    assert isinstance(own, FusedDecodeSettings), "a front that forwards computes nothing"
+    params = front.settings
+    assert isinstance(params, FusedDecodeSettings), "a front that forwards computes nothing"
     device = next(iter(gpus_of(front.folder)), None)
     if device is None or is_placed(front.folder):
         return device
-    quantised = own.precision == "auto" and packing_of(checkpoint.config) is not None
-    for_cpus = own.precision in QUANTISED or own.kv_precision != "auto" or own.tensor_parallel_size > 1
+    quantised = params.precision == "auto" and packing_of(checkpoint.config) is not None
+    for_cpus = params.precision in QUANTISED or params.kv_precision != "auto" or params.tensor_parallel_size > 1
     return None if quantised or for_cpus else device
 
 
@@ -220,7 +220,7 @@ def _tokenizer_of(folder: Path) -> dict[str, str]:
 
 
 def _require_loadable(
-    checkpoint: Checkpoint, own: FusedDecodeSettings, adapter_cache: AdapterCacheSettings | None
+    checkpoint: Checkpoint, params: FusedDecodeSettings, adapter_cache: AdapterCacheSettings | None
 ) -> tuple[dict[str, str], Any]:
     """Raise the error with which the model would fail to load; else return the files of its tokenizer, and the
     tokenizer of transformers.
@@ -244,7 +244,7 @@ def _require_loadable(
         library = tokenizer_files.write(checkpoint.folder, folder)
         # Tokens beside a tokenizer.json may have ids that the model lacks: prompts with one are refused.
         table = token_bytes(folder / TOKENIZER_FILE)
-        require_tokens_of_model(table[:count], architecture.vocab_size, own.extra_tokens)
+        require_tokens_of_model(table[:count], architecture.vocab_size, params.extra_tokens)
         require_texts(folder / TOKENIZER_FILE, table)
         reference.require_rendering(library, chat_template_files.read(folder), checkpoint.folder)
         return _tokenizer_of(folder), library
@@ -267,16 +267,16 @@ def _compile(native: bool, kernels: Path, lora: bool, progress: ProgressCallback
     return "checked, kernels compiled"
 
 
-def _registry_folder(name: str, own: AdapterCacheSettings, paths: BuildPaths) -> Path:
+def _registry_folder(name: str, params: AdapterCacheSettings, paths: BuildPaths) -> Path:
     """The registry of the front model `name`."""
-    if (copy := registry_copy.folder(own.adapters_dir, name, paths)) is not None:
+    if (copy := registry_copy.folder(params.adapters_dir, name, paths)) is not None:
         return copy
-    return Path(own.adapters_dir).absolute() if own.adapters_dir else paths.build / "adapters" / name
+    return Path(params.adapters_dir).absolute() if params.adapters_dir else paths.build / "adapters" / name
 
 
 def _prepare_registry(
     name: str,
-    own: AdapterCacheSettings,
+    params: AdapterCacheSettings,
     checkpoint: Checkpoint,
     base_names: Collection[str],
     version: Path,
@@ -291,14 +291,14 @@ def _prepare_registry(
     # It imports torch.
     from shapeshift.adapter_cache.registry import peft
 
-    folder = _registry_folder(name, own, paths)
-    registry_copy.update("adapters_dir", own.adapters_dir, store.LAYOUT, name, paths, own.starter_dir)
+    folder = _registry_folder(name, params, paths)
+    registry_copy.update("adapters_dir", params.adapters_dir, store.LAYOUT, name, paths, params.starter_dir)
     names = {str(checkpoint.folder), *base_names}
     base = peft.BaseModel(
-        Architecture.read(checkpoint.folder), names, own.max_rank, checkpoint.folder, checkpoint.sha256
+        Architecture.read(checkpoint.folder), names, params.max_rank, checkpoint.folder, checkpoint.sha256
     )
-    if own.starter_dir and not (folder / REGISTRY_FILE).exists():
-        for source in _starter_adapters(own.starter_dir, paths):
+    if params.starter_dir and not (folder / REGISTRY_FILE).exists():
+        for source in _starter_adapters(params.starter_dir, paths):
             peft.require_finite(peft.read(source, base))
             store.add(folder, source.name, source, pinned=False, base=checkpoint.sha256)
     entries = store.read(folder)
@@ -311,8 +311,8 @@ def _prepare_registry(
 
 def _multi_lora_files(version: Path) -> dict[str, str]:
     """The multi_lora.json of the generated folder (content by relative path), if the folder `version` has one."""
-    found = store.read_multi_lora(version)
-    return {f"{version.name}/{store.MULTI_LORA}": store.multi_lora_text(found)} if found else {}
+    result = store.read_multi_lora(version)
+    return {f"{version.name}/{store.MULTI_LORA}": store.multi_lora_text(result)} if result else {}
 
 
 def _starter_adapters(name: str, paths: BuildPaths) -> list[Path]:

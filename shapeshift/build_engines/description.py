@@ -47,7 +47,7 @@ def describe(front: FrontConfig, checked: Any) -> tuple[list[str], Ask]:
 
 
 def _text(planned: Plan) -> tuple[list[str], Ask]:
-    config, own = planned.checkpoint.config, planned.front.settings
+    config, params = planned.checkpoint.config, planned.front.settings
     modules, family = planned.modules, family_of(config)
     outputs = engine_outputs(planned, hidden_size(config))
     tensors = ", ".join(f"{name} {list(dims)}" for name, dims in outputs.items())
@@ -62,17 +62,17 @@ def _text(planned: Plan) -> tuple[list[str], Ask]:
         scores = f"; scores: {planned.activation} of LOGITS" if planned.activation else ""
         lines.append(f"labels: {listed(planned.labels, _MOST_LISTED)}{scores}")
     pairs = ", or pairs of them" if planned.pairs else ""
-    more = longest_text(config) > own.max_tokens
+    more = longest_text(config) > params.max_tokens
     further = f" (max_tokens; the model takes up to {longest_text(config)})" if more else ""
-    lines.append(f"limits: texts of 1 to {own.max_tokens} tokens{pairs}{further}")
+    lines.append(f"limits: texts of 1 to {params.max_tokens} tokens{pairs}{further}")
     return _with_memory(planned, lines)
 
 
 def _images(planned: ImagePlan) -> tuple[list[str], Ask]:
-    made, own = planned.described, planned.front.settings
+    made, params = planned.described, planned.front.settings
     own_labels = f"{listed(made.classifier.labels, _MOST_LISTED)}; and " if made.classifier else ""
     side, gammas = made.architecture.image_size, ", ".join(map(str, planned.gammas))
-    if later := [str(gamma) for gamma in own.gamma_list() if gamma not in planned.gammas]:
+    if later := [str(gamma) for gamma in params.gamma_list() if gamma not in planned.gammas]:
         gammas += f" (with tasks {', '.join(later)} too)"
     lines = [
         f"serves: labels of images, {side} x {side} pixels, {planned.precision} ({planned.provider.name}); "
@@ -83,26 +83,26 @@ def _images(planned: ImagePlan) -> tuple[list[str], Ask]:
     return _with_memory(planned, lines)
 
 
-def _decode(front: DecodeFrontConfig, own: FusedDecodeSettings, checkpoint: Checkpoint) -> tuple[list[str], Ask]:
+def _decode(front: DecodeFrontConfig, params: FusedDecodeSettings, checkpoint: Checkpoint) -> tuple[list[str], Ask]:
     made, need = Architecture.read(checkpoint.folder), decode.need(front, checkpoint)
     adapters = ", with LoRA adapters (`shapeshift adapters add`)" if front.adapters is not None else ""
     lines = [
         f"serves: generated text of a {made.family}, {made.layers} layers, {made.vocab_size} tokens{adapters}",
-        f"limits: {own.max_concurrency} requests at once (max_concurrency), {own.max_length} tokens each, prompt and "
-        f"answer together (max_length; the model takes up to {made.max_position})",
+        f"limits: {params.max_concurrency} requests at once (max_concurrency), {params.max_length} tokens each, prompt "
+        f"and answer together (max_length; the model takes up to {made.max_position})",
     ]
     lines.append(f"memory: {need.total_mb:.0f} MiB, {need.weights_mb:.0f} of them weights")
     if decode.gpu_of(front, checkpoint) is not None:
         # The plan of the GPU counts it.
         return lines, Ask(front.name, 0.0)
-    return lines, _ask(front.name, need, checkpoint.sha256, decode.precision_of(own, front, checkpoint))
+    return lines, _ask(front.name, need, checkpoint.sha256, decode.precision_of(params, front, checkpoint))
 
 
 def _ask(name: str, need: MemoryNeed, checkpoint_sha256: str, precision: str) -> Ask:
     """Processes that serve one checkpoint alike map its weights."""
-    own = need.own
-    shared = checkpoint_sha256 and own.native and own.share_weights and own.tensor_parallel_size == 1
-    key = f"{checkpoint_sha256}-{precision}-{own.group_size}" if shared else ""
+    params = need.own
+    shared = checkpoint_sha256 and params.native and params.share_weights and params.tensor_parallel_size == 1
+    key = f"{checkpoint_sha256}-{precision}-{params.group_size}" if shared else ""
 
     def refusal(left_mb: float) -> str:
         try:
@@ -122,9 +122,9 @@ def published_ask(name: str, folder: Path, config: Any) -> Ask:
     parameters = model_config.parameters(config)
     if config.backend in (decode.BACKEND, decode.WITH_ADAPTERS) and device_plan.PARAMETER in parameters:
         parts = json.loads(parameters[device_plan.PARAMETER])
-        own = settings.read(FusedDecodeSettings, parameters)
-        need = MemoryNeed(own, parts["engines"], parts["KV"], parts.get("adapters", 0.0))
-        return _ask(name, need, parameters.get("checkpoint_sha256", ""), own.precision)
+        params = settings.read(FusedDecodeSettings, parameters)
+        need = MemoryNeed(params, parts["engines"], parts["KV"], parts.get("adapters", 0.0))
+        return _ask(name, need, parameters.get("checkpoint_sha256", ""), params.precision)
     limits = {text_front.BACKEND: PolymorphSettings.memory_mb, cascade.BACKEND: CascadeSettings.memory_mb}
     limit_mb = float(parameters.get("memory_mb", limits[config.backend])) if config.backend in limits else 0.0
     if config.backend == cascade.BACKEND and device_plan.PARAMETER not in parameters:

@@ -92,8 +92,8 @@ def write_folder(target: Path, contents: Mapping[str, str], links: Mapping[str, 
     links: files in folders of versions, by relative path, and where each leads, seen from its folder; without any
     there is an empty version.
     """
-    wanted = {**contents, **{name: f"{_LINK}{leads_to}" for name, leads_to in (links or {}).items()}}
-    if _contents(target, bool(links)) == wanted:
+    contents_by_path = {**contents, **{name: f"{_LINK}{leads_to}" for name, leads_to in (links or {}).items()}}
+    if _contents(target, bool(links)) == contents_by_path:
         return
     # A server takes each folder of the repository for a model.
     with files.replace_folder(target, within=target.parent.parent) as work:

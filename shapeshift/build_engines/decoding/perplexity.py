@@ -43,60 +43,62 @@ class Perplexity:
         """The share by which it is higher where it is quantised; below 0 where it is lower."""
         return self.quantised / self.plain - 1
 
-    def line(self, own: FusedDecodeSettings, text: Path) -> str:
+    def line(self, params: FusedDecodeSettings, text: Path) -> str:
         """For the summary of a model; a warning where too much is lost."""
-        found = f"perplexity {self.quantised:.2f} on {text.name}, {self.more:+.1%} against {_plain(own)}"
-        most = MOST_MORE.get(own.precision, MOST_MORE[_CACHE])
+        found = f"perplexity {self.quantised:.2f} on {text.name}, {self.more:+.1%} against {_plain(params)}"
+        most = MOST_MORE.get(params.precision, MOST_MORE[_CACHE])
         return found if self.more <= most else f"WARNING: {found}, which is more than {most:.0%}"
 
 
-def text_of(checkpoint: Checkpoint, own: FusedDecodeSettings) -> Path | None:
+def text_of(checkpoint: Checkpoint, params: FusedDecodeSettings) -> Path | None:
     """The text to measure; None where nothing is quantised, or there is no text.
 
     Raises InvalidInputError where a named text is missing or empty.
     """
-    if own.precision not in QUANTISED and own.kv_precision != _CACHE:
+    if params.precision not in QUANTISED and params.kv_precision != _CACHE:
         return None
-    named = checkpoint.folder / (own.perplexity_text or DEFAULT_TEXT)
-    if not own.perplexity_text and not named.is_file():
+    named = checkpoint.folder / (params.perplexity_text or DEFAULT_TEXT)
+    if not params.perplexity_text and not named.is_file():
         return None
-    require(named.is_file(), "perplexity_text", own.perplexity_text, "a file, absolute or in the checkpoint's folder")
+    require(
+        named.is_file(), "perplexity_text", params.perplexity_text, "a file, absolute or in the checkpoint's folder"
+    )
     require(named.stat().st_size > 0, "perplexity_text", str(named), "a text that is not empty")
     return named
 
 
 def measured(
-    checkpoint: Checkpoint, own: FusedDecodeSettings, text: Path, remembered: Path, kernels: Path
+    checkpoint: Checkpoint, params: FusedDecodeSettings, text: Path, remembered: Path, kernels: Path
 ) -> Perplexity:
-    """Of `text` with the precision of `own`; taken from the file `remembered` where nothing has changed.
+    """Of `text` with the precision of `params`; taken from the file `remembered` where nothing has changed.
 
     kernels: the folder of compiled kernels.
     """
-    plain = _plain(own)
-    weights = own.precision if own.precision in QUANTISED else plain
-    way = f"{weights}:{own.group_size}:{own.kv_precision}:{plain}"
+    plain = _plain(params)
+    weights = params.precision if params.precision in QUANTISED else plain
+    way = f"{weights}:{params.group_size}:{params.kv_precision}:{plain}"
     key = f"{checkpoint.sha256}:{way}:{files.file_sha256(text)}"
-    known = _read(remembered)
-    if key not in known:
-        known[key] = [
-            measure(checkpoint, text, own.native, kernels, precision, own.group_size, kv_precision)
-            for precision, kv_precision in ((weights, own.kv_precision), (plain, "auto"))
+    record = _read(remembered)
+    if key not in record:
+        record[key] = [
+            measure(checkpoint, text, params.native, kernels, precision, params.group_size, kv_precision)
+            for precision, kv_precision in ((weights, params.kv_precision), (plain, "auto"))
         ]
-        files.replace_text(remembered, json.dumps(known, indent=1))
-    return Perplexity(*known[key])
+        files.replace_text(remembered, json.dumps(record, indent=1))
+    return Perplexity(*record[key])
 
 
-def _plain(own: FusedDecodeSettings) -> str:
+def _plain(params: FusedDecodeSettings) -> str:
     """The precision without anything quantised."""
-    return resolve_precision(computed(own.precision))
+    return resolve_precision(computed(params.precision))
 
 
 def _read(remembered: Path) -> dict[str, list[float]]:
     try:
-        known = json.loads(remembered.read_text())
+        record = json.loads(remembered.read_text())
     except (OSError, ValueError):
         return {}
-    return known if isinstance(known, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def measure(

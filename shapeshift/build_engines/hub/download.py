@@ -63,8 +63,8 @@ class _Resolved:
     files: list[str]
 
 
-def fetch(asked: HubId, choose: Choose, build: Path) -> Source:
-    """The files of `asked` that `choose` wants, downloaded unless the cache of HF_HOME has them.
+def fetch(hub_id: HubId, choose: Choose, build: Path) -> Source:
+    """The files of `hub_id` that `choose` wants, downloaded unless the cache of HF_HOME has them.
 
     Raises ShapeshiftError, in one line with the remedy. After any error the record and earlier files are unchanged.
     """
@@ -79,17 +79,17 @@ def fetch(asked: HubId, choose: Choose, build: Path) -> Source:
     logging.getLogger(huggingface_hub.__name__).setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         disable_progress_bars()
-    with _hub_errors(str(asked)):
-        known = _read_record(build).get(str(asked))
-        resolved, folder = _in_cache(asked, known, choose) if known or _is_offline() else (None, None)
+    with _hub_errors(str(hub_id)):
+        recorded = _read_record(build).get(str(hub_id))
+        resolved, folder = _in_cache(hub_id, recorded, choose) if recorded or _is_offline() else (None, None)
         if resolved is None or folder is None:
-            resolved, folder = _download(asked, known, choose)
-    if resolved != known:
+            resolved, folder = _download(hub_id, recorded, choose)
+    if resolved != recorded:
         with files.exclusive_lock(build / _LOCK):
-            record = {**_read_record(build), str(asked): resolved}
+            record = {**_read_record(build), str(hub_id): resolved}
             text = json.dumps({name: asdict(one) for name, one in sorted(record.items())}, indent=1)
             files.replace_text(build / RECORD, text + "\n")
-    return Source(folder, f"{asked.repository}@{resolved.commit}")
+    return Source(folder, f"{hub_id.repository}@{resolved.commit}")
 
 
 def _is_offline() -> bool:
@@ -98,52 +98,54 @@ def _is_offline() -> bool:
     return bool(constants.HF_HUB_OFFLINE)
 
 
-def _in_cache(asked: HubId, known: _Resolved | None, choose: Choose) -> tuple[_Resolved | None, Path | None]:
+def _in_cache(hub_id: HubId, recorded: _Resolved | None, choose: Choose) -> tuple[_Resolved | None, Path | None]:
     """The snapshot in the cache, without network; None where the cache lacks a file of it."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    revision = known.commit if known else asked.revision or None
-    wanted = known.files if known else []
+    revision = recorded.commit if recorded else hub_id.revision or None
+    wanted = recorded.files if recorded else []
     try:
-        found = snapshot_download(asked.repository, revision=revision, allow_patterns=wanted, local_files_only=True)
+        found = snapshot_download(hub_id.repository, revision=revision, allow_patterns=wanted, local_files_only=True)
     except LocalEntryNotFoundError:
         return None, None
     folder = Path(found)
-    if known is None:
+    if recorded is None:
         names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
-        known = _Resolved(folder.name, choose(names, lambda name: (folder / name).read_text(encoding="utf-8")))
-    if not all((folder / name).is_file() for name in known.files):
+        recorded = _Resolved(folder.name, choose(names, lambda name: (folder / name).read_text(encoding="utf-8")))
+    if not all((folder / name).is_file() for name in recorded.files):
         return None, None
-    return known, folder
+    return recorded, folder
 
 
-def _download(asked: HubId, known: _Resolved | None, choose: Choose) -> tuple[_Resolved, Path]:
+def _download(hub_id: HubId, recorded: _Resolved | None, choose: Choose) -> tuple[_Resolved, Path]:
     """The snapshot, downloaded where the cache lacks files of it."""
     from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 
-    if known is None:
+    if recorded is None:
         hub = HfApi()
-        commit = hub.resolve_revision(asked.repository, revision=asked.revision or None).resolved
-        names = sorted(hub.list_repo_files(asked.repository, revision=commit))
+        commit = hub.resolve_revision(hub_id.repository, revision=hub_id.revision or None).resolved
+        names = sorted(hub.list_repo_files(hub_id.repository, revision=commit))
 
         def read(name: str) -> str:
-            return Path(hf_hub_download(asked.repository, name, revision=commit)).read_text(encoding="utf-8")
+            return Path(hf_hub_download(hub_id.repository, name, revision=commit)).read_text(encoding="utf-8")
 
-        known = _Resolved(commit, choose(names, read))
-    planned = snapshot_download(asked.repository, revision=known.commit, allow_patterns=known.files, dry_run=True)
+        recorded = _Resolved(commit, choose(names, read))
+    planned = snapshot_download(
+        hub_id.repository, revision=recorded.commit, allow_patterns=recorded.files, dry_run=True
+    )
     size = sum(one.file_size or 0 for one in planned if one.will_download)
     cache = Path(constants.HF_HUB_CACHE).expanduser()
     cache.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(cache).free
     if size > free:
         raise EngineError(
-            f"hub id {asked}: {size / 1e6:.0f} MB to download, {free / 1e6:.0f} MB free in {cache}; "
+            f"hub id {hub_id}: {size / 1e6:.0f} MB to download, {free / 1e6:.0f} MB free in {cache}; "
             "make room, or set HF_HOME to a folder with more"
         )
     if size:
-        sys.stderr.write(f"{asked}: downloading {size / 1e6:.1f} MB of commit {known.commit[:12]} into {cache}\n")
-    return known, Path(snapshot_download(asked.repository, revision=known.commit, allow_patterns=known.files))
+        sys.stderr.write(f"{hub_id}: downloading {size / 1e6:.1f} MB of commit {recorded.commit[:12]} into {cache}\n")
+    return recorded, Path(snapshot_download(hub_id.repository, revision=recorded.commit, allow_patterns=recorded.files))
 
 
 def _read_record(build: Path) -> dict[str, _Resolved]:
@@ -157,17 +159,17 @@ def _read_record(build: Path) -> dict[str, _Resolved]:
 
 
 @contextlib.contextmanager
-def _hub_errors(asked: str) -> Iterator[None]:
-    """Raise what the library raises about the repository `asked` as an error of this project."""
+def _hub_errors(hub_id: str) -> Iterator[None]:
+    """Raise what the library raises about the repository `hub_id` as an error of this project."""
     try:
         yield
     except ShapeshiftError:
         raise
     except Exception as error:
-        raise _translated(asked, error) from error
+        raise _translated(hub_id, error) from error
 
 
-def _translated(asked: str, error: Exception) -> ShapeshiftError:
+def _translated(hub_id: str, error: Exception) -> ShapeshiftError:
     # Imported here: a build without hub ids does not load the library.
     import httpx2
     from huggingface_hub import constants, errors
@@ -175,7 +177,7 @@ def _translated(asked: str, error: Exception) -> ShapeshiftError:
     if isinstance(error, errors.RevisionResolutionError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     endpoint = constants.ENDPOINT
-    start, reason = f"hub id {asked}", _first_line(error)
+    start, reason = f"hub id {hub_id}", _first_line(error)
     again = "run the same command again: what was downloaded is kept"
     if isinstance(error, errors.GatedRepoError):
         return UnsupportedError(

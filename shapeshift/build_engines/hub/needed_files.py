@@ -28,22 +28,22 @@ def of_checkpoint(names: Sequence[str], read: Read) -> list[str]:
     folders = {"", _TEMPLATES}
     if _MODULES in names:
         folders |= {_folder(path) for path in _module_paths(read(_MODULES))}
-    found: list[str] = []
+    needed: list[str] = []
     for folder in sorted(folders):
         here = [name for name in names if str(PurePosixPath(name).parent) == (folder or ".")]
-        found += [name for name in here if name.endswith(_TEXT_SUFFIXES) and not name.endswith(".index.json")]
-        found += _weights(here, folder, read)
-    if not any(PurePosixPath(name).name == "config.json" for name in found):
+        needed += [name for name in here if name.endswith(_TEXT_SUFFIXES) and not name.endswith(".index.json")]
+        needed += _weights(here, folder, read)
+    if not any(PurePosixPath(name).name == "config.json" for name in needed):
         raise InvalidInputError(
             "files of the repository", listed(names, _MOST_LISTED), "config.json; this is no model of transformers"
         )
-    if not any(name.endswith(".safetensors") for name in found):
+    if not any(name.endswith(".safetensors") for name in needed):
         raise InvalidInputError(
             "files of the repository",
             listed(names, _MOST_LISTED),
             "weights as *.safetensors (convert them with safetensors)",
         )
-    return sorted(found)
+    return sorted(needed)
 
 
 def of_adapter(names: Sequence[str], read: Read) -> list[str]:
@@ -67,8 +67,8 @@ def _weights(here: Sequence[str], folder: str, read: Read) -> list[str]:
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InvalidInputError("file of the repository", index, "JSON with a weight_map") from None
         return [index, *(name for name in here if PurePosixPath(name).name in shards)]
-    found = [name for name in here if name.endswith(".safetensors") and not _is_duplicate(name)]
-    return [name for name in found if PurePosixPath(name).name not in ADAPTER_FILES]
+    needed = [name for name in here if name.endswith(".safetensors") and not _is_duplicate(name)]
+    return [name for name in needed if PurePosixPath(name).name not in ADAPTER_FILES]
 
 
 def _is_duplicate(name: str) -> bool:

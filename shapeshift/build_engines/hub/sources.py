@@ -19,20 +19,20 @@ def find_checkpoint(name: str, paths: BuildPaths) -> Source:
     folder = checkpoint.find_folder(name, paths.checkpoints)
     if folder is not None:
         return Source(folder)
-    asked = HubId.parse(name)
-    if asked is None:
+    hub_id = HubId.parse(name)
+    if hub_id is None:
         raise checkpoint.not_found(name, paths.checkpoints)
-    return fetch(asked, needed_files.of_checkpoint, paths.build)
+    return fetch(hub_id, needed_files.of_checkpoint, paths.build)
 
 
 def find_adapter(name: str, build: Path) -> Source:
     """The PEFT adapter `name`: a folder, or owner/adapter or owner/adapter@revision of the hub. Raises as above."""
     if Path(name).is_dir():
         return Source(Path(name))
-    asked = HubId.parse(name)
-    if asked is None:
+    hub_id = HubId.parse(name)
+    if hub_id is None:
         raise NotFoundError(f"adapter: no folder {name}; give a folder or the id of a hub, such as owner/adapter")
-    return fetch(asked, needed_files.of_adapter, build)
+    return fetch(hub_id, needed_files.of_adapter, build)
 
 
 def base_names(checkpoint_name: str, folder: Path, further: str) -> set[str]:
@@ -40,6 +40,6 @@ def base_names(checkpoint_name: str, folder: Path, further: str) -> set[str]:
 
     checkpoint_name: what config.pbtxt names; further: the setting `base_names`.
     """
-    asked = None if Path(checkpoint_name).is_dir() else HubId.parse(checkpoint_name)
-    plain = asked.repository if asked else checkpoint_name
+    hub_id = None if Path(checkpoint_name).is_dir() else HubId.parse(checkpoint_name)
+    plain = hub_id.repository if hub_id else checkpoint_name
     return {checkpoint_name, plain, Path(plain).name, folder.name, *filter(None, further.split(","))}

@@ -116,10 +116,10 @@ def plan(front: ImageFrontConfig, paths: BuildPaths, has_tasks: bool = False) ->
 
 def tasks_folder(front: ImageFrontConfig, paths: BuildPaths) -> Path:
     """The task registry of the front, which may be missing."""
-    stated = front.serving.tasks_dir
-    if (copy := registry_copy.folder(stated, front.name, paths)) is not None:
+    setting = front.serving.tasks_dir
+    if (copy := registry_copy.folder(setting, front.name, paths)) is not None:
         return copy
-    return paths.root / stated if stated else paths.build / "tasks" / front.name
+    return paths.root / setting if setting else paths.build / "tasks" / front.name
 
 
 def _examples(tasks_dir: Path) -> dict[str, list[str]]:

@@ -16,14 +16,14 @@ from shapeshift.settings import require
 _warn = logging.getLogger(__name__).warning
 
 
-def folder(stated: str, front: str, paths: BuildPaths) -> Path | None:
-    """The folder of the copy for the front model `front`, which may be missing; None where `stated` is no URL."""
-    return paths.build / "registries" / front if is_url(stated) else None
+def folder(setting: str, front: str, paths: BuildPaths) -> Path | None:
+    """The folder of the copy for the front model `front`, which may be missing; None where `setting` is no URL."""
+    return paths.build / "registries" / front if is_url(setting) else None
 
 
 def update(
     field: str,
-    stated: str,
+    setting: str,
     layout: Layout,
     front: str,
     paths: BuildPaths,
@@ -36,10 +36,10 @@ def update(
     an entry that cannot be taken over, or a `starter_dir`, OverloadedError for a URL that cannot be read without such
     a copy.
     """
-    if (target := folder(stated, front, paths)) is None:
+    if (target := folder(setting, front, paths)) is None:
         return
     require(not starter_dir, "starter_dir", starter_dir, f"left out: {field} is a URL, where nothing is written")
-    mirror = Mirror(field, stated, layout, target)
+    mirror = Mirror(field, setting, layout, target)
     try:
         refused = mirror.update()
     except OverloadedError as error:
@@ -49,9 +49,9 @@ def update(
         warn(f"WARNING: {front}: {field}: {error}; going on with the copy in {target}, read {age} (h:mm:ss) ago")
         return
     if refused:
-        raise InvalidInputError(field, stated, "; ".join(refused.values()))
+        raise InvalidInputError(field, setting, "; ".join(refused.values()))
 
 
-def parameters(stated: str) -> dict[str, str]:
+def parameters(setting: str) -> dict[str, str]:
     """What the generated config.pbtxt says of the URL; nothing of a folder."""
-    return {"registry_url": stated} if is_url(stated) else {}
+    return {"registry_url": setting} if is_url(setting) else {}

@@ -29,7 +29,7 @@ def ensure(
     folder, which names the engines by their hash, before anything else is done. A store that is damaged, full or cannot
     be written is told, and changes nothing.
     """
-    made, problems = UP_TO_DATE, []
+    how, problems = UP_TO_DATE, []
     is_stored = shared is not None and shared.is_dir()
     if not is_current(target):
         if shared is not None and is_stored:
@@ -39,12 +39,12 @@ def ensure(
                 return f"copied from {shared}"
             is_stored = False
         build()
-        made = BUILT
+        how = BUILT
     publish()
     if shared is not None and not is_stored:
         problems.append(_stored(target, shared, is_current))
-    told = "; ".join(filter(None, problems))
-    return f"{made} ({told})" if told else made
+    reasons = "; ".join(filter(None, problems))
+    return f"{how} ({reasons})" if reasons else how
 
 
 def _copied(shared: Path, target: Path, is_current: Callable[[Path], bool]) -> str:

@@ -40,21 +40,21 @@ def check_name(name: str, fronts: Collection[str]) -> None:
             raise InvalidInputError("name", name, f"another name: a worker of {front} may have this one")
 
 
-def choose_placement(own: PolymorphSettings, manifest: Manifest, devices: int, stated: bool = True) -> Placement:
+def choose_placement(params: PolymorphSettings, manifest: Manifest, devices: int, stated: bool = True) -> Placement:
     """The placement of the settings, with `auto` resolved.
 
     devices: the GPUs of the engines, 0: the CPU; stated: whether config.pbtxt names a placement.
     """
-    if own.placement == "auto":
+    if params.placement == "auto":
         # On a CPU each engine holds its own packed copy of the weights, even if engines share a file: a file's size is
         # a lower bound of the memory of one engine. On a GPU the memory of all of them is measured.
         engine_mb = manifest.device_mb / len(manifest.engines) or manifest.engine_mb
-        workers = own.workers or own.max_workers
-        return placement.decide(len(manifest.engines), engine_mb, own.memory_mb, devices, workers)
-    if own.placement == "inline":
+        workers = params.workers or params.max_workers
+        return placement.decide(len(manifest.engines), engine_mb, params.memory_mb, devices, workers)
+    if params.placement == "inline":
         return Placement("inline", 0, _NAMED if stated else "the default")
-    count = own.workers or max(own.min_workers, min(devices or 2, own.max_workers or MAX_WORKERS))
-    return Placement("resident" if own.placement == "resident" else "partitioned", count, _NAMED)
+    count = params.workers or max(params.min_workers, min(devices or 2, params.max_workers or MAX_WORKERS))
+    return Placement("resident" if params.placement == "resident" else "partitioned", count, _NAMED)
 
 
 def placement_parameters(placement: Placement, front: TextFrontConfig, manifest: Manifest) -> dict[str, str]:
@@ -62,18 +62,18 @@ def placement_parameters(placement: Placement, front: TextFrontConfig, manifest:
     parameters = {"placement": placement.name, "placement_reason": placement.reason}
     if placement.name == "inline":
         return parameters
-    own = front.serving
-    most = max(own.max_workers, placement.workers, own.pool_workers)
-    if own.min_workers > most or most > MAX_WORKERS:
-        raise InvalidInputError("min_workers", own.min_workers, f"at most the maximum number of workers ({most})")
+    params = front.serving
+    most = max(params.max_workers, placement.workers, params.pool_workers)
+    if params.min_workers > most or most > MAX_WORKERS:
+        raise InvalidInputError("min_workers", params.min_workers, f"at most the maximum number of workers ({most})")
     # The constructor checks the settings again, now with the resolved placement.
-    replace(own, placement=placement.name, workers=placement.workers, max_workers=most)
+    replace(params, placement=placement.name, workers=placement.workers, max_workers=most)
     edges = bin_edges(manifest)
     weights = length_histogram(front)
     shares = [sum(weights[low:high]) for low, high in zip([0, *edges], edges, strict=False)]
     return parameters | {
         "workers": str(placement.workers),
-        "min_workers": str(own.min_workers or (1 if own.worker_pool else placement.workers)),
+        "min_workers": str(params.min_workers or (1 if params.worker_pool else placement.workers)),
         "max_workers": str(most),
         "bin_edges": json.dumps(edges),
         "plan_histogram": json.dumps([round(share / sum(shares), 6) for share in shares]),
