@@ -108,6 +108,9 @@ class ByRate:
         times: Sequence[Sequence[float]],
         mean_utilities: Sequence[float],
     ) -> list[int]:
+        only = self.only_gamma(now)
+        if only is not None:
+            return [only] * len(deadlines)
         rate = self._arrival_rate.at(now)
         return allocate(now, rate, self._table, self._gammas, deadlines, times, mean_utilities, KAPPA)
 
@@ -126,15 +129,6 @@ class Infaas(ByRate):
         self._dwell_ms = dwell_ms
         self._current: int | None = None
         self._other_since: float | None = None
-
-    def plan(
-        self,
-        now: float,
-        deadlines: Sequence[float],
-        times: Sequence[Sequence[float]],
-        mean_utilities: Sequence[float],
-    ) -> list[int]:
-        return [self.only_gamma(now)] * len(deadlines)
 
     def only_gamma(self, now: float) -> int:
         target = gamma_for_rate(self._arrival_rate.at(now), self._table)
