@@ -35,7 +35,7 @@ SHELL := /bin/bash
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-setup: .venv/.serve build/.server ## make .venv and build/: packages, the server, the demo checkpoint
+setup: .venv/.serve build/.server ## make .venv and build/: packages, the server, the demo checkpoints
 
 engines: setup ## compile and verify what model_repository/*/config.pbtxt asks for; what is current stays
 	@$(BIN)/shapeshift engines $(subst $(comma), ,$(MODELS))

