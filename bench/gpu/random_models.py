@@ -65,6 +65,9 @@ class RandomWeights:
     def levels(self, layer: int, name: str, dtype: torch.dtype) -> tuple[Levels, torch.Tensor | None]:
         raise AssertionError("these weights are not packed")
 
+    def head_levels(self, name: str) -> None:
+        return None
+
     def _drawn(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         drawn = torch.empty(shape, dtype=dtype, device=self._device)
         return drawn.normal_(std=_STD, generator=self._generator)

@@ -24,7 +24,7 @@ from shapeshift.engines.text import chat_template_files, tokenizer_files
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.files import HASHES
-from shapeshift.fused_decode.model.architecture import Architecture, packing_of
+from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, QUANTISED, require_kv_precision, resolve
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, MemoryNeed, signature
 from shapeshift.progress import ProgressCallback
@@ -185,8 +185,8 @@ def need(front: DecodeFrontConfig, checkpoint: Checkpoint) -> MemoryNeed:
 
 def precision_of(params: FusedDecodeSettings, front: DecodeFrontConfig, checkpoint: Checkpoint) -> str:
     """The precision that `auto` stands for. Raises InvalidInputError for a checkpoint that is quantised otherwise."""
-    packing = packing_of(checkpoint.config)
-    return resolve(params.precision, gpu_of(front, checkpoint), 0 if packing is None else packing.bits)
+    packed_bits = Architecture.read(checkpoint.folder).packed_bits
+    return resolve(params.precision, gpu_of(front, checkpoint), packed_bits)
 
 
 def gpu_of(front: DecodeFrontConfig, checkpoint: Checkpoint) -> int | None:
@@ -200,7 +200,7 @@ def gpu_of(front: DecodeFrontConfig, checkpoint: Checkpoint) -> int | None:
     device = next(iter(gpus_of(front.folder)), None)
     if device is None or is_placed(front.folder):
         return device
-    quantised = params.precision == "auto" and packing_of(checkpoint.config) is not None
+    quantised = params.precision == "auto" and Architecture.read(checkpoint.folder).packed_bits > 0
     for_cpus = params.precision in QUANTISED or params.kv_precision != "auto" or params.tensor_parallel_size > 1
     return None if quantised or for_cpus else device
 

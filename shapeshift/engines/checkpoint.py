@@ -1,4 +1,4 @@
-"""Model checkpoints in folders: read from safetensors only, identified by a hash."""
+"""Model checkpoints in folders: read from safetensors or GGUF only, identified by a hash."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shapeshift.engines.gguf import tensors as gguf_tensors
 from shapeshift.errors import InvalidInputError, NotFoundError
 from shapeshift.files import RememberedHashes, file_sha256
 from shapeshift.settings import require
@@ -55,12 +56,17 @@ def find_folder(name: str, search: Sequence[Path] = ()) -> Path | None:
     return next((folder.resolve() for folder in _candidates(name, search) if folder.is_dir()), None)
 
 
+def find_file(name: str, search: Sequence[Path] = ()) -> Path | None:
+    """As `find_folder`, for a file; links stay, since its name says which part of a split model it is."""
+    return next((file.absolute() for file in _candidates(name, search) if file.is_file()), None)
+
+
 def not_found(name: str, search: Sequence[Path] = ()) -> NotFoundError:
     """The error for a checkpoint that is no folder; it lists those that `find_folder` tries."""
     tried = [str(folder) for folder in _candidates(name, search) if str(folder) != name]
     searched = f", nor {', '.join(tried)}" if tried else ""
     return NotFoundError(
-        f"checkpoint: no folder {name}{searched}; give a folder, or a hub id such as owner/model@revision"
+        f"checkpoint: no folder {name}{searched}; give a folder, a GGUF file, or a hub id such as owner/model@revision"
     )
 
 
@@ -133,10 +139,13 @@ def weights_sha256(folder: Path) -> tuple[str, ...]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that hold a checkpoint's weights, as transformers chooses them.
+    """The files that hold a checkpoint's weights, as transformers chooses them.
 
-    SINGLE, or else the shards that INDEX lists and `folder` has, or else all without copies for another library.
+    SINGLE, or else the shards that INDEX lists and `folder` has, or else all safetensors without copies for another
+    library; of a folder that `gguf.folder` made, the GGUF files.
     """
+    if (folder / gguf_tensors.INDEX).is_file():
+        return sorted(folder.glob("*.gguf"))
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     whole = set(folder.glob("*.safetensors"))
@@ -149,8 +158,8 @@ def tensor_names(folder: Path) -> set[str]:
     """The names of the tensors in the files of weights; without those of a file that is not whole."""
     from safetensors import SafetensorError, safe_open
 
-    names: set[str] = set()
-    for file in weight_files(folder):
+    names = {*gguf_tensors.read_index(folder)}
+    for file in () if names else weight_files(folder):
         with contextlib.suppress(SafetensorError, OSError), safe_open(str(file), framework="np") as opened:
             names |= {*opened.keys()}
     return names

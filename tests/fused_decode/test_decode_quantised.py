@@ -79,17 +79,21 @@ def test_kernels_compute_what_torch_does(bits: int, outputs: int, inputs: int, g
 
 
 @of_bits
+@pytest.mark.parametrize("with_minima", [False, True])
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
 @pytest.mark.parametrize(("outputs", "inputs", "group"), [*SHAPES, *LARGE])
-def test_sums_of_levels_are_exact(bits: int, outputs: int, inputs: int, group: int, instructions: str) -> None:
-    """With scales of 1 results are whole numbers, which f32 holds; zeros differ from group to group."""
+def test_sums_of_levels_are_exact(
+    bits: int, outputs: int, inputs: int, group: int, instructions: str, with_minima: bool
+) -> None:
+    """With scales of 1 results are whole numbers, which f32 holds; zeros and minima differ from group to group."""
     chance = torch.Generator().manual_seed(4)
     levels = torch.randint(0, 2**bits, (outputs, inputs), generator=chance).byte()
     groups = -(-inputs // (group or inputs))
     zeros = torch.randint(0, 2**bits, (outputs, groups), generator=chance).byte()
-    weight = Levels(levels, torch.ones(outputs, groups), zeros, bits, group)
+    minima = torch.randint(-9, 9, (outputs, groups), generator=chance).float() if with_minima else None
+    weight = Levels(levels, torch.ones(outputs, groups), zeros, bits, group, minima)
     rows = torch.randint(-127, 128, (40, inputs), generator=chance).float()
-    rows[:, 0] = 127.0
+    rows[:, :: group or inputs] = 127.0
     exact = (rows.double() @ weight.weight().double().T).float()
     fast = native(weight, None, instructions)
     assert torch.equal(fast(rows), exact)
@@ -130,6 +134,8 @@ def test_invalid_levels_are_refused() -> None:
         ({"scales": weight.scales[:, :1].contiguous()}, r"scales: must be \[5, 2\]"),
         ({"zeros": weight.zeros.int()}, "zeros: must be contiguous Byte"),
         ({"zeros": weight.zeros + 121}, "zeros: must be at most 128"),
+        ({"minima": weight.scales[:4]}, r"minima: must be \[5, 2\]"),
+        ({"minima": weight.zeros}, "minima: must be contiguous Float"),
         ({"levels": torch.zeros(1, 65537).byte()}, "levels: must have 1 to 65536 inputs"),
     ):
         wrong = Levels(**{**vars(weight), **changes})

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from shapeshift import files
 from shapeshift.engines.checkpoint import Checkpoint
+from shapeshift.engines.gguf import tensors as gguf_tensors
 from shapeshift.engines.hardware import available_mb, cores
 from shapeshift.engines.text import tokenizer_files
 from shapeshift.engines.text.chat_template_files import ChatTemplateFiles
 from shapeshift.errors import UnsupportedError
-from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.architecture import GGUF, Architecture
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +88,7 @@ def _compared(checkpoint: Checkpoint, library: Any, native: bool, kernels: Path)
     from shapeshift.fused_decode.model.weights import weight_bytes
 
     architecture = Architecture.read(checkpoint.folder)
-    if architecture.packing is not None:
+    if architecture.packing is not None and architecture.packing.method != GGUF:
         return "not compared with transformers: its weights are quantised"
     # Ours and the library's, while it reads the files.
     needed_mb = 3 * weight_bytes(architecture, "f32") >> 20
@@ -122,9 +123,17 @@ def _of_library(checkpoint: Checkpoint, tokens: list[int]) -> torch.Tensor:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        checkpoint.folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
-    ).eval()
+    entries = gguf_tensors.read_index(checkpoint.folder)
+    if entries:
+        plain = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
+        config = transformers.AutoConfig.for_model(**plain)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        numbers = {name: gguf_tensors.numbers(checkpoint.folder, entry) for name, entry in entries.items()}
+        model.load_state_dict({name: torch.from_numpy(values) for name, values in numbers.items()}, strict=False)
+    else:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            checkpoint.folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
+        ).eval()
     with torch.inference_mode():
         logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
     return logits

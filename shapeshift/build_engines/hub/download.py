@@ -24,7 +24,7 @@ from shapeshift.errors import EngineError, InvalidInputError, NotFoundError, Sha
 RECORD = "hub.json"
 _LOCK = ".hub.lock"
 _FOLDER = "or download it on another machine and give its folder"
-_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:@([\w][\w./+-]*))?", re.ASCII)
+_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:@([\w][\w./+-]*))?(?::(\w+))?", re.ASCII)
 
 Choose = Callable[[Sequence[str], Read], list[str]]
 """The files to fetch, of the names in a repository; the second argument reads one of them."""
@@ -32,19 +32,25 @@ Choose = Callable[[Sequence[str], Read], list[str]]
 
 @dataclass(frozen=True)
 class HubId:
-    """A repository "owner/model" of the hub, and a branch, tag or commit of it; empty: its default branch."""
+    """A repository "owner/model" of the hub, and a branch, tag or commit of it; empty: its default branch.
+
+    variant: of its GGUF models the one with this in its name, such as Q8_0; empty: it has one, or none.
+    """
 
     repository: str
     revision: str = ""
+    variant: str = ""
 
     @classmethod
     def parse(cls, text: str) -> HubId | None:
-        """The id that `text` writes as owner/model or owner/model@revision; None if it is not of this form."""
+        """The id that `text` writes as owner/model@revision:variant, of which only owner/model must be there; None if
+        it is not of this form."""
         match = _ID.fullmatch(text)
-        return None if match is None else cls(match[1], match[2] or "")
+        return None if match is None else cls(match[1], match[2] or "", match[3] or "")
 
     def __str__(self) -> str:
-        return f"{self.repository}@{self.revision}" if self.revision else self.repository
+        revision = f"@{self.revision}" if self.revision else ""
+        return f"{self.repository}{revision}" + (f":{self.variant}" if self.variant else "")
 
 
 @dataclass(frozen=True)

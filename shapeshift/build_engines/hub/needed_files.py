@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 
 from shapeshift.engines.checkpoint import INDEX, SINGLE
+from shapeshift.engines.gguf.files import SUFFIX as GGUF
+from shapeshift.engines.gguf.files import chosen as gguf_files
 from shapeshift.errors import InvalidInputError, listed
 
 Read = Callable[[str], str]
@@ -20,11 +22,16 @@ _VARIANTS = (".fp16.", ".bf16.", ".fp32.", ".int8.")
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
-def of_checkpoint(names: Sequence[str], read: Read) -> list[str]:
-    """The files of a checkpoint: of its folder, and of the folders that its modules.json lists.
+def of_checkpoint(names: Sequence[str], read: Read, variant: str = "") -> list[str]:
+    """The files of a checkpoint: of its folder, and of the folders that its modules.json lists; or those of a GGUF
+    model, where `variant` names one or there are no other weights.
 
-    Raises InvalidInputError for a repository without config.json or without safetensors weights.
+    Raises InvalidInputError for a repository without config.json, without weights, or with several such models.
     """
+    if variant or not any(name.endswith(".safetensors") for name in names):
+        models = gguf_files([PurePosixPath(name) for name in names if name.endswith(GGUF)], variant)
+        if models:
+            return [str(path) for path in models]
     folders = {"", _TEMPLATES}
     if _MODULES in names:
         folders |= {_folder(path) for path in _module_paths(read(_MODULES))}
@@ -41,7 +48,7 @@ def of_checkpoint(names: Sequence[str], read: Read) -> list[str]:
         raise InvalidInputError(
             "files of the repository",
             listed(names, _MOST_LISTED),
-            "weights as *.safetensors (convert them with safetensors)",
+            "weights as *.safetensors (convert them with safetensors), or GGUF",
         )
     return sorted(needed)
 

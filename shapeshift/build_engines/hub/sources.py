@@ -1,28 +1,44 @@
-"""What a `checkpoint` or an adapter names: a folder, or a repository of the hub."""
+"""What a `checkpoint` or an adapter names: a folder, a GGUF file, or a repository of the hub."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from shapeshift.build_engines.hub import needed_files
 from shapeshift.build_engines.hub.download import HubId, Source, fetch
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines import checkpoint
+from shapeshift.engines.gguf import folder as gguf
+from shapeshift.engines.gguf.files import SUFFIX
 from shapeshift.errors import NotFoundError
+
+_GGUF = "gguf"
+"""The part of the build folder with the checkpoint folders of GGUF models."""
 
 
 def find_checkpoint(name: str, paths: BuildPaths) -> Source:
-    """The checkpoint `name`: a folder, as `checkpoint.find_folder`, or owner/model or owner/model@revision of the hub.
+    """The checkpoint `name`: a folder, as `checkpoint.find_folder`, a GGUF file there, or a hub id, as `HubId.parse`.
+    A GGUF model has a folder of its own in the build folder.
 
-    Raises NotFoundError naming the folders that were searched, and the errors of `fetch`.
+    Raises NotFoundError naming the folders that were searched, and the errors of `fetch` and `gguf.folder.write`.
     """
+    source, file = _named(name, paths)
+    return source if file is None else Source(gguf.write(file, paths.build / _GGUF), source.origin)
+
+
+def _named(name: str, paths: BuildPaths) -> tuple[Source, Path | None]:
+    """The folder that `name` stands for, and the GGUF file there; None: it has none."""
     folder = checkpoint.find_folder(name, paths.checkpoints)
     if folder is not None:
-        return Source(folder)
+        return Source(folder), gguf.file_in(folder)
+    if name.endswith(SUFFIX) and (file := checkpoint.find_file(name, paths.checkpoints)) is not None:
+        return Source(file.parent), file
     hub_id = HubId.parse(name)
     if hub_id is None:
         raise checkpoint.not_found(name, paths.checkpoints)
-    return fetch(hub_id, needed_files.of_checkpoint, paths.build)
+    source = fetch(hub_id, partial(needed_files.of_checkpoint, variant=hub_id.variant), paths.build)
+    return source, gguf.file_in(source.folder, hub_id.variant)
 
 
 def find_adapter(name: str, build: Path) -> Source:

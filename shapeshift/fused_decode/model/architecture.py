@@ -16,8 +16,9 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.settings import Choices, require
 
 _FAMILIES = "shapeshift.fused_decode.model.families"
-AWQ, GPTQ = "awq", "gptq"
+AWQ, GPTQ, GGUF = "awq", "gptq", "gguf"
 WORD_BITS = 32
+_PLAIN_BYTES, _SMALL = 2, 2**30
 _STEP = 32
 """A group has a multiple of so many inputs."""
 
@@ -94,8 +95,9 @@ class Tensors:
 class Packing:
     """How each linear of the layers lies in the files: levels in 32-bit words, scales and zeros of groups of inputs.
 
-    method  awq (the layout gemm: words hold 8 outputs) or gptq (words hold 8 inputs, or 4)
-    bits    of a level: 4, or 8 with gptq
+    method  awq (the layout gemm: words hold 8 outputs), gptq (words hold 8 inputs, or 4), or gguf, whose blocks
+            `gguf.tensors` describes
+    bits    of a level: 4, or 8 with gptq and gguf
     group   inputs of a group; 0: all
     less    what is subtracted from a zero before it is stored
     """
@@ -197,8 +199,16 @@ class Architecture:
 
     @property
     def packed_bits(self) -> int:
-        """Bits of a weight of a layer in the files, where these are quantised; 0: they are not."""
-        return 0 if self.packing is None else self.packing.bits
+        """Bits of a weight of a layer, where the files are quantised and precision auto leaves them so; else 0.
+
+        Quantised weights take less memory, and a single text is faster. Plain ones round no activations and are faster
+        with many texts, so they serve a small model of GGUF, whose quantisation was for its download.
+        """
+        if self.packing is None:
+            return 0
+        branches = self.hidden * (2 * self.query_width + 2 * self.kv_width + self.inner_width + self.intermediate)
+        small = _PLAIN_BYTES * (self.layers * branches + self.vocab_size * self.hidden) <= _SMALL
+        return 0 if small and self.packing.method == GGUF else self.packing.bits
 
     @property
     def is_one_operation(self) -> bool:
@@ -314,7 +324,7 @@ def packing_of(config: Mapping[str, Any]) -> Packing | None:
     require(isinstance(fields, dict), "quantization_config", fields, "a JSON object")
     method = fields.get("quant_method")
     allowed = "awq or gptq, or weights in f32, f16 or bf16: take the checkpoint they are of"
-    require(method in (AWQ, GPTQ), "quantization_config", fields, allowed)
+    require(method in (AWQ, GPTQ, GGUF), "quantization_config", fields, allowed)
     bits, group = fields.get("bits", fields.get("w_bit")), fields.get("group_size", fields.get("q_group_size", 128))
     widths = (4,) if method == AWQ else (4, 8)
     require(bits in widths, "quantization_config.bits", bits, f"{' or '.join(map(str, widths))} with {method}")
@@ -322,7 +332,7 @@ def packing_of(config: Mapping[str, Any]) -> Packing | None:
     fits = whole and (group == -1 or (group > 0 and group % _STEP == 0))
     require(fits, "quantization_config.group_size", group, f"-1 or a multiple of {_STEP}")
     version, ordered = fields.get("version", "gemm"), fields.get("desc_act", False)
-    require(str(version).lower() == "gemm" or method == GPTQ, "quantization_config.version", version, "gemm with awq")
+    require(str(version).lower() == "gemm" or method != AWQ, "quantization_config.version", version, "gemm with awq")
     require(not ordered, "quantization_config.desc_act", ordered, "false: inputs in the order of their groups")
     plain = fields.get("modules_to_not_convert") or []
     require(_is_head(plain), "quantization_config.modules_to_not_convert", plain, "at most lm_head: all layers alike")

@@ -31,6 +31,7 @@ class Weights(Protocol):
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor: ...
     def linear(self, layer: int, name: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]: ...
     def levels(self, layer: int, name: str, dtype: torch.dtype) -> tuple[Any, torch.Tensor | None]: ...
+    def head_levels(self, name: str) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,10 @@ class _Builder:
     def _head(self) -> Linear:
         a, name = self.architecture, self.architecture.tensors.head
         bias = self._read(f"{name}.bias", self.make.dtype) if a.head_bias else None
-        return self.make.head(self._read(self._table if a.tied else f"{name}.weight", self.make.dtype), bias)
+        weight = self._table if a.tied else f"{name}.weight"
+        if self.make.packed is not None and (levels := self.files.head_levels(weight)) is not None:
+            return self.make.packed(levels, bias)
+        return self.make.head(self._read(weight, self.make.dtype), bias)
 
     @property
     def _table(self) -> str:

@@ -33,7 +33,7 @@ class PackedWeight:
 
     kind     the name of the class
     sizes    inputs and outputs, and of levels the inputs of a group
-    tensors  packed and, where it has them, bias, scales and zeros
+    tensors  packed and, where it has them, bias, scales, zeros and minima
     """
 
     kind: str
@@ -43,7 +43,7 @@ class PackedWeight:
     def linear(self, instructions: str) -> Any:
         """The native object, which reads the tensors as long as it lives."""
         tensors, (inputs, outputs, *group) = self.tensors, self.sizes
-        levels = (tensors["scales"], tensors["zeros"], *group) if group else ()
+        levels = (tensors["scales"], tensors["zeros"], tensors.get("minima"), *group) if group else ()
         kind = getattr(getattr(torch.classes, _NAMESPACE), self.kind)
         return kind(tensors["packed"], inputs, outputs, *levels, tensors.get("bias"), instructions)
 

@@ -1,4 +1,5 @@
-"""Weights and rows as integer levels: their products, and the linears of AWQ and GPTQ checkpoints as levels.
+"""Weights and rows as integer levels: their products, and the linears of AWQ, GPTQ and GGUF checkpoints
+as levels.
 
 Imported where weights or the cache are quantised. The products in plain torch are the reference of
 `kernels/linear_levels.h`.
@@ -7,10 +8,11 @@ Imported where weights or the cache are quantised. The products in plain torch a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from shapeshift.engines.gguf.tensors import GROUP, LEVELS
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.architecture import AWQ, WORD_BITS, Packing
 from shapeshift.fused_decode.model.assembly import LinearMakers, MakeLinear
@@ -29,13 +31,14 @@ _MOST_ZERO = 255
 
 @dataclass(frozen=True)
 class Levels:
-    """A weight [outputs, inputs]: scale times (level - zero), where groups of inputs share a scale and a zero.
+    """A weight [outputs, inputs]: scale times (level - zero), plus minimum, each of a group of inputs.
 
     levels  UINT8 [outputs, inputs], 0 to 2^bits - 1
     scales  FLOAT32 [outputs, groups]
     zeros   UINT8 [outputs, groups]
     bits    8 or 4
     group   inputs of a group, a multiple of 32; 0: all inputs are one group
+    minima  FLOAT32 [outputs, groups]; None: all are 0
     """
 
     levels: torch.Tensor
@@ -43,14 +46,37 @@ class Levels:
     zeros: torch.Tensor
     bits: int
     group: int
+    minima: torch.Tensor | None = None
 
     def weight(self) -> torch.Tensor:
         """The weight that the levels stand for, FLOAT32 [outputs, inputs]."""
+        weight = (self.levels.float() - self._of_inputs(self.zeros).float()) * self._of_inputs(self.scales)
+        return weight if self.minima is None else weight + self._of_inputs(self.minima)
+
+    def _of_inputs(self, values: torch.Tensor) -> torch.Tensor:
+        """Values of groups as values of inputs."""
         inputs = self.levels.shape[1]
-        scales, zeros = (
-            values.repeat_interleave(self.group or inputs, dim=1)[:, :inputs] for values in (self.scales, self.zeros)
+        return values.repeat_interleave(self.group or inputs, dim=1)[:, :inputs]
+
+    def rows(self, order: torch.Tensor) -> Levels:
+        """The outputs at the places `order`, INT64 [outputs]."""
+        minima = None if self.minima is None else self.minima[order]
+        return replace(
+            self, levels=self.levels[order], scales=self.scales[order], zeros=self.zeros[order], minima=minima
         )
-        return (self.levels.float() - zeros.float()) * scales
+
+    @classmethod
+    def stacked(cls, parts: Sequence[Levels]) -> Levels:
+        """The outputs of `parts`, of the same bits and groups, one after another."""
+        levels, scales, zeros = (
+            torch.cat([getattr(part, name) for part in parts]) for name in ("levels", "scales", "zeros")
+        )
+        minima = None
+        if any(part.minima is not None for part in parts):
+            minima = torch.cat(
+                [torch.zeros_like(part.scales) if part.minima is None else part.minima for part in parts]
+            )
+        return replace(parts[0], levels=levels, scales=scales, zeros=zeros, minima=minima)
 
 
 def quantise(weight: torch.Tensor, bits: int, group: int) -> Levels:
@@ -68,11 +94,17 @@ def quantise(weight: torch.Tensor, bits: int, group: int) -> Levels:
     return Levels(levels, scales, torch.full_like(scales, zero, dtype=torch.uint8), bits, group)
 
 
-def quantise_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Levels INT8 [..., inputs] and scales FLOAT32 [..., 1] of rows [..., inputs], each row by itself.
+def quantise_rows(rows: torch.Tensor, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Levels INT8 [..., inputs] and scales FLOAT32 [..., groups] of rows [..., inputs], each group by itself.
 
-    The scale of a row with a value that is not finite is not finite either.
+    group: inputs of a group, of which the last one may have fewer; 0: all. The scale of a group with a value that is
+    not finite is not finite either.
     """
+    inputs = rows.shape[-1]
+    if group and group < inputs:
+        padded = torch.nn.functional.pad(rows, (0, -inputs % group)).reshape(*rows.shape[:-1], -1, group)
+        levels, scales = quantise_rows(padded)
+        return levels.flatten(-2)[..., :inputs].contiguous(), scales.squeeze(-1)
     values = rows.float()
     largest = values.abs().amax(dim=-1, keepdim=True)
     factors = torch.where(largest > 0, MOST_LEVEL / largest, 0.0)
@@ -83,7 +115,8 @@ def quantise_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class LevelLinear:
     """y = x weight^T + bias, of rows in any dtype, over a weight in levels. Needs no compiler; slow.
 
-    Rows are quantised one by one. Sums within a group are exact, so that a row's result does not depend on the others.
+    Each group of inputs of a row is quantised by itself. Sums within a group are exact, so that a row's result does not
+    depend on the others.
     """
 
     def __init__(self, weight: Levels, bias: torch.Tensor | None) -> None:
@@ -91,15 +124,17 @@ class LevelLinear:
         self._bias = None if bias is None else bias.float()
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        levels, scales = quantise_rows(rows)
         weight = self._weight
+        levels, row_scales = quantise_rows(rows, weight.group)
         width = weight.group or weight.levels.shape[1]
         out = torch.zeros(rows.shape[0], weight.levels.shape[0])
         for group, row_part in enumerate(torch.split(levels, width, dim=1)):
             sums = _products(row_part, weight.levels[:, group * width : (group + 1) * width])
             sums -= row_part.sum(dim=1, dtype=torch.int32)[:, None] * weight.zeros[:, group].int()
-            out += weight.scales[:, group] * sums.float()
-        out *= scales
+            scale = row_scales[:, group, None]
+            out += weight.scales[:, group] * scale * sums.float()
+            if weight.minima is not None:
+                out += weight.minima[:, group] * scale * row_part.sum(dim=1, dtype=torch.int32)[:, None].float()
         return (out if self._bias is None else out + self._bias).to(rows.dtype)
 
 
@@ -122,7 +157,7 @@ class NativeLevelLinear(NativeLinear):
         packed = pack_levels(weight.levels, weight.bits)
         outputs, inputs = weight.levels.shape
         tensors = {"packed": packed, "scales": weight.scales, "zeros": weight.zeros}
-        tensors |= {} if bias is None else {"bias": bias}
+        tensors |= {name: value for name, value in (("minima", weight.minima), ("bias", bias)) if value is not None}
         self._hold(PackedWeight(f"LinearLevels{weight.bits}", (inputs, outputs, weight.group), tensors), instructions)
 
 
@@ -143,18 +178,29 @@ def level_makers(precision: str, group_size: int, native: bool) -> LinearMakers:
     return LinearMakers(of_bits(bits), of_bits(HEAD_BITS), torch.float32, kind, bits)
 
 
-def unpacked(linears: Mapping[str, Mapping[str, torch.Tensor]], packing: Packing, order: torch.Tensor | None) -> Levels:
-    """The weights of linears of the same inputs, one after another, from their packed tensors, by name.
+def unpacked(linears: Mapping[str, Mapping[str, torch.Tensor]], packing: Packing) -> Levels:
+    """The weights of linears of the same inputs, one after another, from their packed tensors, by name."""
+    return Levels.stacked([_levels_of(name, tensors, packing) for name, tensors in linears.items()])
 
-    order: the places of the outputs, INT64 [outputs]; None: as they are.
-    """
-    parts = [_levels_of(name, tensors, packing) for name, tensors in linears.items()]
-    levels, scales, zeros = (
-        torch.cat([getattr(part, name) for part in parts]) for name in ("levels", "scales", "zeros")
-    )
-    if order is not None:
-        levels, scales, zeros = levels[order], scales[order], zeros[order]
-    return Levels(levels, scales, zeros, parts[0].bits, parts[0].group)
+
+def of_blocks(parts: Sequence[tuple[str, torch.Tensor]]) -> Levels:
+    """As `unpacked`, from the blocks of GGUF files: of each linear the type, and its blocks UINT8 [outputs, bytes]."""
+    return Levels.stacked([_levels_of_blocks(kind, blocks) for kind, blocks in parts])
+
+
+def _levels_of_blocks(kind: str, blocks: torch.Tensor) -> Levels:
+    """A block holds the scale in f16, with Q4_1 the minimum in f16, and the levels: of Q8_0 signed ones, else those of
+    the first inputs in the low bits and those of the last ones in the high bits."""
+    bits, start = LEVELS[kind], 4 if kind == "Q4_1" else 2
+    pieces = blocks.view(blocks.shape[0], -1, start + GROUP * bits // 8)
+    numbers = pieces[..., :start].contiguous().view(torch.float16).float()
+    levels = pieces[..., start:]
+    levels = levels + 128 if bits == 8 else torch.cat([levels & 15, levels >> 4], dim=-1)
+    scales = numbers[..., 0].contiguous()
+    zero = {"Q8_0": 128, "Q4_0": 8, "Q4_1": 0}[kind]
+    zeros = torch.full_like(scales, zero, dtype=torch.uint8)
+    minima = numbers[..., 1].contiguous() if kind == "Q4_1" else None
+    return Levels(levels.flatten(1).contiguous(), scales, zeros, bits, GROUP, minima)
 
 
 def _levels_of(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> Levels:

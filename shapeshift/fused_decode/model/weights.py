@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint: safetensors only, every name and shape checked before any tensor is read."""
+"""The tensors of a checkpoint, of safetensors or GGUF: every name and shape is checked before any tensor is read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from shapeshift.engines.checkpoint import INDEX, SINGLE, shard_names, weight_files
+from shapeshift.engines.gguf import tensors as gguf_tensors
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.architecture import GGUF, Architecture
 from shapeshift.fused_decode.model.precision import (
     COMPUTED_BYTES,
     HEAD_BITS,
@@ -24,8 +25,11 @@ from shapeshift.fused_decode.model.precision import (
 )
 from shapeshift.settings import Choices, require
 
-UNPACKED: Choices[Any] = Choices("quantization_config", {"words": "shapeshift.fused_decode.model.quantised:unpacked"})
-"""What reads packed linears, see `quantised.unpacked`."""
+_QUANTISED = "shapeshift.fused_decode.model.quantised"
+UNPACKED: Choices[Any] = Choices(
+    "quantization_config", {"words": f"{_QUANTISED}:unpacked", "blocks": f"{_QUANTISED}:of_blocks"}
+)
+"""What reads packed linears, see `quantised.unpacked` and `quantised.of_blocks`."""
 _DTYPES = ("F32", "F16", "BF16")
 _WORD_DTYPE, _WORDS = "I32", (".qweight", ".qzeros", ".g_idx")
 
@@ -90,7 +94,7 @@ def shapes(architecture: Architecture) -> dict[str, Shape]:
 def stored_shapes(architecture: Architecture) -> dict[str, Shape]:
     """Name and shape of every tensor of the files: as `shapes`, with the linears of the layers as they are packed."""
     a, result = architecture, shapes(architecture)
-    if a.packing is None:
+    if a.packing is None or a.packing.method == GGUF:
         return result
     require(not a.tensors.columns, "quantization_config", a.packing.method, f"not with a {a.family}")
     for layer, one in itertools.product(range(a.layers), linears(a).values()):
@@ -144,15 +148,18 @@ def weight_bytes(architecture: Architecture, precision: str, group_size: int = 0
     sizes.append((a.vocab_size, a.hidden, HEAD_BITS if precision in QUANTISED else bits))
     held = sum(outputs * inputs * bits // 8 for outputs, inputs, bits in sizes)
     if precision in QUANTISED:
-        # A group has a scale in f32 and a zero of one byte.
+        packing = a.packing if a.packing is not None and a.packing.bits == bits else None
+        # A group has a scale in f32, a zero of one byte, and of GGUF a minimum in f32.
+        each = 9 if packing is not None and packing.method == GGUF else 5
         held += sum(
-            5 * out * -(-inputs // (group_of(bits, inputs, group_size) or inputs)) for out, inputs, bits in sizes
+            each * out * -(-inputs // ((packing.group if packing else group_of(bits, inputs, group_size)) or inputs))
+            for out, inputs, bits in sizes
         )
     return held + others * COMPUTED_BYTES[computed(precision)]
 
 
 class WeightFiles:
-    """The safetensors files of a checkpoint folder, checked against an architecture; tensors are read one by one.
+    """The files of weights of a checkpoint folder, checked against an architecture; tensors are read one by one.
 
     Raises InvalidInputError for a missing or broken shard, for a tensor that is missing, has another shape or a dtype
     other than F32, F16 and BF16, and for a tensor that the architecture does not have.
@@ -162,8 +169,11 @@ class WeightFiles:
         self._architecture = architecture
         self._wanted = stored_shapes(architecture)
         self._linears = linears(architecture)
+        self._folder, self._blocks = folder, gguf_tensors.read_index(folder)
         self._places: dict[str, tuple[Path, str]] = {}
-        for path in _files(folder):
+        for name, entry in self._blocks.items():
+            self._place(folder / entry.file, name, entry.shape, _DTYPES[0])
+        for path in () if self._blocks else _files(folder):
             self._add(path)
         missing = sorted(self._wanted.keys() - self._places.keys())
         if missing:
@@ -196,16 +206,29 @@ class WeightFiles:
         linear, a = self._linears[name], self._architecture
         assert a.packing is not None, "the linears are plain"
         modules = [f"{a.tensors.layers}.{layer}.{part}" for part in linear.names]
-        packed = {module: {key: self._stored(f"{module}.{key}") for key in a.packing.parts} for module in modules}
+        if a.packing.method == GGUF:
+            weight = UNPACKED["blocks"]([self._block(f"{module}.weight") for module in modules])
+        else:
+            packed = {module: {key: self._stored(f"{module}.{key}") for key in a.packing.parts} for module in modules}
+            weight = UNPACKED["words"](packed, a.packing)
+        bias = torch.cat([self.read(f"{module}.bias", dtype) for module in modules]) if linear.biased else None
         order = qkv_order(a, layer) if name == "qkv" else None
-        weight = UNPACKED["words"](packed, a.packing, order)
-        if not linear.biased:
-            return weight, None
-        bias = torch.cat([self.read(f"{module}.bias", dtype) for module in modules])
-        return weight, bias if order is None else bias[order]
+        return (weight, bias) if order is None else (weight.rows(order), None if bias is None else bias[order])
+
+    def head_levels(self, name: str) -> Any:
+        """The weight `name` of an output head in `quantised.Levels`; None where the files hold it otherwise."""
+        entry = self._blocks.get(self._places[name][1])
+        held = entry is not None and gguf_tensors.LEVELS.get(entry.kind) == HEAD_BITS
+        return UNPACKED["blocks"]([self._block(name)]) if held else None
+
+    def _block(self, name: str) -> tuple[str, torch.Tensor]:
+        entry = self._blocks[self._places[name][1]]
+        return entry.kind, torch.from_numpy(gguf_tensors.blocks(self._folder, entry))
 
     def _stored(self, name: str) -> torch.Tensor:
         path, stored = self._places[name]
+        if self._blocks:
+            return torch.from_numpy(gguf_tensors.numbers(self._folder, self._blocks[stored]))
         with safe_open(str(path), framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(stored)
         return tensor
@@ -215,12 +238,15 @@ class WeightFiles:
             with safe_open(str(path), framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  not a mapping
                     piece = file.get_slice(name)
-                    today = self._known(name)
-                    self._check(path, today, tuple(piece.get_shape()), piece.get_dtype())
-                    self._places[today] = path, name
+                    self._place(path, name, tuple(piece.get_shape()), piece.get_dtype())
         except (SafetensorError, OSError) as error:
             allowed = f"must be a whole safetensors file ({error}); download it again"
             raise InvalidInputError(path.name, str(path), allowed) from None
+
+    def _place(self, path: Path, name: str, shape: Shape, dtype: str) -> None:
+        today = self._known(name)
+        self._check(path, today, shape, dtype)
+        self._places[today] = path, name
 
     def _known(self, name: str) -> str:
         """The name that the architecture has for the tensor `name` of a file."""

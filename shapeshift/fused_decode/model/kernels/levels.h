@@ -1,4 +1,5 @@
-// Weights as unsigned levels of 8 or 4 bits. A weight is its group's scale times (level - the group's zero).
+// Weights as unsigned levels of 8 or 4 bits. A weight is its group's scale times (level - the group's zero), plus the
+// group's minimum where there are minima.
 
 #pragma once
 
@@ -15,8 +16,8 @@ constexpr int64_t kQuad = 4;        // inputs whose levels lie side by side
 constexpr int64_t kFetched = 4096;  // bytes between what tiles read and what they fetch into the cache
 
 // weights [panels, blocks, kSide quads, kWide outputs, kQuad]; with 4 bits [panels, blocks, kSide quads, kSide outputs,
-// kQuad], where one byte holds the levels of both tiles, the second one in its high bits. scales and zeros [panels,
-// groups, kWide]; bias [outputs] or null. A group has `group` inputs of an output, a multiple of kPart; the last one may
+// kQuad], where one byte holds the levels of both tiles, the second one in its high bits. scales, zeros and minima [panels,
+// groups, kWide], minima or null; bias [outputs] or null. A group has `group` inputs of an output, a multiple of kPart; the last one may
 // have fewer.
 template <int64_t kBits>
 struct Panels<Levels<kBits>> {
@@ -24,6 +25,7 @@ struct Panels<Levels<kBits>> {
   const uint8_t* weights;
   const float* scales;
   const uint8_t* zeros;
+  const float* minima;
   const float* bias;
   int64_t inputs, outputs, group;
   Instructions instructions;

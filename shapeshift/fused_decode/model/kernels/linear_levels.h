@@ -11,6 +11,8 @@ constexpr int64_t kGroupedRows = 6;  // the same with the sums of a group and th
 constexpr int64_t kPlainRows = 4;    // the same without wide registers
 constexpr int64_t kFetchQuads = 16;  // inputs between two fetches
 
+inline wide::Wide spread(int32_t value) { return wide::Wide{} + static_cast<float>(value); }
+
 // Four adjacent levels of a row.
 inline int32_t quad_of(const int8_t* row, int64_t input) {
   int32_t quad;
@@ -44,19 +46,19 @@ void sum_quads(const Group<8>& group, const QuantisedRows& from, Fetch next, int
   });
 }
 
-// held [kRows, kWide] = kRows rows times a panel: of each group the sums, less what its zeros are in them, times its
-// scales. Small groups end often, so both kinds of sums stay in registers.
-template <int64_t kRows>
-void multiply_quads(const Panels<Levels<4>>& own, const uint8_t* weights, const float* scales, const uint8_t* zeros,
-                    const QuantisedRows& from, float* held) {
+// held [kRows, kWide] = kRows rows times a panel: of each group the sums, less what its zeros are in them, times the
+// scales of weights and row, plus what its minima add. Small groups end often, so both kinds of sums stay in registers.
+template <int64_t kRows, int64_t kBits>
+void multiply_quads(const Panels<Levels<kBits>>& own, const uint8_t* weights, const float* scales, const uint8_t* zeros,
+                    const float* minima, const QuantisedRows& from, float* held) {
   wide::Wide values[kRows][kTiles] = {};
   const int64_t stride = from.stride();
   for (int64_t i = 0; i < own.groups(); ++i, scales += kWide, zeros += kWide) {
-    const Group<4> group{own, weights, i * own.group, own.end(i)};
+    const Group<kBits> group{own, weights, i * own.group, own.end(i)};
     __m512i sums[kRows][kTiles] = {};
     for (int64_t input = group.begin; input < group.end; input += kQuad) {
       // A panel is so small that the next one is soon.
-      if (input % kFetchQuads == 0) fetch(group.line(input, 0) + kSoon, kFetchQuads * kWide / 2);
+      if (input % kFetchQuads == 0) fetch(group.line(input, 0) + kSoon, kFetchQuads * kWide * kBits / 8);
       const __m512i quads[kTiles] = {line_of(group, input, 0), line_of(group, input, 1)};
       for (int64_t row = 0; row < kRows; ++row) {
         const __m512i given = _mm512_set1_epi32(quad_of(from.levels + row * stride, input));
@@ -75,9 +77,18 @@ void multiply_quads(const Panels<Levels<4>>& own, const uint8_t* weights, const 
         const __m512i total = _mm512_set1_epi32(from.sum(row, group.begin, group.end));
         const __m512i exact = _mm512_sub_epi32(sums[row][tile], _mm512_mullo_epi32(own_zeros, total));
         const auto numbers = reinterpret_cast<wide::Wide>(_mm512_cvtepi32_ps(exact));
-        values[row][tile] = wide::multiply_add(scale, numbers, values[row][tile]);
+        values[row][tile] = wide::multiply_add(scale * from.from(row).scales[i], numbers, values[row][tile]);
       }
     }
+    if (minima == nullptr) continue;
+    for (int64_t row = 0; row < kRows; ++row) {
+      const wide::Wide total = spread(from.sum(row, group.begin, group.end));
+      const float scale = from.from(row).scales[i];
+      for (int64_t tile = 0; tile < kTiles; ++tile) {
+        values[row][tile] = wide::multiply_add(wide::load(minima + tile * kSide) * scale, total, values[row][tile]);
+      }
+    }
+    minima += kWide;
   }
   for (int64_t row = 0; row < kRows; ++row) {
     for (int64_t tile = 0; tile < kTiles; ++tile) wide::store(values[row][tile], held + row * kWide + tile * kSide);
@@ -153,22 +164,26 @@ void sum_rows(const Group<kBits>& group, const QuantisedRows& from, int64_t rows
   });
 }
 
-// Adds a group's sums [rows, kWide], less what its zeros are in them, times its scales to held [rows, kWide]; calls
-// each(row, lane, values) with what the row's are then, from `lane` on. kFirst: nothing is held yet. kZeros: there are
-// zeros in the sums.
+// Adds the sums [rows, kWide] of group `i`, less what its zeros are in them, times the scales of weights and rows, plus what its minima add to held
+// [rows, kWide]; calls each(row, lane, values) with what the row's are then, from `lane` on. kFirst: nothing is held
+// yet. kZeros: there are zeros in the sums. minima: or null.
 template <bool kFirst, bool kZeros, int64_t kBits, typename Each>
-void add_group(const Group<kBits>& group, const float* scales, const uint8_t* zeros, const QuantisedRows& from,
-               int64_t first, int64_t rows, const int32_t* sums, const float* held, const Each& each) {
+void add_group(const Group<kBits>& group, const float* scales, const uint8_t* zeros, const float* minima,
+               const QuantisedRows& from, int64_t i, int64_t first, int64_t rows, const int32_t* sums,
+               const float* held, const Each& each) {
   alignas(kLine) int32_t less[kWide];
   if constexpr (kZeros) std::copy(zeros, zeros + kWide, less);
   sums += first * kWide, held += first * kWide;
   for (int64_t row = first; row < first + rows; ++row, sums += kWide, held += kWide) {
-    const int32_t total = kZeros ? from.sum(row, group.begin, group.end) : 0;
+    const float scale = from.from(row).scales[i];
+    const int32_t total = kZeros || minima != nullptr ? from.sum(row, group.begin, group.end) : 0;
     for (int64_t lane = 0; lane < kWide; lane += wide::kLanes) {
       wide::Ints levels = wide::load(sums + lane);
       if constexpr (kZeros) levels -= wide::load(less + lane) * total;
       const wide::Wide before = kFirst ? wide::Wide{} : wide::load(held + lane);
-      each(row, lane, wide::multiply_add(wide::load(scales + lane), wide::numbers(levels), before));
+      wide::Wide values = wide::multiply_add(wide::load(scales + lane) * scale, wide::numbers(levels), before);
+      if (minima != nullptr) values = wide::multiply_add(wide::load(minima + lane) * scale, spread(total), values);
+      each(row, lane, values);
     }
   }
 }
@@ -188,17 +203,19 @@ void multiply_panel(const Panels<Levels<kBits>>& own, int64_t index, const Quant
   };
   const auto finish = [&](int64_t row, int64_t lane, const wide::Wide& values) {
     Out* place = out + row * own.outputs + first;
-    wide::store(values * from.scales[row] + wide::load(added + lane), (width == kWide ? place : part) + lane);
+    wide::store(values + wide::load(added + lane), (width == kWide ? place : part) + lane);
     if (width < kWide && lane + wide::kLanes == kWide) std::memcpy(place, part, width * sizeof(Out));
   };
   const uint8_t* weights = own.weights + index * own.blocks() * own.kBytes;
   const float* scales = own.scales + index * own.groups() * kWide;
   const uint8_t* zeros = own.zeros + index * own.groups() * kWide;
+  const float* minima = own.minima == nullptr ? nullptr : own.minima + index * own.groups() * kWide;
   const auto settle = [&](const Group<kBits>& group, int64_t i, int64_t row, int64_t count, auto has_zeros) {
     constexpr bool kZeros = decltype(has_zeros)::value;
     const auto add = [&](auto is_first, const auto& each) {
-      add_group<decltype(is_first)::value, kZeros>(group, scales + i * kWide, zeros + i * kWide, from, row, count, sums,
-                                                   held, each);
+      add_group<decltype(is_first)::value, kZeros>(group, scales + i * kWide, zeros + i * kWide,
+                                                   minima == nullptr ? nullptr : minima + i * kWide, from, i, row,
+                                                   count, sums, held, each);
     };
     const bool last = i + 1 == own.groups();
     if (i == 0) {
@@ -218,14 +235,12 @@ void multiply_panel(const Panels<Levels<kBits>>& own, int64_t index, const Quant
   }
 #endif
 #if defined(__AVX512VNNI__)
-  if constexpr (kBits == 4) {
-    if (own.instructions != Instructions::kPlain) {
-      in_parts<kGroupedRows>(rows, [&](int64_t row, auto count) {
-        multiply_quads<count>(own, weights, scales, zeros, from.from(row), held + row * kWide);
-      });
-      for (int64_t i = 0; i < rows * kWide; i += wide::kLanes) finish(i / kWide, i % kWide, wide::load(held + i));
-      return;
-    }
+  if (own.instructions != Instructions::kPlain && (kBits == 4 || own.groups() > 1)) {
+    in_parts<kGroupedRows>(rows, [&](int64_t row, auto count) {
+      multiply_quads<count>(own, weights, scales, zeros, minima, from.from(row), held + row * kWide);
+    });
+    for (int64_t i = 0; i < rows * kWide; i += wide::kLanes) finish(i / kWide, i % kWide, wide::load(held + i));
+    return;
   }
 #endif
   for (int64_t i = 0; i < own.groups(); ++i) {

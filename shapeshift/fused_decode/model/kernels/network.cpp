@@ -155,7 +155,7 @@ class Network : public torch::CustomClassHolder {
     for (int64_t layer = 0; layer < static_cast<int64_t>(layers_.size()); ++layer) {
       const LayerParts<W>& parts = layers_[layer];
       const Panels<W> &qkv = parts.qkv->panels(), &output = parts.output->panels();
-      add_norm(team, state, delta, parts.attention_norm, rows, own.normed);
+      add_norm(team, state, delta, parts.attention_norm, rows, own.normed, qkv);
       linear(team, layer, kQkv, qkv, own.normed, rows, own.qkv);
       attend_all<T>(parts.attention, qkv.outputs, own.qkv, own.mixed, tasks, blocks, split, team);
       if (&parts == &layers_.back()) {
@@ -168,34 +168,38 @@ class Network : public torch::CustomClassHolder {
         rows = wanted, state = own.chosen, mixed = own.picked;
       }
       if constexpr (Operand<T, W>::kWorks) {
-        team(rows, [&](int64_t row) { operand_.prepare(mixed, row, output.inputs); });
+        team(rows, [&](int64_t row) { operand_.prepare(mixed, row, output); });
       }
       delta = own.delta;
       linear(team, layer, kOutput, output, mixed, rows, delta);
-      add_norm(team, state, delta, parts.mlp_norm, rows, own.normed);
+      add_norm(team, state, delta, parts.mlp_norm, rows, own.normed, parts.gate_up->panels());
       linear(team, layer, kGateUp, parts.gate_up->panels(), own.normed, rows, own.both);
-      const int64_t inner = parts.down->panels().inputs;
+      const Panels<W>& down = parts.down->panels();
+      const int64_t inner = down.inputs;
       team(rows, [&](int64_t row) {
         gate_row(own.both + 2 * row * inner, inner, own.gated + row * inner);
-        operand_.prepare(own.gated, row, inner);
+        operand_.prepare(own.gated, row, down);
       });
-      linear(team, layer, kDown, parts.down->panels(), own.gated, rows, delta);
+      linear(team, layer, kDown, down, own.gated, rows, delta);
     }
-    add_norm(team, state, delta, norm_, rows, own.normed);
-    multiply(head_->panels(), operand_.of(own.normed, hidden_), rows, logits_.data_ptr<float>(), team);
+    add_norm(team, state, delta, norm_, rows, own.normed, head_->panels());
+    multiply(head_->panels(), operand_.of(own.normed, head_->panels()), rows, logits_.data_ptr<float>(), team);
   }
 
   // A linear of a layer with its low-rank terms; `from` is prepared.
   void linear(const Team& team, int64_t layer, Place place, const Panels<W>& own, const T* from, int64_t rows, T* out) {
-    added_.multiply(team, layer, place, own, operand_.of(from, own.inputs), from, rows, out);
+    added_.multiply(team, layer, place, own, operand_.of(from, own), from, rows, out);
   }
 
-  void add_norm(const Team& team, float* state, const T* delta, const Tensor& weight, int64_t rows, T* out) {
+  // Rows for the linear with the panels `next`.
+  template <typename Next>
+  void add_norm(const Team& team, float* state, const T* delta, const Tensor& weight, int64_t rows, T* out,
+                const Next& next) {
     const float* scale = weight.const_data_ptr<float>();
     team(rows, [&](int64_t row) {
       const T* added = delta == nullptr ? nullptr : delta + row * hidden_;
       add_norm_row(state + row * hidden_, added, scale, eps_, hidden_, out + row * hidden_);
-      operand_.prepare(out, row, hidden_);
+      operand_.prepare(out, row, next);
     });
   }
 
@@ -238,8 +242,8 @@ template <int64_t kBits>
 void define_levels(torch::Library& library, const std::string& suffix) {
   using Own = Linear<Levels<kBits>>;
   library.class_<Own>("Linear" + suffix)
-      .def(torch::init<Tensor, int64_t, int64_t, const Tensor&, const Tensor&, int64_t, std::optional<Tensor>,
-                       const std::string&>())
+      .def(torch::init<Tensor, int64_t, int64_t, const Tensor&, const Tensor&, std::optional<Tensor>, int64_t,
+                       std::optional<Tensor>, const std::string&>())
       .def("forward", &Own::forward)
       .def("instructions", &Own::instructions);
 }

@@ -29,17 +29,18 @@ inline at::Tensor by_panel(const at::Tensor& given) {
   return padded.view({panels, kWide, given.size(1)}).transpose(1, 2).contiguous();
 }
 
-// y = x weight^T + bias, where weight = scales (levels - zeros) group by group, and x is quantised row by row.
+// y = x weight^T + bias, where weight = scales (levels - zeros) + minima group by group, and x is quantised group by
+// group.
 template <int64_t kBits>
 class Linear<Levels<kBits>> : public torch::CustomClassHolder {
   using Own = Panels<Levels<kBits>>;
 
  public:
-  // packed: see `pack_levels`; it is only read. scales and bias FLOAT32, zeros UINT8: [outputs, groups], [outputs],
-  // [outputs, groups]. group: inputs of a group; 0: all. instructions: "tiles", "quads" or "plain"; "best": the fastest
-  // here.
+  // packed: see `pack_levels`; it is only read. scales and minima FLOAT32, zeros UINT8: [outputs, groups]; bias FLOAT32
+  // [outputs]. group: inputs of a group; 0: all. instructions: "tiles", "quads" or "plain"; "best": the fastest here.
   Linear(at::Tensor packed, int64_t inputs, int64_t outputs, const at::Tensor& scales, const at::Tensor& zeros,
-         int64_t group, std::optional<at::Tensor> bias, const std::string& instructions)
+         std::optional<at::Tensor> minima, int64_t group, std::optional<at::Tensor> bias,
+         const std::string& instructions)
       : packed_(std::move(packed)) {
     check_like(packed_, at::kByte, "packed", 1);
     check_like(scales, at::kFloat, "scales", 2), check_like(zeros, at::kByte, "zeros", 2);
@@ -49,7 +50,9 @@ class Linear<Levels<kBits>> : public torch::CustomClassHolder {
     TORCH_CHECK(group >= 0 && group % kPart == 0, "group: must be a multiple of ", kPart);
     panels_.group = group == 0 ? panels_.blocks() * kBlockInputs : group;
     const int64_t groups = panels_.groups();
-    for (const auto& [tensor, name] : {std::pair{scales, "scales"}, std::pair{zeros, "zeros"}}) {
+    if (minima) check_like(*minima, at::kFloat, "minima", 2);
+    for (const auto& [tensor, name] :
+         {std::pair{scales, "scales"}, std::pair{zeros, "zeros"}, std::pair{minima.value_or(scales), "minima"}}) {
       const bool fits = tensor.size(0) == panels_.outputs && tensor.size(1) == groups;
       TORCH_CHECK(fits, name, ": must be [", panels_.outputs, ", ", groups, "]");
     }
@@ -63,7 +66,9 @@ class Linear<Levels<kBits>> : public torch::CustomClassHolder {
     panels_.instructions = chosen(panels_, instructions);
     panels_.weights = packed_.const_data_ptr<uint8_t>();
     scales_ = by_panel(scales), zeros_ = by_panel(zeros);
+    if (minima) minima_ = by_panel(*minima);
     panels_.scales = scales_.const_data_ptr<float>(), panels_.zeros = zeros_.const_data_ptr<uint8_t>();
+    panels_.minima = minima_ ? minima_->const_data_ptr<float>() : nullptr;
   }
 
   const Own& panels() const { return panels_; }
@@ -81,7 +86,7 @@ class Linear<Levels<kBits>> : public torch::CustomClassHolder {
     at::Tensor out = at::empty({count, panels_.outputs}, rows.options());
     QuantisedMemory memory;
     memory.fit(count, panels_.inputs);
-    const QuantisedRows quantised = memory.of(panels_.inputs);
+    const QuantisedRows quantised = memory.of(panels_.inputs, panels_.group);
     const auto* from = static_cast<const T*>(rows.const_data_ptr());
     share(count, [&](int64_t row) { quantise_row(from + row * panels_.inputs, quantised.from(row)); });
     multiply(panels_, quantised, count, static_cast<T*>(out.data_ptr()), Shared{});
@@ -89,6 +94,6 @@ class Linear<Levels<kBits>> : public torch::CustomClassHolder {
   }
 
   at::Tensor packed_, scales_, zeros_;
-  std::optional<at::Tensor> bias_;
+  std::optional<at::Tensor> minima_, bias_;
   Own panels_{};
 };

@@ -1,4 +1,5 @@
-// Rows of activations as signed 8-bit levels, each row with a scale of its own, chosen when the row is there.
+// Rows of activations as signed 8-bit levels. Each group of inputs of a row has a scale of its own, chosen when the row
+// is there: a few inputs of a row may be a hundred times as large as the others.
 
 #pragma once
 
@@ -13,18 +14,20 @@ constexpr float kMostLevel = 127.0f;
 constexpr float kLeast = 1e-30f;  // a row of smaller values is one of zeros
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// levels [rows, stride], -127 to 127, and 0 behind the inputs. A value is its level times the scale of its row. sums
-// [rows, parts() + 1]: of the levels before each part of kPart inputs.
+// levels [rows, stride], -127 to 127, and 0 behind the inputs. scales [rows, groups()]: a value is its level times the
+// scale of its group of `group` inputs, those of the weights. sums [rows, parts() + 1]: of the levels before each part of
+// kPart inputs.
 struct QuantisedRows {
   int8_t* levels;
   float* scales;
   int32_t* sums;
-  int64_t inputs;
+  int64_t inputs, group;
 
+  int64_t groups() const { return (inputs + group - 1) / group; }
   int64_t stride() const { return (inputs + kBlockInputs - 1) / kBlockInputs * kBlockInputs; }
   int64_t parts() const { return stride() / kPart; }
   QuantisedRows from(int64_t row) const {
-    return {levels + row * stride(), scales + row, sums + row * (parts() + 1), inputs};
+    return {levels + row * stride(), scales + row * groups(), sums + row * (parts() + 1), inputs, group};
   }
   // The sum of the levels of a row's inputs from `begin` to `end`, multiples of kPart.
   int32_t sum(int64_t row, int64_t begin, int64_t end) const {
@@ -74,7 +77,9 @@ float quantise(const T* values, int64_t count, int8_t* levels) {
 // Quantises a row.
 template <typename T>
 void quantise_row(const T* values, const QuantisedRows& row) {
-  *row.scales = quantise(values, row.inputs, row.levels);
+  for (int64_t i = 0, begin = 0; begin < row.inputs; ++i, begin += row.group) {
+    row.scales[i] = quantise(values + begin, std::min(row.group, row.inputs - begin), row.levels + begin);
+  }
   std::memset(row.levels + row.inputs, 0, row.stride() - row.inputs);
   sum_parts(row.levels, row.parts(), row.sums);
 }
@@ -84,11 +89,13 @@ class QuantisedMemory {
  public:
   // Room for `rows` rows of at most `inputs` inputs.
   void fit(int64_t rows, int64_t inputs) {
-    const QuantisedRows most{nullptr, nullptr, nullptr, inputs};
-    grow(levels_, rows * most.stride()), grow(scales_, rows), grow(sums_, rows * (most.parts() + 1));
+    const QuantisedRows most{nullptr, nullptr, nullptr, inputs, kPart};
+    grow(levels_, rows * most.stride()), grow(scales_, rows * most.groups()), grow(sums_, rows * (most.parts() + 1));
   }
 
-  QuantisedRows of(int64_t inputs) { return {levels_.data(), scales_.data(), sums_.data(), inputs}; }
+  QuantisedRows of(int64_t inputs, int64_t group) {
+    return {levels_.data(), scales_.data(), sums_.data(), inputs, group};
+  }
 
  private:
   template <typename Element>
