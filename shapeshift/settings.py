@@ -29,6 +29,9 @@ REMOVED: dict[str, str] = {
     "high_utility": "leave it out, the paper's 0.8 holds",
     "initial_ms": "leave it out, the paper's 2000 holds",
     "tick_ms": "leave it out, 1 ms holds",
+    "membership": "leave it out, [[nodes]], or a section [dns] or [ray], says where the nodes are found",
+    "min_nodes": "`nodes` is the fewest",
+    "metrics_port": "leave it out, the page of a node is 1000 above its grpc_port",
 }
 """What to do instead of a setting that a former version had, by its name: the end of a sentence."""
 

@@ -7,13 +7,11 @@ from shapeshift.fleet.supervision.ray_fleet import RayFleet
 
 _FILE = """
 name = "{name}"
-membership = "ray"
 
 [ray]
 nodes = {nodes}
 cpus = 0.5
 grpc_port = {port}
-metrics_port = {metrics_port}
 build = "build"
 serve = "--models {front} --triton {triton}"
 """
@@ -22,10 +20,10 @@ serve = "--models {front} --triton {triton}"
 def fleet_file(name: str, front: str, nodes: int, port: int, address: str = "") -> str:
     """The fleet file of `nodes` nodes that serve `front`.
 
-    port: of gRPC, the first of each machine; those of metrics are 100 above. address: of the head; empty: started.
+    port: of gRPC, the first of each machine; those of metrics are 1000 above. address: of the head; empty: started.
     """
     triton = (BUILD / "triton").resolve()
-    text = _FILE.format(name=name, nodes=nodes, port=port, metrics_port=port + 100, front=front, triton=triton)
+    text = _FILE.format(name=name, nodes=nodes, port=port, front=front, triton=triton)
     return text + (f'address = "{address}"\n' if address else "")
 
 

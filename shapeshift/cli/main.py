@@ -7,7 +7,7 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import shapeshift
 from shapeshift.errors import ShapeshiftError
@@ -30,6 +30,21 @@ COMMANDS = {
     "tasks": ("shapeshift.cli.registries.tasks", "the tasks of an image model: train, register, list, remove"),
     "cascade": ("shapeshift.cli.registries.cascade", "profile cascades of models and choose which one serves"),
     "policy": ("shapeshift.cli.policy", "compute one decision of a policy, from JSON"),
+}
+# Option that a former version of a command had: what to do instead, the end of a sentence.
+REMOVED_OPTIONS: dict[str, dict[str, str]] = {
+    "serve": {"--allow-public": "set SHAPESHIFT_ALLOW_PUBLIC=1 in the environment"},
+    "sidecar": {
+        "--health-period": "leave it out, servers are looked at each second, or as often as they answer",
+        "--scale-period": "leave it out, the tail latency is checked every 10 s",
+        "--batch": "leave it out, an eighth of the workers is changed at once",
+    },
+    "fleet": {
+        "--timeout": "leave it out, of an upgrade each node has half an hour",
+        "--models-claim": "the claim is NAME-models; edit what is printed for another one",
+        "--requests-waiting": "edit the threshold in what is printed",
+        "--shared-memory": "edit the sizeLimit of shm in what is printed",
+    },
 }
 # What a full, a read-only or a broken disk says, or a folder of another user.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.ENOTDIR)
@@ -64,8 +79,11 @@ def _run(command_line: list[str]) -> int:
         # Import only the requested command: the packages that another one needs may not be installed.
         if name in command_line[:1]:
             importlib.import_module(module).add_arguments(command)
-    options = parser.parse_args(command_line)
+    options, unknown = parser.parse_known_args(command_line)
     try:
+        _refuse(unknown, REMOVED_OPTIONS.get(options.command, {}))
+        if unknown:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         return int(importlib.import_module(COMMANDS[options.command][0]).run(options))
     except ShapeshiftError as error:
         sys.stderr.write(f"shapeshift {options.command}: {error}\n")
@@ -76,6 +94,14 @@ def _run(command_line: list[str]) -> int:
         where = f" {error.filename}" if error.filename else ""
         sys.stderr.write(f"shapeshift {options.command}: cannot write or read{where}: {error.strerror}\n")
         return 2
+
+
+def _refuse(arguments: Sequence[str], removed: Mapping[str, str]) -> None:
+    """Raise ShapeshiftError for the first of `arguments` that is an option of a former version."""
+    for argument in arguments:
+        option = argument.partition("=")[0]
+        if option in removed:
+            raise ShapeshiftError(f"{option} is gone: {removed[option]}")
 
 
 if __name__ == "__main__":

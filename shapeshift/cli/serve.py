@@ -44,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}-port", type=int, metavar="PORT", help=f"default: {default}, with --fleet a free one"
         )
     parser.add_argument("--host", default=ServerSettings.host, help="address to bind to (%(default)s)")
-    parser.add_argument("--allow-public", action="store_true", help="allow a --host that others can reach")
     parser.add_argument(
         "--external",
         metavar="HOST:GRPCPORT",
@@ -105,7 +104,6 @@ def _embedded(options: argparse.Namespace) -> int:
         triton=options.triton or options.build / "triton",
         run_directory=own_build / "run",
         host=options.host,
-        allow_public=options.allow_public,
         # `shapeshift engines` has completed the configurations of the generated repository.
         complete_configs=bool(options.repository),
         keep_going=not options.strict,

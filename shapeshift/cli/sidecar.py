@@ -16,9 +16,9 @@ from shapeshift.cli.stop_signals import stop_event
 from shapeshift.errors import InvalidInputError
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.settings import SidecarSettings
-from shapeshift.triton.embedded import run_record
+from shapeshift.triton.embedded import processes, run_record
 from shapeshift.triton.keys import KEY_VARIABLE, read_key
-from shapeshift.triton.settings import ServerSettings
+from shapeshift.triton.settings import DEFAULT_ADDRESSES, ServerSettings
 
 if TYPE_CHECKING:
     from shapeshift.sidecar.servers import Fleet
@@ -29,18 +29,16 @@ _PORTS = ("http", "grpc", "metrics")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `shapeshift sidecar`; the defaults are those of SidecarSettings."""
-    defaults = SidecarSettings
     parser.add_argument("--server", metavar="HOST:GRPCPORT", help="gRPC address; default: from the build folder")
     parser.add_argument("--metrics", metavar="URL", help="metrics page; default: from the build folder")
     parser.add_argument("--fleet", type=Path, metavar="FILE", help="fleet file: one sidecar for all nodes of a fleet")
     parser.add_argument("--node", default="", metavar="NAME", help="with --fleet: whose certificate is shown")
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
     parser.add_argument("--repository", type=Path, action="append", metavar="DIR", help="folder of models; repeatable")
-    scrapes, plans = "seconds between two scrapes", "seconds between two plans"
+    period_s = SidecarSettings.plan_period_s
     parser.add_argument(
-        "--health-period", type=float, default=defaults.health_period_s, metavar="SECONDS", help=scrapes
+        "--plan-period", type=float, default=period_s, metavar="SECONDS", help="seconds between two plans"
     )
-    parser.add_argument("--plan-period", type=float, default=defaults.plan_period_s, metavar="SECONDS", help=plans)
     parser.add_argument("--dry-run", action="store_true", help="log each decision and its reason, change nothing")
     parser.add_argument("--freeze", action="store_true", help="let the sidecar decide but change nothing, and exit")
     parser.add_argument("--thaw", action="store_true", help="let the sidecar make changes again, and exit")
@@ -58,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if fleet and (options.server or options.metrics):
         raise InvalidInputError("fleet", str(options.fleet), "names the servers: --server and --metrics do not apply")
-    settings = _settings(options, run_directory, fleet.name if fleet else "")
+    settings = _settings(options, run_directory, bool(fleet))
     with contextlib.nullcontext() if settings.dry_run else run_files.sole_sidecar(run_directory):
         return _run(settings, options, fleet)
 
@@ -122,17 +120,12 @@ def server_key(run_directory: Path) -> str:
     return read_key(run_directory / "key") if (run_directory / "key").exists() else ""
 
 
-def _settings(options: argparse.Namespace, run_directory: Path, fleet: str) -> SidecarSettings:
-    server, metrics = addresses(run_directory) or (SidecarSettings.server, SidecarSettings.metrics)
+def _settings(options: argparse.Namespace, run_directory: Path, is_fleet: bool) -> SidecarSettings:
     # A fleet's nodes have their own files, which are here only if the user says so.
-    repositories = [] if fleet else [options.build / "repository"]
+    repositories = [] if is_fleet else [options.build / "repository"]
     return SidecarSettings(
-        server=options.server or server,
-        metrics=options.metrics or metrics,
-        fleet=fleet,
         run_directory=run_directory,
         repositories=tuple(options.repository or repositories),
-        health_period_s=options.health_period,
         plan_period_s=options.plan_period,
         dry_run=options.dry_run,
     )
@@ -150,10 +143,13 @@ def _run(settings: SidecarSettings, options: argparse.Namespace, fleet: Fleet | 
 
     with stop_event() as stop:
         if fleet is not None:
-            sidecar = Sidecar(settings, partial(fleet.connect, settings), _write)
+            sidecar = Sidecar(settings, partial(fleet.connect, settings), _write, f"fleet {fleet.name}")
         else:
-            key = server_key(settings.run_directory)
-            sidecar = Sidecar(settings, lambda _: connect(settings.server, settings.metrics, key), _write)
+            folder = settings.run_directory
+            running = addresses(folder) or DEFAULT_ADDRESSES
+            server, page, key = options.server or running[0], options.metrics or running[1], server_key(folder)
+            is_local = _is_local(folder, server)
+            sidecar = Sidecar(settings, lambda _: connect(server, page, key), _write, f"server {server}", is_local)
         sidecar.start()
         if options.until_eof:
             threading.Thread(target=_wait_for_eof, args=(stop,), name="input", daemon=True).start()
@@ -162,6 +158,14 @@ def _run(settings: SidecarSettings, options: argparse.Namespace, fleet: Fleet | 
         _write("sidecar stopped\n")
         # Do not wait for the thread of a running load.
         os._exit(0)
+
+
+def _is_local(run_directory: Path, server: str) -> bool:
+    """Whether the server at this address is that of the run directory, so that its processes are visible here."""
+    running = run_record.read(run_directory / "server.json")
+    if running is None or not processes.is_alive(running.server):
+        return False
+    return server.endswith(f":{running.about.get('ports', {}).get('grpc')}")
 
 
 def _wait_for_eof(stop: threading.Event) -> None:

@@ -1,7 +1,5 @@
 """Membership by DNS: the addresses behind one name, such as those of a headless Kubernetes Service.
 
-    membership = "dns"
-
     [dns]
     service = "shapeshift.default.svc.cluster.local"
     names = "hostname"
@@ -14,60 +12,20 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from shapeshift import settings
 from shapeshift.errors import InvalidInputError
 from shapeshift.fleet.node import Members, Node
-from shapeshift.fleet.settings import section
-from shapeshift.settings import require
+from shapeshift.fleet.settings import ADDRESS, DnsSettings
+from shapeshift.loops import Loop
 from shapeshift.triton.endpoint import Endpoint, Tls
 
-ADDRESS, HOSTNAME = "address", "hostname"
-
-_HOST = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]{0,251}[A-Za-z0-9])?\.?")
 # Seconds between two look-ups.
 _PERIOD_S = 5.0
 # An answer older than so many periods is reported: the resolver does not come back.
 _LATE_PERIODS = 4
-
-
-@dataclass(frozen=True)
-class DnsSettings:
-    """The section [dns] of a fleet file.
-
-    service       the name that has the addresses of all nodes
-    grpc_port     of every node
-    metrics_port  of every node
-    names         `address`: a node is named by its address, 10-0-0-7; `hostname`: by the first label of the name that
-                  its address has (PTR), as pods of a StatefulSet have it, and is reached under that name
-    key_file      of a node, `{node}` replaced by its name; relative to the fleet file; empty: none
-    Raises InvalidInputError with the name of the field.
-    """
-
-    service: str
-    grpc_port: int = 8001
-    metrics_port: int = 8002
-    names: str = ADDRESS
-    key_file: str = ""
-
-    def __post_init__(self) -> None:
-        require(bool(_HOST.fullmatch(self.service)), "service", self.service, "must be a DNS name")
-        for name in ("grpc_port", "metrics_port"):
-            require(0 < getattr(self, name) < 65536, name, getattr(self, name), "must be 1 to 65535")
-        require(self.names in (ADDRESS, HOSTNAME), "names", self.names, f"must be {ADDRESS} or {HOSTNAME}")
-
-
-def read(values: Mapping[str, Any]) -> DnsSettings:
-    """The settings of a section [dns]. Raises ShapeshiftError with the names of section and field."""
-    with section("dns"):
-        settings.refuse_unknown(values, settings.names(DnsSettings))
-        return settings.read(DnsSettings, {name: str(value) for name, value in values.items()})
 
 
 def addresses_of(host: str) -> list[str]:
@@ -108,9 +66,8 @@ class DnsMembership:
         self._members = Members(problem=f"{options.service} is being looked up")
         self._hostnames: dict[str, str] = {}
         self._answered = clock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="dns", daemon=True)
-        self._thread.start()
+        self._loop = Loop("dns", self._step, self._report)
+        self._loop.start()
 
     def members(self) -> Members:
         """The nodes of the last answer; never blocks."""
@@ -121,7 +78,7 @@ class DnsMembership:
 
     def close(self) -> None:
         """End the thread, which may be waiting for DNS: it is not waited for."""
-        self._stop.set()
+        self._loop.stop(timeout_s=0.0)
 
     def look_up(self) -> Members:
         """The nodes that DNS has now, or the last ones with the problem. Blocks; only the thread calls it."""
@@ -162,12 +119,13 @@ class DnsMembership:
         host = self._hostnames[address]
         return host.partition(".")[0].lower(), host
 
-    def _run(self) -> None:
-        while True:
-            self._members = self.look_up()
-            self._answered = self._clock()
-            if self._stop.wait(self._period_s):
-                return
+    def _step(self) -> float:
+        self._members = self.look_up()
+        self._answered = self._clock()
+        return self._period_s
+
+    def _report(self, problem: str) -> None:
+        self._members = Members(self._members.nodes, problem)
 
 
 def node_name(address: str) -> str:

@@ -7,9 +7,10 @@ from pathlib import Path
 from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet import dns, settings
 from shapeshift.fleet.node import Members, Membership
+from shapeshift.fleet.settings import DnsSettings, RaySettings
 from shapeshift.registry import FolderWatch
 
-# In the folder of a fleet on Ray: a fleet file with membership `static`, which `fleet up` writes.
+# In the folder of a fleet on Ray: a fleet file with [[nodes]], which `fleet up` writes.
 NODES_FILE = "nodes.toml"
 
 
@@ -41,14 +42,11 @@ class FileMembership:
 def open_membership(path: Path, node: str = "") -> Membership:
     """The membership of the fleet file `path`, as the node `node` (empty: none) reads it; to be closed.
 
-    Raises as `settings.read` does, and ShapeshiftError for an invalid section [dns] or [ray].
+    Raises as `settings.read` does.
     """
     fleet = settings.read(path, node)
-    try:
-        if fleet.membership == "dns":
-            return dns.DnsMembership(dns.read(fleet.source.get("dns", {})), fleet.tls, path.parent)
-        if fleet.membership == "ray":
-            return FileMembership(path.parent / settings.ray_settings(fleet).folder / NODES_FILE, node)
-    except ShapeshiftError as error:
-        raise ShapeshiftError(f"{path}: {error}") from None
+    if isinstance(fleet.source, DnsSettings):
+        return dns.DnsMembership(fleet.source, fleet.tls, path.parent)
+    if isinstance(fleet.source, RaySettings):
+        return FileMembership(path.parent / fleet.source.folder / NODES_FILE, node)
     return FileMembership(path, node)

@@ -1,7 +1,6 @@
 """The fleet file: TOML that names the nodes of a fleet, or says where their names are found.
 
     name = "demo"
-    membership = "static"
 
     [tls]
     ca = "ca.pem"
@@ -14,19 +13,20 @@
     metrics = "https://10.0.0.1:8003/metrics"
     key_file = "a.control-key"
 
-Relative paths are relative to the file. `{node}` stands for the name of the node that reads the file. With membership
-`dns` or `ray` the nodes are found elsewhere, as the section of that name says.
+Relative paths are relative to the file. `{node}` stands for the name of the node that reads the file. In the place of
+[[nodes]], a section [dns] or [ray] says where the nodes are found.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shapeshift import settings
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
@@ -34,54 +34,65 @@ from shapeshift.fleet.node import Node, check_node_name
 from shapeshift.fleet.policy.node_count import NodeLimits
 from shapeshift.settings import require
 from shapeshift.triton.endpoint import Endpoint, Tls
+from shapeshift.triton.settings import ServerSettings
 
-MEMBERSHIPS = ("static", "dns", "ray")
+ADDRESS, HOSTNAME = "address", "hostname"
+# How far the port of a Ray node's metrics page is above that of its gRPC: as many nodes as there may be.
+METRICS_OFFSET = 1000
+
+T = TypeVar("T")
 
 _NODE_FIELDS = ("name", "grpc", "metrics", "key_file")
 _TLS_FIELDS = ("ca", "certificate", "key")
+_HOST = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]{0,251}[A-Za-z0-9])?\.?")
 
 
 @dataclass(frozen=True)
-class FleetSettings:
-    """What a fleet file says.
+class DnsSettings:
+    """The section [dns] of a fleet file.
 
-    name        of the fleet, a DNS label
-    membership  where the nodes are found: one of MEMBERSHIPS
-    tls         files of mutual TLS, `{node}` replaced; None for plain text
-    nodes       the nodes of membership `static`
-    source      by kind, the values of the section [dns] or [ray]
+    service       the name that has the addresses of all nodes
+    grpc_port     of every node
+    metrics_port  of every node
+    names         `address`: a node is named by its address, 10-0-0-7; `hostname`: by the first label of the name that
+                  its address has (PTR), as pods of a StatefulSet have it, and is reached under that name
+    key_file      of a node, `{node}` replaced by its name; relative to the fleet file; empty: none
+    Raises InvalidInputError with the name of the field.
     """
 
-    name: str
-    membership: str = "static"
-    tls: Tls | None = None
-    nodes: tuple[Node, ...] = ()
-    source: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    service: str
+    grpc_port: int = ServerSettings.grpc_port
+    metrics_port: int = ServerSettings.metrics_port
+    names: str = ADDRESS
+    key_file: str = ""
+
+    def __post_init__(self) -> None:
+        require(bool(_HOST.fullmatch(self.service)), "service", self.service, "must be a DNS name")
+        for name in ("grpc_port", "metrics_port"):
+            require(0 < getattr(self, name) < 65536, name, getattr(self, name), "must be 1 to 65535")
+        require(self.names in (ADDRESS, HOSTNAME), "names", self.names, f"must be {ADDRESS} or {HOSTNAME}")
 
 
 @dataclass(frozen=True)
 class RaySettings:
     """The section [ray] of a fleet file. Relative paths are relative to the file.
 
-    address       of a Ray cluster, HOST:PORT of its head; empty: one on this machine, which `fleet up` starts
-    nodes         how many, named node-0, node-1, ...
-    min_nodes     the fewest that are left where their number follows the latency; 0: `nodes`
-    max_nodes     the most that are started then; 0: `nodes`
-    grpc_port     of the first node; each further one has the next port, so that machines may have several
-    metrics_port  likewise
-    cpus, gpus    that Ray reserves for each node
-    build         build folder of every machine, with models and server
-    folder        of each machine, for the files of its nodes: certificates and keys
-    serve         further options of `shapeshift serve` for each node, such as "--models encode"
+    address     of a Ray cluster, HOST:PORT of its head; empty: one on this machine, which `fleet up` starts
+    nodes       how many, named node-0, node-1, ...; the fewest, where their number follows the latency
+    max_nodes   the most that are started then; 0: `nodes`
+    grpc_port   of the first node; each further one has the next port, so that machines may have several. The page of
+                metrics of each is METRICS_OFFSET above
+    cpus, gpus  that Ray reserves for each node
+    build       build folder of every machine, with models and server
+    folder      of each machine, for the files of its nodes: certificates and keys
+    serve       further options of `shapeshift serve` for each node, such as "--models encode"
     Raises InvalidInputError with the name of the field.
     """
 
     address: str = ""
     nodes: int = 1
-    min_nodes: int = 0
     max_nodes: int = 0
     grpc_port: int = 18001
-    metrics_port: int = 18501
     cpus: float = 1.0
     gpus: float = 0.0
     build: str = "build"
@@ -91,27 +102,39 @@ class RaySettings:
     def __post_init__(self) -> None:
         for name in ("build", "folder"):
             require(bool(getattr(self, name)), name, getattr(self, name), "must name a file or folder")
+        most = self.limits.most
         require(1 <= self.nodes <= 1000, "nodes", self.nodes, "must be 1 to 1000")
-        least, most = self.limits.least, self.limits.most
-        require(1 <= least <= self.nodes, "min_nodes", self.min_nodes, f"must be 1 to nodes ({self.nodes}), or 0")
         require(self.nodes <= most <= 1000, "max_nodes", self.max_nodes, f"must be nodes ({self.nodes}) to 1000, or 0")
-        for name in ("grpc_port", "metrics_port"):
-            port = getattr(self, name)
-            require(0 < port <= 65536 - most, name, port, "must be 1 to 65535 for each node")
+        allowed = f"each node needs a port of 1 to 65535, and that {METRICS_OFFSET} above it"
+        require(0 < self.grpc_port <= 65536 - METRICS_OFFSET - most, "grpc_port", self.grpc_port, allowed)
         for name in ("cpus", "gpus"):
             require(0 <= getattr(self, name) <= 4096, name, getattr(self, name), "must be 0 to 4096")
-        apart = abs(self.grpc_port - self.metrics_port) >= most
-        require(apart, "metrics_port", self.metrics_port, "must not fall among the gRPC ports of the nodes")
 
     @property
     def limits(self) -> NodeLimits:
         """The fewest and the most nodes."""
-        return NodeLimits(self.min_nodes or self.nodes, self.max_nodes or self.nodes)
+        return NodeLimits(self.nodes, self.max_nodes or self.nodes)
 
     @property
     def is_scaled(self) -> bool:
         """Whether the number of nodes follows the latency."""
         return self.limits.least < self.limits.most
+
+
+@dataclass(frozen=True)
+class FleetSettings:
+    """What a fleet file says.
+
+    name    of the fleet, a DNS label
+    tls     files of mutual TLS, `{node}` replaced; None for plain text
+    nodes   those of [[nodes]], where the file has them; the file is read again when it changes
+    source  the section [dns] or [ray] that says where else the nodes are found; None with [[nodes]]
+    """
+
+    name: str
+    tls: Tls | None = None
+    nodes: tuple[Node, ...] = ()
+    source: DnsSettings | RaySettings | None = None
 
 
 def read(path: Path, node: str = "") -> FleetSettings:
@@ -132,7 +155,7 @@ def read(path: Path, node: str = "") -> FleetSettings:
 
 
 @contextlib.contextmanager
-def section(name: str) -> Iterator[None]:
+def _named(name: str) -> Iterator[None]:
     """While what the section [name] holds is read: an InvalidInputError becomes a ShapeshiftError that names it."""
     try:
         yield
@@ -140,18 +163,8 @@ def section(name: str) -> Iterator[None]:
         raise ShapeshiftError(f"[{name}] {error}") from None
 
 
-def ray_settings(fleet: FleetSettings) -> RaySettings:
-    """The settings of the section [ray]. Raises ShapeshiftError with the names of section and field."""
-    values = fleet.source.get("ray", {})
-    with section("ray"):
-        settings.refuse_unknown(values, settings.names(RaySettings))
-        for name, value in values.items():
-            require(not isinstance(value, list | dict), name, value, "must be one text or number")
-        return settings.read(RaySettings, {name: str(value) for name, value in values.items()})
-
-
 def text(name: str, tls: Tls | None, nodes: Iterable[Node]) -> str:
-    """A fleet file with membership `static`. Paths are written as they are."""
+    """A fleet file with [[nodes]]. Paths are written as they are."""
     parts = [_toml({"name": name})]
     if tls is not None:
         parts.append("[tls]\n" + _toml({"ca": tls.ca, "certificate": tls.certificate, "key": tls.key}))
@@ -168,19 +181,33 @@ def _toml(values: dict[str, object]) -> str:
 
 
 def _parse(data: dict[str, Any], folder: Path, node: str) -> FleetSettings:
-    settings.refuse_unknown(data, ("name", "membership", "tls", "nodes", "dns", "ray"))
+    settings.refuse_unknown(data, ("name", "tls", "nodes", "dns", "ray"))
     name = check_node_name(_text(data, "name"))
-    membership = _text(data, "membership", "static")
-    require(membership in MEMBERSHIPS, "membership", membership, f"must be one of {', '.join(MEMBERSHIPS)}")
     tls = _tls(_table(data, "tls"), folder, node) if "tls" in data else None
     entries = data.get("nodes", [])
     require(isinstance(entries, list), "nodes", entries, "must be written as [[nodes]]")
     listed = [_node(number, entry, folder, tls) for number, entry in enumerate(entries, start=1)]
     nodes = tuple(sorted(listed, key=lambda one: one.name))
     _require_distinct(nodes)
-    require(bool(nodes) or membership != "static", "nodes", nodes, "at least one [[nodes]] with membership static")
-    source: dict[str, dict[str, Any]] = {kind: _table(data, kind) for kind in ("dns", "ray") if kind in data}
-    return FleetSettings(name, membership, tls, nodes, source)
+    source: DnsSettings | RaySettings | None = None
+    if "dns" in data:
+        source = _section(DnsSettings, data, "dns")
+    elif "ray" in data:
+        source = _section(RaySettings, data, "ray")
+    places = [place for place in ("nodes", "dns", "ray") if place in data]
+    require(len(places) == 1, "nodes", places, "exactly one of [[nodes]], [dns] and [ray]")
+    require(bool(nodes) or source is not None, "nodes", nodes, "at least one of [[nodes]]")
+    return FleetSettings(name, tls, nodes, source)
+
+
+def _section(cls: type[T], data: Mapping[str, Any], name: str) -> T:
+    """The settings of the section [name]. Raises ShapeshiftError with the names of section and field."""
+    values = _table(data, name)
+    with _named(name):
+        settings.refuse_unknown(values, settings.names(cls))
+        for field, value in values.items():
+            require(not isinstance(value, list | dict), field, value, "must be one text or number")
+        return settings.read(cls, {field: str(value) for field, value in values.items()})
 
 
 def _node(number: int, entry: object, folder: Path, tls: Tls | None) -> Node:
@@ -196,7 +223,7 @@ def _node(number: int, entry: object, folder: Path, tls: Tls | None) -> Node:
 
 
 def _tls(entry: dict[str, Any], folder: Path, node: str) -> Tls:
-    with section("tls"):
+    with _named("tls"):
         settings.refuse_unknown(entry, _TLS_FIELDS)
         return Tls(*(folder / _text(entry, name).replace("{node}", node) for name in _TLS_FIELDS))
 
@@ -218,8 +245,8 @@ def _table(data: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value
 
 
-def _text(data: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    value = data.get(name, default)
+def _text(data: Mapping[str, Any], name: str) -> str:
+    value = data.get(name)
     if not isinstance(value, str) or not value:
         raise InvalidInputError(name, value, "must be a text that is not empty")
     return value

@@ -42,7 +42,7 @@ def overview(
         for name, front in server.fronts.items()
     }
     return {
-        "scheduler": {
+        "sidecar": {
             "pid": run_files.lock_holder(run_directory),
             "frozen": run_files.is_frozen(run_directory),
             "decisions": report.get("decisions", [])[-5:],

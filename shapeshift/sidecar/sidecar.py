@@ -19,9 +19,10 @@ from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.sidecar.run_files import OwedLoads
 from shapeshift.sidecar.servers import Servers
 from shapeshift.sidecar.settings import SidecarSettings
-from shapeshift.triton.embedded import processes, run_record
 
-# Longest pause before the next attempt while no server answers.
+# Seconds between two scrapes: models of ours beat once a second.
+_PERIOD_S = 1.0
+# Pause before the next attempt while no server answers.
 _RETRY_S = 0.25
 _JOIN_S = 0.5
 # A node of a fleet that takes longer to answer is late, and left out: the others are looked at each second.
@@ -31,19 +32,27 @@ _NODE_LIMIT_S = 0.8
 class Sidecar:
     """Works from `start` to `stop`. connect: opens the connections to the servers, and logs what is wrong with them.
 
+    watched: their kind and name, such as `server 127.0.0.1:8001`. is_local: whether their processes are visible here.
     write: takes each log line; several threads call it.
     """
 
-    def __init__(self, settings: SidecarSettings, connect: Callable[[Journal], Servers], write: Write) -> None:
+    def __init__(
+        self,
+        settings: SidecarSettings,
+        connect: Callable[[Journal], Servers],
+        write: Write,
+        watched: str,
+        is_local: bool = False,
+    ) -> None:
         self._settings = settings
-        self._subject = f"fleet {settings.fleet}" if settings.fleet else f"server {settings.server}"
-        status = {"pid": os.getpid(), "settled": False, "frozen": False}
-        watched = {"fleet": settings.fleet} if settings.fleet else {"server": settings.server}
-        self._journal = Journal(write, self._write_report, {**status, **watched})
+        self._watched = watched
+        kind, _, name = watched.partition(" ")
+        status = {"pid": os.getpid(), "settled": False, "frozen": False, kind: name}
+        self._journal = Journal(write, self._write_report, status)
         owed = OwedLoads(None if settings.dry_run else settings.run_directory / run_files.OWED_FILE)
         servers = connect(self._journal)
         actuator = Actuator(servers.control, settings.repositories, self._journal, self._blocked, owed)
-        processes = ProcessTracker(_is_local(settings))
+        processes = ProcessTracker(is_local)
         self._health = HealthLoop(servers.scrape, servers.control, actuator, self._journal, processes)
         self._plan = PlanLoop(
             settings, servers.reader, actuator, self._journal, lambda: self._health.page, servers.demands
@@ -58,7 +67,7 @@ class Sidecar:
     def start(self) -> None:
         """Start both loops."""
         mode = " (dry run: no change is applied)" if self._settings.dry_run else ""
-        self._journal.log("start", "sidecar", f"process {os.getpid()}, {self._subject}{mode}")
+        self._journal.log("start", "sidecar", f"process {os.getpid()}, {self._watched}{mode}")
         for loop in self._loops:
             loop.start()
 
@@ -72,21 +81,23 @@ class Sidecar:
 
     def _check_health(self) -> float:
         self._health.step()
-        return self._settings.health_period_s
+        return _PERIOD_S
 
     def _make_plan(self) -> float:
         self._journal.update_status(frozen=run_files.is_frozen(self._settings.run_directory))
         expected = self._plan.step()
         if expected is None:
             self._load_solver()
-            return min(_RETRY_S, self._settings.health_period_s)
+            return _RETRY_S
         self._health.expected = expected
         self._journal.update_status(settled=True)
-        return self._settings.health_period_s
+        return _PERIOD_S
 
     def _load_solver(self) -> None:
         # It takes a second of the processor. A server that serves needs that more, and its plan may stay as it is.
-        has_workers = self._settings.fleet or run_files.repository_models(self._settings.repositories)[1]
+        # The nodes of a fleet may have repositories of their own.
+        repositories = self._settings.repositories
+        has_workers = not repositories or run_files.repository_models(repositories)[1]
         if has_workers and not self._has_solver:
             plan.warm_up()
             self._has_solver = True
@@ -101,13 +112,3 @@ class Sidecar:
             # The report is only for readers; the sidecar works without it.
             with contextlib.suppress(OSError):
                 run_files.write_report(self._settings.run_directory, values)
-
-
-def _is_local(settings: SidecarSettings) -> bool:
-    """Whether the watched server is that of the run directory, so that its processes are visible here."""
-    if settings.fleet:
-        return False
-    running = run_record.read(settings.run_directory / "server.json")
-    if running is None or not processes.is_alive(running.server):
-        return False
-    return settings.server.endswith(f":{running.about.get('ports', {}).get('grpc')}")

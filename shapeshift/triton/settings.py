@@ -25,8 +25,8 @@ class ServerSettings:
     models                             loaded before the server is ready
     triton                             folder of the server
     run_directory                      folder of the key, the log and the record of the run
-    host                               address to bind to; one that others can reach requires both `allow_public` and
-                                       SHAPESHIFT_ALLOW_PUBLIC=1 in the environment
+    host                               address to bind to; one that others can reach requires SHAPESHIFT_ALLOW_PUBLIC=1
+                                       in the environment
     grpc_host                          address to bind gRPC to, where it is not `host`; one that others can reach
                                        requires `tls`, or what `host` requires
     tls                                files of mutual TLS for gRPC; None for plain text
@@ -48,7 +48,6 @@ class ServerSettings:
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
-    allow_public: bool = False
     grpc_host: str = ""
     tls: Tls | None = None
     control_key: Path | None = None
@@ -64,12 +63,12 @@ class ServerSettings:
         for name, port in self.ports.items():
             require(0 < port < 65536, f"{name}_port", port, "must be 1 to 65535")
             require(ports.count(port) == 1, f"{name}_port", port, "must differ from the other ports")
-        if self.is_public and not (self.allow_public and os.environ.get(ALLOW_PUBLIC) == "1"):
+        if self.is_public and os.environ.get(ALLOW_PUBLIC) != "1":
             raise InvalidInputError(
                 "grpc_host" if is_loopback(self.host) else "host",
                 self.grpc_host if is_loopback(self.host) else self.host,
                 f"this server version has known vulnerabilities ({KNOWN_VULNERABILITIES}): stay on 127.0.0.1, use an"
-                f" official container 26.03 or newer, or set both --allow-public and {ALLOW_PUBLIC}=1",
+                f" official container 26.03 or newer, or set {ALLOW_PUBLIC}=1 in the environment",
             )
 
     @property
@@ -128,6 +127,13 @@ class ServerSettings:
     def key_file(self) -> Path:
         """The file with the key for the restricted interfaces."""
         return self.control_key or self.run_directory / "key"
+
+
+DEFAULT_ADDRESSES = (
+    f"127.0.0.1:{ServerSettings.grpc_port}",
+    f"http://127.0.0.1:{ServerSettings.metrics_port}/metrics",
+)
+"""gRPC address and metrics page of a server on this machine of which nothing else is known."""
 
 
 def is_loopback(host: str) -> bool:

@@ -65,7 +65,7 @@ def test_a_missing_certificate_is_that_of_the_named_node(tmp_path: Path, capsys:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     file = tmp_path / "fleet.toml"
-    file.write_text('name = "demo"\nmembership = "ray"\n[ray]\nfolder = "file/x"\n')
+    file.write_text('name = "demo"\n[ray]\nfolder = "file/x"\n')
     assert main(["fleet", "up", str(file)]) == 2
     error = capsys.readouterr().err
     assert f"{tmp_path}/file" in error and "Not a directory" in error and error.count("\n") == 1

@@ -70,6 +70,23 @@ def test_a_reader_that_has_ended_gets_no_traceback(command: list[str], build: Pa
     assert (done.stderr, done.returncode) == ("", 141)
 
 
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        (["serve", "--host=0.0.0.0", "--allow-public"], "--allow-public is gone: set SHAPESHIFT_ALLOW_PUBLIC=1"),
+        (["sidecar", "--health-period=2"], "--health-period is gone: leave it out"),
+        (["fleet", "upgrade", "fleet.toml", "--timeout", "9"], "--timeout is gone: leave it out"),
+        (["fleet", "manifests", "kuberay", "--shared-memory", "2Gi"], "--shared-memory is gone: edit"),
+    ],
+)
+def test_an_option_that_is_gone_is_refused_with_a_hint(
+    command: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert hint in error and error.count("\n") == 1
+
+
 @pytest.fixture
 def interrupt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[signal.Signals], None]]:
     """A function after which this process gets the signal while engines lie in their unfinished folder."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ import yaml
 
 from shapeshift.cli.main import main
 from shapeshift.errors import InvalidInputError
-from shapeshift.fleet import dns, settings
+from shapeshift.fleet import settings
 from shapeshift.fleet.manifests import KINDS, ManifestSettings, render
 from shapeshift.fleet.policy.node_count import NodeLimits
-from shapeshift.fleet.settings import FleetSettings
+from shapeshift.fleet.settings import HOSTNAME, METRICS_OFFSET, DnsSettings, RaySettings
 from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from tests.docs.docs_pages import PROJECT
 from tests.docs.docs_sources import declared_metrics
@@ -154,11 +153,11 @@ def test_nodes_have_shared_memory_probes_and_a_drain(printed: list[dict[str, Any
     assert int(given["DRAIN_S"]) + 20 < node["spec"]["terminationGracePeriodSeconds"]
 
 
-def test_plain_nodes_find_each_other_by_dns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_nodes_find_each_other_by_dns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = objects("kubernetes", "--namespace", "models", capsys=capsys)
     (config,), (nodes,) = of_kind(found, "ConfigMap"), of_kind(found, "StatefulSet")
-    fleet = tomllib.loads(config["data"]["fleet.toml"])
-    own = dns.read(fleet["dns"])
+    own = source_of(config, tmp_path)
+    assert isinstance(own, DnsSettings)
     (headless,) = (one for one in of_kind(found, "Service") if one["spec"].get("clusterIP") == "None")
     name = headless["metadata"]["name"]
     assert own.service == f"{name}.models.svc.cluster.local"
@@ -168,7 +167,7 @@ def test_plain_nodes_find_each_other_by_dns(capsys: pytest.CaptureFixture[str]) 
     (container,) = nodes["spec"]["template"]["spec"]["containers"]
     given = {one["name"]: one for one in container["env"]}
     # A pod's hostname is its name: what its address resolves to begins with it.
-    assert own.names == dns.HOSTNAME
+    assert own.names == HOSTNAME
     assert given[NODE_VARIABLE]["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
     mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
     assert given[FLEET_FILE_VARIABLE]["value"] == f"{mounts['fleet']}/fleet.toml"
@@ -176,12 +175,17 @@ def test_plain_nodes_find_each_other_by_dns(capsys: pytest.CaptureFixture[str]) 
     assert given["KEY_FILE"]["value"] == f"{mounts['keys']}/$({NODE_VARIABLE})"
 
 
-def test_the_file_of_ray_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+def source_of(config: dict[str, Any], folder: Path) -> object:
+    """Where the fleet file of a ConfigMap says that the nodes are."""
+    (folder / "fleet.toml").write_text(config["data"]["fleet.toml"])
+    return settings.read(folder / "fleet.toml").source
+
+
+def test_the_file_of_ray_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = objects("kuberay", "--nodes", "3", "--max-nodes", "5", "--gpus", "2", capsys=capsys)
     (config,) = of_kind(found, "ConfigMap")
-    fleet = tomllib.loads(config["data"]["fleet.toml"])
-    assert fleet["membership"] == "ray"
-    own = settings.ray_settings(FleetSettings("demo", "ray", source=fleet))
+    own = source_of(config, tmp_path)
+    assert isinstance(own, RaySettings)
     (cluster,) = of_kind(found, "RayCluster")
     assert own.address == f"{cluster['metadata']['name']}-head-svc:6379", "KubeRay's name of the head's Service"
     (group,) = cluster["spec"]["workerGroupSpecs"]
@@ -198,12 +202,12 @@ def test_the_file_of_ray_is_read(capsys: pytest.CaptureFixture[str]) -> None:
         assert any(Path(path).is_relative_to(mount) for mount in mounts), f"{path} can be written"
     (policy,) = of_kind(found, "NetworkPolicy")
     allowed = [one["ports"][0] for one in policy["spec"]["ingress"] if "ports" in one]
-    ranges = [(own.grpc_port, own.grpc_port + 4), (own.metrics_port, own.metrics_port + 4)]
+    ranges = [(own.grpc_port, own.grpc_port + 4), (own.grpc_port + METRICS_OFFSET, own.grpc_port + METRICS_OFFSET + 4)]
     assert [(one["port"], one["endPort"]) for one in allowed] == ranges
 
 
 def test_what_is_watched_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    found = objects("kubernetes", "--requests-waiting", "5", capsys=capsys)
+    found = objects("kubernetes", capsys=capsys)
     (monitor,), (scaled,) = of_kind(found, "ServiceMonitor"), of_kind(found, "ScaledObject")
     (nodes,) = of_kind(found, "StatefulSet")
     labels = monitor["spec"]["selector"]["matchLabels"].items()
@@ -212,7 +216,7 @@ def test_what_is_watched_exists(capsys: pytest.CaptureFixture[str]) -> None:
     (trigger,) = scaled["spec"]["triggers"]
     metric = trigger["metadata"]["query"].removeprefix("sum(").partition("{")[0]
     assert declared_metrics()[metric][0] == "gauge"
-    assert trigger["metadata"]["threshold"] == "5"
+    assert trigger["metadata"]["threshold"] == "8"
     assert scaled["spec"]["scaleTargetRef"]["name"] == nodes["metadata"]["name"]
     # Two that set the number of replicas would undo each other.
     assert "replicas" not in nodes["spec"]
@@ -226,14 +230,12 @@ def test_what_is_watched_exists(capsys: pytest.CaptureFixture[str]) -> None:
         ("name", "a" * 41),
         ("namespace", "a\nb"),
         ("image", 'x"'),
-        ("models_claim", ""),
         ("ready_model", "../x"),
         ("cpu", "4 }"),
         ("memory", "16GB"),
         ("gpus", -1),
         ("nodes", 0),
         ("max_nodes", 1),
-        ("requests_waiting", 0),
         ("prometheus", "http://x:9090\n- y"),
     ],
 )

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from shapeshift.errors import ShapeshiftError
-from shapeshift.fleet import dns, settings
+from shapeshift.fleet import dns
 from shapeshift.fleet.dns import DnsMembership
 from shapeshift.fleet.membership import open_membership
 from shapeshift.fleet.node import Members, Membership
-from shapeshift.fleet.settings import MEMBERSHIPS, FleetSettings
+from shapeshift.fleet.settings import DnsSettings
 from shapeshift.triton.endpoint import Tls
 
 NODE = '[[nodes]]\nname = "a"\ngrpc = "10.0.0.1:8001"\nmetrics = "http://10.0.0.1:8002/metrics"\n'
@@ -57,8 +57,8 @@ def until(membership: Membership, names: list[str]) -> Members:
 
 
 def opened(resolver: FakeResolver, tls: Tls | None = None, **section: object) -> DnsMembership:
-    own = dns.read({"service": SERVICE, **section})
-    return DnsMembership(own, tls, Path("/fleet"), resolver.addresses, resolver.hostname, period_s=0.1)
+    options = DnsSettings(SERVICE, **section)  # type: ignore[arg-type]
+    return DnsMembership(options, tls, Path("/fleet"), resolver.addresses, resolver.hostname, period_s=0.1)
 
 
 def test_nodes_are_named_by_their_addresses() -> None:
@@ -125,7 +125,7 @@ def test_an_address_without_a_name_is_left_out_and_a_known_one_stays() -> None:
 def test_a_slow_answer_holds_nobody_up_and_is_reported() -> None:
     resolver = FakeResolver(**{"10.0.0.7": ""})
     clock = [0.0]
-    own = dns.read({"service": SERVICE})
+    own = DnsSettings(SERVICE)
     resolver.gate.clear()
     membership = DnsMembership(own, None, Path(), resolver.addresses, resolver.hostname, lambda: clock[0], period_s=0.1)
     assert membership.members() == Members(problem=f"{SERVICE} is being looked up")
@@ -141,7 +141,7 @@ def test_a_slow_answer_holds_nobody_up_and_is_reported() -> None:
 
 
 def test_the_resolver_of_this_machine_answers() -> None:
-    own = dns.read({"service": "localhost"})
+    own = DnsSettings("localhost")
     membership = DnsMembership(own, None, Path())
     end = time.monotonic() + 120
     while not (found := {node.grpc.address for node in membership.members().nodes}):
@@ -155,63 +155,41 @@ def test_the_resolver_of_this_machine_answers() -> None:
 @pytest.mark.parametrize(
     ("section", "named"),
     [
-        ({}, "service"),
-        ({"service": "a b"}, "service: got 'a b'"),
-        ({"service": ["a"]}, "service"),
-        ({"service": SERVICE, "grpc_port": 0}, "grpc_port: got 0"),
-        ({"service": SERVICE, "metrics_port": "http"}, "metrics_port: got 'http'"),
-        ({"service": SERVICE, "names": "srv"}, "must be address or hostname"),
-        ({"servce": SERVICE}, "did you mean service?"),
+        ("[dns]\n", "service"),
+        ('[dns]\nservice = "a b"', "service: got 'a b'"),
+        ('[dns]\nservice = ["a"]', "service"),
+        ('[dns]\nservice = "a"\ngrpc_port = 0', "grpc_port: got 0"),
+        ('[dns]\nservice = "a"\nmetrics_port = "http"', "metrics_port: got 'http'"),
+        ('[dns]\nservice = "a"\nnames = "srv"', "must be address or hostname"),
+        ('[dns]\nservce = "a"', "did you mean service?"),
+        ("[ray]\nnodes = 0", "nodes: got 0"),
+        ('[ray]\nnodes = "many"', "nodes: got 'many'"),
+        ('[ray]\nserve = ["a"]', "serve: got ['a']; must be one text or number"),
+        ("[ray]\nnode = 1", "did you mean nodes?"),
     ],
 )
-def test_an_invalid_section_is_refused_by_field(section: dict[str, object], named: str) -> None:
-    with pytest.raises(ShapeshiftError) as refused:
-        dns.read(section)
-    assert str(refused.value).startswith("[dns] ") and named in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("section", "named"),
-    [
-        ({"nodes": 0}, "nodes: got 0"),
-        ({"nodes": "many"}, "nodes: got 'many'"),
-        ({"serve": ["a"]}, "serve: got ['a']; must be one text or number"),
-        ({"node": 1}, "did you mean nodes?"),
-    ],
-)
-def test_an_invalid_section_of_ray_is_named_too(section: dict[str, object], named: str) -> None:
-    with pytest.raises(ShapeshiftError) as refused:
-        settings.ray_settings(FleetSettings("demo", "ray", source={"ray": section}))
-    assert str(refused.value).startswith("[ray] ") and named in str(refused.value)
-
-
-def test_the_fleet_file_chooses(tmp_path: Path) -> None:
+def test_an_invalid_section_is_refused_by_file_section_and_field(tmp_path: Path, section: str, named: str) -> None:
     file = tmp_path / "fleet.toml"
-    found = {}
-    for kind in MEMBERSHIPS:
-        section = {"static": NODE, "dns": '[dns]\nservice = "localhost"\n', "ray": ""}[kind]
-        file.write_text(f'name = "demo"\nmembership = "{kind}"\n{section}')
-        found[kind] = open_membership(file)
-        found[kind].close()
-    assert {kind: type(one).__name__ for kind, one in found.items()} == {
-        "static": "FileMembership",
-        "dns": "DnsMembership",
-        "ray": "FileMembership",
-    }
+    file.write_text(f'name = "demo"\n{section}\n')
+    with pytest.raises(ShapeshiftError) as refused:
+        open_membership(file)
+    assert str(refused.value).startswith(f"{file}: {section[:5]} ") and named in str(refused.value)
 
 
-def test_an_invalid_choice_is_refused_by_file_and_field(tmp_path: Path) -> None:
+def test_the_section_of_the_fleet_file_chooses(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
-    for text, named in (("", "service"), ('[ray]\nfile = "x"\n', "file")):
-        file.write_text(f'name = "demo"\nmembership = "{"ray" if text else "dns"}"\n{text}')
-        with pytest.raises(ShapeshiftError, match=named) as refused:
-            open_membership(file)
-        assert str(refused.value).startswith(str(file))
+    kinds = []
+    for section in (NODE, '[dns]\nservice = "localhost"\n', "[ray]\n"):
+        file.write_text(f'name = "demo"\n{section}')
+        membership = open_membership(file)
+        kinds.append(type(membership).__name__)
+        membership.close()
+    assert kinds == ["FileMembership", "DnsMembership", "FileMembership"]
 
 
 def test_nodes_that_a_supervisor_writes_appear_when_it_has(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
-    file.write_text('name = "demo"\nmembership = "ray"\n[ray]\nfolder = "run"\n')
+    file.write_text('name = "demo"\n[ray]\nfolder = "run"\n')
     membership = open_membership(file)
     written = tmp_path / "run" / "nodes.toml"
     assert membership.members() == Members(problem=f"no fleet file at {written}")

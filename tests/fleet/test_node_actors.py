@@ -16,7 +16,7 @@ from shapeshift.fleet.supervision.plan import FleetPlan
 from shapeshift.triton.endpoint import Tls
 
 TLS = Tls(Path("ca.pem"), Path("a.pem"), Path("a.key"))
-PLAN = FleetPlan("demo", Path("/srv"), RaySettings(nodes=2, min_nodes=1, max_nodes=4), (), TLS)
+PLAN = FleetPlan("demo", Path("/srv"), RaySettings(nodes=1, max_nodes=4), (), TLS)
 
 
 class FakeRay:

@@ -26,13 +26,11 @@ from tests.fleet.stub_program import stub_program
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 FLEET = """
 name = "demo"
-membership = "ray"
 
 [ray]
 address = "{address}"
 max_nodes = 3
 grpc_port = {port}
-metrics_port = {metrics}
 """
 wait_for = partial(waiting.wait_for, timeout_s=180, pause_s=0.5)
 
@@ -46,7 +44,7 @@ def fleet(
     with autoscaled_ray(tmp_path, most_machines=2) as address:
         port = free_ports(1)[0]
         file = tmp_path / "fleet.toml"
-        file.write_text(FLEET.format(address=address, port=port, metrics=port + 3))
+        file.write_text(FLEET.format(address=address, port=port))
         found = RayFleet(file)
         found.up(None)
         try:

@@ -24,13 +24,11 @@ pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(900)]
 BUILD = Path(__file__).resolve().parents[2] / "build"
 FLEET = """
 name = "demo"
-membership = "ray"
 
 [ray]
 nodes = 2
 cpus = 0.5
 grpc_port = {grpc}
-metrics_port = {metrics}
 build = "{build}"
 serve = "--models encode --triton {triton}"
 """
@@ -44,7 +42,7 @@ def file(
     """The fleet file of a fleet that is up."""
     path = tmp_path_factory.mktemp("ray") / "fleet.toml"
     grpc = free_ports(1)[0]
-    path.write_text(FLEET.format(grpc=grpc, metrics=grpc + 2, build=emulated_build, triton=BUILD / "triton"))
+    path.write_text(FLEET.format(grpc=grpc, build=emulated_build, triton=BUILD / "triton"))
     try:
         assert main(["fleet", "up", str(path), "--no-sidecar"]) == 0
         yield path

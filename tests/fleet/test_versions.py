@@ -81,18 +81,20 @@ def test_a_node_that_does_not_answer_has_no_version() -> None:
     assert versions.differing(untold) == []
 
 
+NODE = '[[nodes]]\nname = "a"\ngrpc = "h:1"\nmetrics = "http://h:2/metrics"\n'
+
+
 @pytest.mark.parametrize(
-    ("membership", "build"),
-    [("static", "build"), ('ray"\n[ray]\nfolder = "machines', "fleets/machines/sidecar")],
-    ids=["static", "ray"],
+    ("source", "build"),
+    [(NODE, "build"), ('[ray]\nfolder = "machines"\n', "fleets/machines/sidecar")],
+    ids=["nodes", "ray"],
 )
 def test_the_status_finds_the_sidecar_that_fleet_up_has_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, membership: str, build: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, build: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("fleets").mkdir()
-    nodes = '[[nodes]]\nname = "a"\ngrpc = "h:1"\nmetrics = "http://h:2/metrics"\n'
-    Path("fleets/fleet.toml").write_text(f'name = "demo"\nmembership = "{membership}"\n{nodes}')
+    Path("fleets/fleet.toml").write_text(f'name = "demo"\n{source}')
     asked: list[Path] = []
 
     def note(connections: object, run_directory: Path, *others: object) -> None:
@@ -113,7 +115,7 @@ def test_the_status_shows_versions_and_what_differs() -> None:
     found = {
         "nodes": [{"name": "a", **told, **node}, {"name": "b", **silent, **node}],
         "version_problems": ["lora: differs"],
-        "scheduler": {"pid": None, "frozen": False, "decisions": []},
+        "sidecar": {"pid": None, "frozen": False, "decisions": []},
         "fronts": [],
         "workers": [],
         "models": [],

@@ -110,7 +110,7 @@ def test_one_plan_places_the_workers_of_both_nodes_and_takes_none_for_dead(fleet
         with ModelControl(server.grpc_url, server.key) as control:
             load(control, WORKER, 16)
     assert bins(fleet) == {"a": "16", "b": "16"}
-    options = ("--fleet", str(fleet.file), "--build", str(tmp_path), "--health-period", "0.2", "--plan-period", "2")
+    options = ("--fleet", str(fleet.file), "--build", str(tmp_path), "--plan-period", "2")
     sidecar = Command(tmp_path / "sidecar.log", "sidecar", *options)
     try:
         sidecar.wait_for("plan binned: keeps the loaded workers")

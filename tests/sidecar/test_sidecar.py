@@ -34,11 +34,9 @@ def test_the_solver_is_loaded_while_a_server_starts_and_not_beside_one_that_serv
         server.down = False
 
     monkeypatch.setattr(sidecar_module.plan, "warm_up", warm_up)
-    settings = SidecarSettings(
-        run_directory=tmp_path / "run", repositories=(tmp_path / "repository",), health_period_s=0.05
-    )
+    settings = SidecarSettings(tmp_path / "run", (tmp_path / "repository",))
     lines: list[str] = []
-    sidecar = Sidecar(settings, lambda journal: single(server), lines.append)
+    sidecar = Sidecar(settings, lambda journal: single(server), lines.append, "server x")
     sidecar.start()
     try:
         wait_for(lambda: any("plan enc" in line for line in lines))

@@ -117,7 +117,7 @@ def test_status_of_a_server_without_a_sidecar(tmp_path: Path) -> None:
         ("enc_w03", "serving", 512, None),
     ]
     assert (found["workers"][0]["outstanding"], found["workers"][0]["timeouts"]) == (2, 1)
-    assert found["scheduler"] == {"pid": None, "frozen": False, "decisions": []}
+    assert found["sidecar"] == {"pid": None, "frozen": False, "decisions": []}
     assert {model["name"] for model in found["models"]} == {"bad", "other"}
     assert "curve" in found["problems"]["bad"]
     json.dumps(found)
@@ -133,4 +133,4 @@ def test_options_start_from_the_settings() -> None:
     parser = argparse.ArgumentParser()
     sidecar.add_arguments(parser)
     given = parser.parse_args([])
-    assert (given.plan_period, given.health_period) == (120.0, 1.0)
+    assert given.plan_period == 120.0

@@ -57,7 +57,7 @@ class Case:
         journal = Journal(self.log.append, lambda values: None, {})
         self.actuator = Actuator(self.fleet.control, (), journal, lambda: self.blocked)
         self.loop = PlanLoop(
-            SidecarSettings(fleet="demo"),
+            SidecarSettings(),
             self.fleet.reader,
             self.actuator,
             journal,

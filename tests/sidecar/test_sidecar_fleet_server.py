@@ -47,7 +47,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, server_settings: Callable[..
 @pytest.fixture
 def sidecar(fleet: Fleet, command: Start) -> Command:
     # The last option of one name counts.
-    return command("sidecar", "--fleet", str(fleet.file), "--build", str(fleet.build), "--health-period", "0.5")
+    return command("sidecar", "--fleet", str(fleet.file), "--build", str(fleet.build))
 
 
 def test_one_plan_is_loaded_on_both_nodes_and_a_dead_worker_again(fleet: Fleet, sidecar: Command) -> None:
@@ -79,7 +79,7 @@ def test_a_killed_server_is_planned_around_and_gets_its_workers_back(
         ("a", "serving", 3),
         ("b", "does not answer", 0),
     ]
-    assert found["scheduler"]["decisions"]
+    assert found["sidecar"]["decisions"]
     fleet.nodes["b"].server.start().wait_ready(timeout_s=PATIENCE_S)
     sidecar.wait_for("plan enc: node b has joined")
     wait_until(lambda: len(fleet.nodes["b"].workers()) == 3, "the workers of b")

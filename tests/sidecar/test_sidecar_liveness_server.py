@@ -58,7 +58,7 @@ def front(
 
 @pytest.mark.parametrize("thread", ["engine-0", "responses", "execute"])
 def test_a_front_with_a_hanging_thread_is_replaced(front: HangingFront, thread: str, tmp_path: Path) -> None:
-    sidecar = Command(tmp_path / "sidecar.log", "sidecar", "--build", str(front.build), "--health-period", "0.25")
+    sidecar = Command(tmp_path / "sidecar.log", "sidecar", "--build", str(front.build))
     try:
         expected = front.infer()
         pid = front.hang(thread)

@@ -143,5 +143,5 @@ def test_the_last_five_decisions_and_the_plan_are_those_of_the_report(clock: Clo
     decisions = [{"number": number} for number in range(7)]
     run_files.write_report(tmp_path, {"decisions": decisions, "plans": {"enc": {"bins": [1]}}})
     found = shown(single(server, Front(clock, 1.0, 1.0), clock), tmp_path, clock)
-    assert [one["number"] for one in found["scheduler"]["decisions"]] == [2, 3, 4, 5, 6]
+    assert [one["number"] for one in found["sidecar"]["decisions"]] == [2, 3, 4, 5, 6]
     assert found["fronts"][0]["plan"] == {"bins": [1]}

@@ -157,7 +157,6 @@ def test_workers_are_distinguished_from_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("health_period_s", 0.0),
         ("plan_period_s", -1.0),
         ("plan_period_s", float("nan")),
     ],

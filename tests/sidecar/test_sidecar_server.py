@@ -13,11 +13,10 @@ from tests.sidecar.project import Command, Project, RunningServer, wait_until
 
 pytestmark = pytest.mark.server
 Start = Callable[..., Command]
-QUICK = ("--health-period", "0.25")
 
 
 def test_a_dry_run_logs_decisions_and_changes_nothing(command: Start, running: RunningServer, project: Project) -> None:
-    dry = command("sidecar", "--dry-run", *QUICK)
+    dry = command("sidecar", "--dry-run")
     dry.wait_for("plan enc: no traffic yet, by plan_histogram")
     assert "(dry run: not applied)" in dry.output
     assert "load enc_w00 with 512" in dry.output
@@ -30,7 +29,7 @@ def test_first_plan_then_reload_of_dead_worker_and_front(
     command: Start, running: RunningServer, project: Project
 ) -> None:
     project.set_texts({32: 0, 128: 0, 512: 0})
-    sidecar = command("sidecar", *QUICK)
+    sidecar = command("sidecar")
     wait_until(lambda: project.report().get("settled"), "the first plan is loaded")
     bins = running.workers()
     assert len(bins) == 3
@@ -51,16 +50,16 @@ def test_a_second_sidecar_is_refused_and_a_killed_one_is_replaced(
 ) -> None:
     bins = running.workers()
     before = wait_until(lambda: len(found := running.pids()) == 1 + len(bins) and found, "all have beaten")
-    killed = command("sidecar", *QUICK)
+    killed = command("sidecar")
     killed.wait_for("keeps the loaded workers")
-    second = command("sidecar", *QUICK)
+    second = command("sidecar")
     assert second.process.wait(timeout=120) == 2
     assert second.output.count("\n") == 1
     assert f"process {killed.process.pid} is the sidecar of {project.run}; stop it first" in second.output
     killed.end(signal.SIGKILL)
     victim = next(iter(bins))
     running.kill(victim)
-    after = command("sidecar", *QUICK)
+    after = command("sidecar")
     after.wait_for(f"health {victim}: loaded in")
     assert running.workers() == bins
     others = {model: pids for model, pids in before.items() if model != victim}
@@ -69,7 +68,7 @@ def test_a_second_sidecar_is_refused_and_a_killed_one_is_replaced(
 
 def test_a_load_that_fails_keeps_the_last_good_plan(command: Start, running: RunningServer, project: Project) -> None:
     bins = running.workers()
-    sidecar = command("sidecar", *QUICK, "--plan-period", "1.5")
+    sidecar = command("sidecar", "--plan-period", "1.5")
     total = 0
 
     def kept() -> bool:
@@ -87,7 +86,7 @@ def test_a_load_that_fails_keeps_the_last_good_plan(command: Start, running: Run
 
 def test_a_frozen_sidecar_decides_and_changes_nothing(command: Start, running: RunningServer, project: Project) -> None:
     assert command("sidecar", "--freeze").process.wait(timeout=120) == 0
-    sidecar = command("sidecar", *QUICK)
+    sidecar = command("sidecar")
     sidecar.wait_for("keeps the loaded workers")
     generations = running.workers("generation")
     victim = next(iter(generations))
@@ -98,8 +97,8 @@ def test_a_frozen_sidecar_decides_and_changes_nothing(command: Start, running: R
     asked = command("status", "--json", "--seconds", "1")
     assert asked.process.wait(timeout=120) == 0
     found = json.loads(asked.output)
-    assert found["scheduler"]["frozen"] is True
-    assert found["scheduler"]["pid"] == sidecar.process.pid
+    assert found["sidecar"]["frozen"] is True
+    assert found["sidecar"]["pid"] == sidecar.process.pid
     states = {worker["name"]: worker["state"] for worker in found["workers"]}
     assert states[victim] == "dead"
     assert sum(state == "serving" for state in states.values()) == len(generations) - 1
@@ -110,7 +109,7 @@ def test_a_frozen_sidecar_decides_and_changes_nothing(command: Start, running: R
 
 def test_a_restarted_server_gets_its_workers_back(command: Start, running: RunningServer, project: Project) -> None:
     bins = running.workers()
-    sidecar = command("sidecar", *QUICK)
+    sidecar = command("sidecar")
     sidecar.wait_for("keeps the loaded workers")
     running.server.stop()
     sidecar.wait_for("no server answers")

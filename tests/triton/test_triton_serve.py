@@ -32,7 +32,7 @@ Traces = Callable[[ServerSettings], Callable[[], list[str]]]
     ("arguments", "part"),
     [
         (["--host", "0.0.0.0"], "CVE-2025-23310"),
-        (["--host", "0.0.0.0", "--allow-public"], ALLOW_PUBLIC),
+        (["--host", "0.0.0.0"], f"{ALLOW_PUBLIC}=1"),
         (["--models", "../x"], "model: got"),
         (["--http-port", "8001"], "must differ"),
         (["--repository", "absent"], "no model repository at absent; run `shapeshift engines`"),

@@ -128,7 +128,7 @@ class Site:
     def upgrade(self) -> None:
         """Every node is started anew."""
         commands = [self.fleet.command_of(name) for name in self.fleet.names]
-        upgrade(self.fleet, commands, UpgradeSettings(watch_s=5.0, timeout_s=_READY_S), progress)
+        upgrade(self.fleet, commands, UpgradeSettings(watch_s=5.0), progress)
 
     def kill_ray(self) -> None:
         """All of Ray at once, head, raylets and supervisors; a new cluster adopts the nodes."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from shapeshift.cli.sidecar import addresses, server_key
 from shapeshift.errors import NotFoundError, did_you_mean
-from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton import model_config
 from shapeshift.triton.endpoint import tls_from_environment
+from shapeshift.triton.settings import DEFAULT_ADDRESSES
 
 if TYPE_CHECKING:
     from shapeshift.triton.control import ModelControl
@@ -32,8 +32,7 @@ def run(options: argparse.Namespace) -> int:
     from shapeshift.triton.control import ModelControl
 
     run_directory = options.build / "run"
-    running = addresses(run_directory)
-    server = options.server or (running[0] if running else SidecarSettings.server)
+    server = options.server or (addresses(run_directory) or DEFAULT_ADDRESSES)[0]
     with ModelControl(server, server_key(run_directory), tls_from_environment()) as control:
         names = sorted({model.name for model in control.index()})
         for name in options.models:

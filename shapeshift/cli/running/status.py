@@ -13,7 +13,7 @@ from typing import Any
 from shapeshift.cli.sidecar import addresses, server_key
 from shapeshift.errors import NotFoundError
 from shapeshift.settings import require
-from shapeshift.sidecar.settings import SidecarSettings
+from shapeshift.triton.settings import DEFAULT_ADDRESSES
 
 # The cursor to the first line, and nothing below it.
 _CLEAR = "\x1b[H\x1b[J"
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     key = server_key(run_directory)
     if running is None and not (options.server or options.metrics or key):
         raise NotFoundError(f"no server has run in {run_directory}; name the build folder of the server with --build")
-    server, page = running or (SidecarSettings.server, SidecarSettings.metrics)
+    server, page = running or DEFAULT_ADDRESSES
     servers = connect(options.server or server, options.metrics or page, key)
     local = running is not None and options.server in (None, server)
     while True:
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
 
 def format_overview(shown: dict[str, Any]) -> str:
     """The overview as text and tables."""
-    parts = [_sidecar(shown["scheduler"])]
+    parts = [_sidecar(shown["sidecar"])]
     for front in shown["fronts"]:
         parts.append(_front(front))
         workers = [worker for worker in shown["workers"] if worker["front"] == front["name"]]

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         return command
 
     up = action("up", _up, "start the nodes of a fleet on Ray, and its sidecar")
-    up.add_argument("file", type=Path, help="the fleet file, with membership ray")
+    up.add_argument("file", type=Path, help="the fleet file, with a section [ray]")
     up.add_argument("--no-sidecar", action="store_true", help="start no sidecar")
     _seconds(up, "--plan-period", SidecarSettings.plan_period_s, "the sidecar's")
     _seconds(up, "--ready-timeout", 1800.0, "time to load everything")
@@ -46,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     upgraded.add_argument("--canary", type=float, default=UpgradeSettings.canary, help="share of nodes that go first")
     _seconds(upgraded, "--watch", UpgradeSettings.watch_s, "they serve alone")
     upgraded.add_argument("--max-errors", type=float, default=UpgradeSettings.max_errors, help="share that may fail")
-    _seconds(upgraded, "--timeout", UpgradeSettings.timeout_s, "for each node")
 
     summary = "show the nodes of a fleet, their workers, load, versions and the last decisions"
     status.add_arguments(action("status", status.run, summary))
@@ -95,7 +94,7 @@ def _drain(options: argparse.Namespace) -> int:
 
 def _upgrade(options: argparse.Namespace) -> int:
     """Upgrade all nodes. Raises ShapeshiftError also after going back."""
-    settings = UpgradeSettings(options.canary, options.watch, options.max_errors, options.timeout)
+    settings = UpgradeSettings(options.canary, options.watch, options.max_errors)
     fleet = RayFleet(options.file)
     fleet.connect()
     with fleet.nodes_held():

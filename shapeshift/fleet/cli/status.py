@@ -11,7 +11,7 @@ from typing import Any
 from shapeshift.cli.running.status import format_overview, table
 from shapeshift.cli.sidecar import run_directory_of
 from shapeshift.fleet import settings
-from shapeshift.fleet.settings import FleetSettings
+from shapeshift.fleet.settings import FleetSettings, RaySettings
 from shapeshift.fleet.supervision.plan import SIDECAR
 from shapeshift.settings import require
 
@@ -62,9 +62,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _build_of(file: Path, fleet: FleetSettings) -> Path:
     """The build folder of the fleet's sidecar, where none is named."""
-    if fleet.membership != "ray":
+    if not isinstance(fleet.source, RaySettings):
         return Path("build")
-    return file.resolve().parent / settings.ray_settings(fleet).folder / SIDECAR
+    return file.resolve().parent / fleet.source.folder / SIDECAR
 
 
 def _warn(text: str) -> None:
@@ -79,7 +79,7 @@ def format_fleet(name: str, shown: dict[str, Any]) -> str:
     parts = [f"fleet: {name}\n", table([head, *rows]), format_overview(shown)]
     if problems := shown["version_problems"]:
         parts.append("".join(f"{line}\n" for line in problems))
-    if decisions := shown["scheduler"]["decisions"]:
+    if decisions := shown["sidecar"]["decisions"]:
         lines = (f"  {one['at']} {one['kind']} {one['subject']}: {one['text']}\n" for one in decisions)
         parts.append("last decisions:\n" + "".join(lines))
     return "\n".join(parts)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -23,6 +22,7 @@ from shapeshift.fleet.supervision.node_actor import write_private
 from shapeshift.fleet.supervision.node_actors import NodeActors
 from shapeshift.fleet.supervision.node_scaler import NodeScaler
 from shapeshift.fleet.supervision.plan import SIDECAR, FleetPlan
+from shapeshift.loops import Loop
 
 FLEET_ACTOR = "fleet"
 # What was decided about nodes, and why; beside the sidecar's log.
@@ -64,10 +64,10 @@ class FleetActor:
         self._sent: dict[str, str] = {}
         self._sidecar = None if plan_period_s is None else self._make_sidecar(plan_period_s)
         self._is_running = False
-        self._problem = ""
         # Not to take nodes out of the list only because this actor is new.
         self._waits_until = time.monotonic() + _FIRST_ANSWERS_S
-        threading.Thread(target=self._run, name="fleet", daemon=True).start()
+        self._loop = Loop("membership", self._pass_on, _warn)
+        self._loop.start()
 
     def hosts(self) -> dict[str, str]:
         """By node, the address of its machine."""
@@ -95,27 +95,13 @@ class FleetActor:
         options.append(f"--repository={first.build / 'repository'}")
         return ChildProcess(SIDECAR, options, self._folder / "sidecar.log")
 
-    def _run(self) -> None:
-        pause = threading.Event()
-        while True:
-            try:
-                self._pass_on()
-                problem = ""
-            except Exception as error:  # noqa: BLE001  a full disk, for one, must not end the membership
-                problem = f"{type(error).__name__}: {error}"
-            if problem != self._problem:
-                # Ray keeps what its actors write.
-                sys.stderr.write(f"membership: {problem or 'passed on again'}\n")
-                self._problem = problem
-            pause.wait(_PERIOD_S)
-
-    def _pass_on(self) -> None:
+    def _pass_on(self) -> float:
         """Ask each node for its state, and send the fleet file with the present members to all nodes."""
         nodes = self._nodes
         self._knows_all = self._knows_all or nodes.find()
         nodes.ask()
         if len(nodes.known) < len(nodes.actors) and time.monotonic() < self._waits_until:
-            return
+            return _PERIOD_S
         members = [name for name, (status, _) in nodes.known.items() if status.is_member]
         for name, actor in nodes.actors.items():
             # A node reads its own addresses in the file, whether it is a member or not.
@@ -127,6 +113,7 @@ class FleetActor:
         if self._scaler is not None and self._knows_all and not is_held:
             run_directory = self._folder / "fleet" / nodes.plan.name
             self._scaler.step(demands.read(run_directory / demands.DEMAND_FILE))
+        return _PERIOD_S
 
     def _serve_sidecar(self, members: list[str]) -> None:
         if self._sidecar is None:
@@ -147,3 +134,8 @@ class FleetActor:
     def _log(self, text: str) -> None:
         with (self._folder / NODES_LOG).open("a", encoding="utf-8") as log:
             log.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {text}\n")
+
+
+def _warn(text: str) -> None:
+    # Ray keeps what its actors write.
+    sys.stderr.write(f"{text}\n")

@@ -68,7 +68,7 @@ class NodeScaler:
 
 
 def _format(demands: Mapping[str, WorkerDemand]) -> str:
-    return ", ".join(f"{name} wants {_amount(one)}" for name, one in demands.items()) or "by min_nodes and max_nodes"
+    return ", ".join(f"{name} wants {_amount(one)}" for name, one in demands.items()) or "by nodes and max_nodes"
 
 
 def _amount(demand: WorkerDemand) -> str:

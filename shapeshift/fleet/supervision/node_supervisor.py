@@ -12,7 +12,7 @@ from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet.supervision import node_record
 from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
 from shapeshift.fleet.supervision.node_record import LOAD, OPERATOR, NodeRecord
-from shapeshift.loops import Backoff
+from shapeshift.loops import Backoff, Loop
 from shapeshift.triton.embedded.run_record import Identity
 
 # STARTING: not ready yet, or ended and about to be started again. READY: was ready once and has not ended; its own
@@ -68,10 +68,9 @@ class NodeSupervisor:
         self._starts, self._started_at, self._start_at = 0, 0.0, 0.0
         self._backoff = Backoff()
         self._status = NodeStatus(STARTING, build=str(command.build))
-        self._closed = threading.Event()
         self._remember()
-        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
-        self._thread.start()
+        self._loop = Loop("supervisor", self._step, self._report)
+        self._loop.start()
 
     def status(self) -> NodeStatus:
         """The state found last, at most a period old."""
@@ -125,23 +124,24 @@ class NodeSupervisor:
 
     def close(self) -> None:
         """End the thread; the node keeps running."""
-        self._closed.set()
-        self._thread.join()
+        self._loop.stop()
 
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            with self._lock:
-                problem = ""
-                try:
-                    state = self._end() if self._drained_for else self._keep()
-                except (ShapeshiftError, OSError) as error:
-                    state, problem = STARTING, str(error)
-                running = self._process.identity
-                if state == STARTING and not problem:
-                    problem = self._process.last_line()
-                build = str(self._process.command.build)
-                self._status = NodeStatus(state, running.pid if running else 0, self._starts, problem, build)
-            self._closed.wait(self._period_s)
+    def _step(self) -> float:
+        with self._lock:
+            problem = ""
+            try:
+                state = self._end() if self._drained_for else self._keep()
+            except (ShapeshiftError, OSError) as error:
+                state, problem = STARTING, str(error)
+            running = self._process.identity
+            if state == STARTING and not problem:
+                problem = self._process.last_line()
+            build = str(self._process.command.build)
+            self._status = NodeStatus(state, running.pid if running else 0, self._starts, problem, build)
+        return self._period_s
+
+    def _report(self, problem: str) -> None:
+        self._status = replace(self._status, problem=problem)
 
     def _keep(self) -> str:
         """Start the process if none runs, after a pause that grows while it keeps ending."""

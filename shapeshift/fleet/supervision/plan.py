@@ -12,7 +12,7 @@ from shapeshift import files
 from shapeshift.errors import UnsupportedError
 from shapeshift.fleet import settings as fleet_settings
 from shapeshift.fleet.node import Node
-from shapeshift.fleet.settings import FleetSettings, RaySettings
+from shapeshift.fleet.settings import METRICS_OFFSET, FleetSettings, RaySettings
 from shapeshift.fleet.supervision.node_process import NodeCommand
 from shapeshift.triton.endpoint import Endpoint, Tls
 
@@ -60,7 +60,7 @@ class FleetPlan:
         settings, number = self.settings, node_number(name)
         grpc, metrics = (
             f"{host}:{settings.grpc_port + number}",
-            f"https://{host}:{settings.metrics_port + number}/metrics",
+            f"https://{host}:{settings.grpc_port + METRICS_OFFSET + number}/metrics",
         )
         build = self.folder / settings.build
         command = NodeCommand(name, fleet_file_of(self.home, name), build, tuple(shlex.split(settings.serve)))
@@ -126,10 +126,11 @@ def make_plan(
     """The nodes of `fleet`, on the machines of `room`. folder: that of the fleet file; placed: by node that runs, its
     machine.
 
-    fleet is read as the node `{node}`. Certificates are made in `folder` where the fleet file names none. Raises
-    ShapeshiftError for an invalid section [ray], UnsupportedError where no machine has room for any node.
+    fleet has a section [ray], and is read as the node `{node}`. Certificates are made in `folder` where the fleet file
+    names none. Raises UnsupportedError where no machine has room for any node.
     """
-    ray = fleet_settings.ray_settings(fleet)
+    ray = fleet.source
+    assert isinstance(ray, RaySettings)
     placed = dict(placed or {})
     plan = FleetPlan(fleet.name, folder, ray, (), fleet.tls)
     # Nodes that were added since stay, and none is missing among them.

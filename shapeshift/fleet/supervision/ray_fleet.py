@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from shapeshift import files
 from shapeshift.errors import NotFoundError, ShapeshiftError, TimedOutError, did_you_mean
 from shapeshift.fleet import settings as fleet_settings
 from shapeshift.fleet.membership import NODES_FILE
+from shapeshift.fleet.settings import RaySettings
 from shapeshift.fleet.supervision import node_record, ray_nodes
 from shapeshift.fleet.supervision import plan as plans
 from shapeshift.fleet.supervision.cluster import Cluster
@@ -21,6 +21,7 @@ from shapeshift.fleet.supervision.node_actor import write_private
 from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
 from shapeshift.fleet.supervision.node_supervisor import READY, STOPPED, NodeStatus
 from shapeshift.fleet.supervision.plan import FleetPlan
+from shapeshift.loops import Loop
 from shapeshift.triton import metrics
 from shapeshift.triton.metrics import Samples
 
@@ -36,17 +37,14 @@ _HEAD = "node:__internal_head__"
 
 
 class RayFleet:
-    """The fleet of the file `file`, which has membership `ray`. Raises as `settings.read` does."""
+    """The fleet of the file `file`, which has a section [ray]. Raises as `settings.read` does."""
 
     def __init__(self, file: Path) -> None:
         self._file = file.resolve()
         self._fleet = fleet_settings.read(self._file, "{node}")
-        if self._fleet.membership != "ray":
-            raise ShapeshiftError(f"{file}: membership: got '{self._fleet.membership}'; this command needs 'ray'")
-        try:
-            self.settings = fleet_settings.ray_settings(self._fleet)
-        except ShapeshiftError as error:
-            raise ShapeshiftError(f"{file}: {error}") from None
+        if not isinstance(self._fleet.source, RaySettings):
+            raise ShapeshiftError(f"{file}: this command needs a section [ray]")
+        self.settings = self._fleet.source
         self._home = self._file.parent / self.settings.folder
         self._cluster = Cluster(self._home, self.settings.address)
         self._ray: Any = None
@@ -300,19 +298,17 @@ class RayFleet:
 @contextlib.contextmanager
 def renewed(hold: Callable[[float], None], seconds: float) -> Iterator[None]:
     """Within the block, `hold(seconds)` is called again and again; after it `hold(0)`. hold: raises nothing."""
-    ended = threading.Event()
 
-    def renew() -> None:
-        while not ended.wait(seconds / 5):
-            hold(seconds)
+    def renew() -> float:
+        hold(seconds)
+        return seconds / 5
 
-    renewal = threading.Thread(target=renew, name="hold", daemon=True)
+    renewal = Loop("hold", renew, lambda text: None)
     hold(seconds)
     renewal.start()
     try:
         yield
     finally:
-        ended.set()
         # A renewal that waits for an actor ends with its time limit.
-        renewal.join()
+        renewal.stop()
         hold(0.0)

@@ -21,6 +21,8 @@ _TAKEN, _NOT_TAKEN = "nv_inference_request_success", "nv_inference_request_failu
 _ANSWERS = "shapeshift_requests_total"
 # The other codes are the caller's fault, or wish.
 _FAULTS = ("INTERNAL", "UNAVAILABLE")
+# To end the requests of a node, and to load everything again.
+_TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True)
@@ -30,20 +32,17 @@ class UpgradeSettings:
     canary      share of the nodes that are upgraded first and watched, at least one node
     watch_s     seconds for which they serve before the others follow
     max_errors  share of the requests to the canaries that may fail meanwhile
-    timeout_s   time to end the requests of a node, and to make it ready again
     Raises InvalidInputError with the name of the field.
     """
 
     canary: float = 0.1
     watch_s: float = 60.0
     max_errors: float = 0.01
-    timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
         require(0 < self.canary <= 1, "canary", self.canary, "must be above 0, at most 1")
         require(0 <= self.watch_s <= 86400, "watch_s", self.watch_s, "must be 0 to 86400 seconds")
         require(0 <= self.max_errors <= 1, "max_errors", self.max_errors, "must be 0 to 1")
-        require(0 < self.timeout_s <= 86400, "timeout_s", self.timeout_s, "must be above 0, at most 86400 seconds")
 
 
 def upgrade(
@@ -62,16 +61,16 @@ def upgrade(
     try:
         for command in commands:
             before = fleet.present_command(command.name)
-            fleet.drain(command.name, settings.timeout_s, say)
+            fleet.drain(command.name, _TIMEOUT_S, say)
             done.append(before)
-            fleet.start(command, settings.timeout_s, say)
+            fleet.start(command, _TIMEOUT_S, say)
             if len(done) == num_canaries:
                 _watch(fleet, [one.name for one in done], settings, say, pause)
     except ShapeshiftError as error:
         say(f"going back: {error}\n")
         for before in reversed(done):
-            fleet.drain(before.name, settings.timeout_s, say)
-            fleet.start(before, settings.timeout_s, say)
+            fleet.drain(before.name, _TIMEOUT_S, say)
+            fleet.start(before, _TIMEOUT_S, say)
         raise ShapeshiftError(f"the upgrade was taken back: {error}") from error
 
 
