@@ -32,6 +32,20 @@ REMOVED: dict[str, str] = {
     "membership": "leave it out, [[nodes]], or a section [dns] or [ray], says where the nodes are found",
     "min_nodes": "`nodes` is the fewest",
     "metrics_port": "leave it out, the page of a node is 1000 above its grpc_port",
+    "caching": "eviction: unused, where it was false",
+    "max_queues": "leave it out, the paper's 4 holds",
+    "recluster_s": "leave it out, the paper's 300 holds",
+    "first_token_slo_ms": "leave it out, five times the mean run time of a request holds, as in the paper",
+    "bypass": "leave it out, requests may overtake one that waits for memory",
+    "ageing": "leave it out, 10 holds",
+    "patience": "leave it out, 2 holds",
+    "prompt_lookup_min": "leave it out, 2 holds",
+    "prompt_lookup_max": "leave it out, 4 holds",
+    "overtaken_requests": "leave it out, 32 holds",
+    "stream_responses": "leave it out, 16 holds",
+    "perplexity_text": "put the text into the checkpoint's folder as perplexity.txt",
+    "queue_tokens": "leave it out of a model that generates, queue_requests bounds what waits",
+    "forward_requests": "queue_requests of the model that generates bounds what waits",
 }
 """What to do instead of a setting that a former version had, by its name: the end of a sentence."""
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common.public_data import data_file
-from shapeshift.adapter_cache.interfaces import AdapterInfo
+from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
 from shapeshift.simulate.adapter_cache import SimulatedRequest
 from shapeshift.workloads import trace
 

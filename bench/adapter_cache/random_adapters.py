@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shapeshift.adapter_cache.interfaces import AdapterInfo
+from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
 from shapeshift.adapter_cache.registry import store
 
 TARGETS = ("q_proj", "v_proj")

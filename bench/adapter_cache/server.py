@@ -22,7 +22,7 @@ from bench.fused_decode.loads import Load
 from bench.fused_decode.served import TritonStreams
 from bench.peers import random_llama
 from bench.peers.protocol import DecodeRequest
-from shapeshift.adapter_cache.settings import EVICTION_RULES
+from shapeshift.adapter_cache.settings import EVICTION_RULES, UNUSED
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.hardware import cores
 from shapeshift.triton import model_config
@@ -43,16 +43,16 @@ _COUNTED = {
 }
 
 PARTS: dict[str, dict[str, str]] = {
-    PLAIN: {"scheduler": "fifo", "caching": "false"},
+    PLAIN: {"scheduler": "fifo", "eviction": UNUSED},
     CACHE: {"scheduler": "fifo"},
-    ORDER: {"caching": "false"},
+    ORDER: {"eviction": UNUSED},
     DEFAULT: {},
     QUEUES: {"scheduler": "chameleon"},
 }
 VARIANTS: dict[str, dict[str, str]] = {
-    "chameleon, no cache": {"scheduler": "chameleon", "caching": "false"},
+    "chameleon, no cache": {"scheduler": "chameleon", "eviction": UNUSED},
     **{f"{name}, cache": {"scheduler": name} for name in ("sjf", "wrs")},
-    **{f"default, {name}": {"eviction": name} for name in list(EVICTION_RULES)[1:]},
+    **{f"default, {name}": {"eviction": name} for name in list(EVICTION_RULES)[1:] if name != UNUSED},
     "default, predicting": {"prefetch": "true"},
 }
 
@@ -187,7 +187,6 @@ class ServerBench:
             "max_rank": str(max(RANKS)),
             "starter_dir": "",
             "adapter_mb": str(int(CACHE_SHARE * total / 2**20)),
-            "recluster_s": "60",
             **parameters,
         }
         for field, value in values.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -11,11 +12,12 @@ from bench.adapter_cache import report
 from bench.adapter_cache.loads import Lengths, adapter_set, draw, names
 from bench.adapter_cache.report import CACHE, DEFAULT, ORDER, PLAIN, QUEUES, AdapterRun
 from bench.common.output import Row, table
-from shapeshift.adapter_cache.interfaces import AdapterInfo, EvictEntry
+from shapeshift.adapter_cache.policy.eviction import EvictEntry
 from shapeshift.adapter_cache.policy.length_prediction import Oracle
-from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
-from shapeshift.adapter_cache.settings import EVICTION_RULES
-from shapeshift.simulate.adapter_cache import Machine, run
+from shapeshift.adapter_cache.policy.multiqueue import MultiQueue
+from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
+from shapeshift.adapter_cache.settings import EVICTION_RULES, SCHEDULERS, UNUSED
+from shapeshift.simulate.adapter_cache import Machine, MakeScheduler, run
 from shapeshift.simulate.adapter_pool import CacheOptions
 
 RECLUSTER_S = 60.0
@@ -26,26 +28,26 @@ GIB = 2**30
 class System:
     """A scheduler and a cache. accuracy: of the oracle that predicts answer lengths; None: running means."""
 
-    scheduling: SchedulingSettings
+    scheduler: MakeScheduler
     caching: CacheOptions
     accuracy: float | None = 0.8
 
 
-def scheduled(scheduler: str) -> SchedulingSettings:
-    return SchedulingSettings(scheduler=scheduler, recluster_s=RECLUSTER_S)
+def scheduled(scheduler: str) -> MakeScheduler:
+    return partial(MultiQueue, recluster_s=RECLUSTER_S) if scheduler == "chameleon" else SCHEDULERS[scheduler]
 
 
 PARTS = {
-    PLAIN: System(scheduled("fifo"), CacheOptions(caching=False)),
+    PLAIN: System(scheduled("fifo"), CacheOptions(eviction=UNUSED)),
     CACHE: System(scheduled("fifo"), CacheOptions()),
-    ORDER: System(scheduled("arrival"), CacheOptions(caching=False)),
+    ORDER: System(scheduled("arrival"), CacheOptions(eviction=UNUSED)),
     DEFAULT: System(scheduled("arrival"), CacheOptions()),
-    "chameleon, no cache": System(scheduled("chameleon"), CacheOptions(caching=False)),
+    "chameleon, no cache": System(scheduled("chameleon"), CacheOptions(eviction=UNUSED)),
     QUEUES: System(scheduled("chameleon"), CacheOptions()),
     "sjf, cache": System(scheduled("sjf"), CacheOptions()),
     "wrs, cache": System(scheduled("wrs"), CacheOptions()),
 }
-_OTHERS = [name for name in EVICTION_RULES if name != CacheOptions().eviction]
+_OTHERS = [name for name in EVICTION_RULES if name not in (CacheOptions().eviction, UNUSED)]
 EVICTIONS = {f"default, {name}": System(scheduled("arrival"), CacheOptions(eviction=name)) for name in _OTHERS}
 PREFETCH = {"default, predicting": System(scheduled("arrival"), CacheOptions(prefetch=True))}
 PREDICTORS = {
@@ -69,7 +71,7 @@ class Regime:
         requests = draw(self.lengths, self.adapters, rate, count, np.random.default_rng(seed))
         predictor = None if system.accuracy is None else Oracle(system.accuracy, seed)
         caching = replace(system.caching, share=self.share)
-        result = run(self.machine, self.adapters, requests, system.scheduling, caching, predictor)
+        result = run(self.machine, self.adapters, requests, system.scheduler, caching, predictor)
         ranks = np.array([self.adapters[str(request.adapter)].rank for request in requests])
         ends = np.array([request.at_s for request in requests]) + result.last_s
         span = float(ends.max()) - requests[0].at_s

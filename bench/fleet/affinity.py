@@ -6,6 +6,7 @@ Chance shows what uneven arrivals cost: round robin deals requests more evenly t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -18,7 +19,6 @@ from shapeshift.adapter_cache.policy.length_prediction import Oracle
 from shapeshift.fleet.policy.placement import LOOK_S, least_unread, least_work
 from shapeshift.simulate.adapter_cache import SimulatedServer
 from shapeshift.simulate.adapter_fleet import REQUESTS, UNREAD_TOKENS, Choose, Work, first_s, run_fleet
-from shapeshift.simulate.adapter_pool import CacheOptions
 
 NODES = ("a", "b", "c")
 AFFINITY, ROUND_ROBIN, LEAST_WORK, CHANCE = "affinity", "round robin", "least work", "chance"
@@ -69,11 +69,11 @@ def _run(regime: Regime, rule: str, rate: float, requests: int, seed: int) -> tu
     """Bytes loaded, and p50 and p99 of the first token in seconds. One seed gives all rules the same requests."""
     drawn = draw(regime.lengths, regime.adapters, rate, requests, np.random.default_rng(seed))
     system = PARTS[DEFAULT]
-    caching = CacheOptions(system.caching.caching, system.caching.eviction, system.caching.prefetch, regime.share)
+    caching = replace(system.caching, share=regime.share)
     longest = max(one.answer_tokens for one in drawn)
     servers = {
         name: SimulatedServer(
-            regime.machine, regime.adapters, system.scheduling, caching, longest, Oracle(system.accuracy or 1.0, seed)
+            regime.machine, regime.adapters, system.scheduler, caching, longest, Oracle(system.accuracy or 1.0, seed)
         )
         for name in NODES
     }

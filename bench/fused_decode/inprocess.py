@@ -58,7 +58,7 @@ class InProcess:
             lambda text: print(text, file=sys.stderr),
         )
         self._ended: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        admission: FirstComeFirstServed[Request] = FirstComeFirstServed(1024, 1 << 20)
+        admission: FirstComeFirstServed[Request] = FirstComeFirstServed(1024)
         self._loop = DecodeLoop(model, admission, self._deliver, lambda text: print(text, file=sys.stderr))
         self._loop.start()
 

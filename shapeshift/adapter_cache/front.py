@@ -5,24 +5,50 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Protocol, cast
 
-from shapeshift.adapter_cache import loading
-from shapeshift.adapter_cache.interfaces import PredictionInput
+import torch
+
+from shapeshift import settings
+from shapeshift.adapter_cache.lora.batch import LoraHook, LoraKernels
 from shapeshift.adapter_cache.memory.adapter_table import Adapter, unavailable
-from shapeshift.adapter_cache.metrics import scheduler_metrics, state_metrics
+from shapeshift.adapter_cache.memory.cache import MAX_LABELS, AdapterCache
+from shapeshift.adapter_cache.memory.placement import SharedMemory
+from shapeshift.adapter_cache.policy.length_prediction import LengthPredictor, PredictionInput
+from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
+from shapeshift.adapter_cache.registry.catalogue import Catalogue
+from shapeshift.adapter_cache.registry.peft import BaseModel
+from shapeshift.adapter_cache.registry.store import LAYOUT, read_multi_lora
+from shapeshift.adapter_cache.settings import (
+    EVICTION_RULES,
+    HOST_TIERS,
+    LORA_HOOKS,
+    LORA_KERNELS,
+    PREDICTORS,
+    PREFETCHERS,
+    SCHEDULERS,
+    AdapterCacheSettings,
+    require_one_rank,
+)
+from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.engine.slots import require_memory
 from shapeshift.fused_decode.front import GenerateFront
-from shapeshift.fused_decode.interfaces import blocks_of
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, LinearHook, Runtime, blocks_of
 from shapeshift.fused_decode.job import GenerateJob
+from shapeshift.fused_decode.loading import Loaded
+from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.request import LENGTH, STOP, Request
+from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
+from shapeshift.loops import Loop
+from shapeshift.registry import GeneratedRegistrySettings, RegistrySettings, follow
 from shapeshift.serving.description import Description, registry_version
 from shapeshift.serving.front import Client
-from shapeshift.serving.metrics import Metric
-from shapeshift.serving.model_args import ModelArgs, model_log
+from shapeshift.serving.metrics import OTHER, Gauge, Info, Metric
+from shapeshift.serving.model_args import Log, ModelArgs, model_log
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, PbUtils
 
@@ -30,8 +56,19 @@ _REFRESH_S = 1.0
 _NAME, _SAMPLING = "lora_name", "sampling_parameters"
 
 
+class SharedRuntime(Runtime, Protocol):
+    """A runtime whose blocks share one buffer with adapters, and whose linears can add LoRA terms.
+
+    memory  flat: the blocks, `block_elements` each, and behind them the reserve of the adapters
+    """
+
+    memory: torch.Tensor
+    block_elements: int
+    linear_hook: LinearHook | None
+
+
 class AdapterRequest(Request):
-    """A request that may name an adapter, see `interfaces.SizedRequest`; `LoraFront` sets what it adds.
+    """A request that may name an adapter, see `policy.scheduling.SizedRequest`; `LoraFront` sets what it adds.
 
     adapter, label, rank: the adapter's unique name, the name that clients use, and its rank; None, "", 0 without one.
     """
@@ -73,12 +110,42 @@ class LoraFront(GenerateFront):
 
     def __init__(self, pb_utils: PbUtils, args: ModelArgs) -> None:
         log = model_log(pb_utils, args.name)
-        base = loading.load_base(args, log)
-        self.adapters = loading.load(pb_utils, args, base, log, self._wake, self._fail_waiting)
+        params = settings.read(AdapterCacheSettings, args.parameters)
+        base = _load_base(args, params, log)
+        self.runtime = runtime = cast(SharedRuntime, base.runtime)
+        self._text_blocks = blocks_of(runtime.max_length)
+        on_gpu = args.kind == "GPU"
+        kernels = _load_kernels(base, params, runtime, on_gpu, log)
+        self.cache = cache = AdapterCache(
+            SharedMemory(runtime.memory, base.pool, runtime.block_elements, self._text_blocks),
+            rule=EVICTION_RULES[params.eviction],
+            write=kernels.store,
+            on_change=self._wake,
+            on_failure=self._fail_waiting,
+            open_host=partial(HOST_TIERS["cuda"], params.host_mb << 20) if on_gpu else None,
+        )
+        hook = (runtime.memory, cache.places_of, kernels, cache.has_magnitudes)
+        architecture = Architecture.read(base.folder)
+        if kernels.fits_graphs:
+            runtime.linear_hook = LORA_HOOKS["cuda"](*hook, slots=runtime.slots, layers=architecture.layers)
+        else:
+            runtime.linear_hook = LoraHook(*hook)
+        folder = (args.folder / params.adapters_dir).resolve()
+        self._follower = follow(args.parameters, folder, LAYOUT, log)
+        base_model = _base_model(args.parameters, base.folder, architecture, params)
+        multi_lora, element_bytes = read_multi_lora(args.folder / "1"), runtime.memory.element_size()
+        self.catalogue = Catalogue(folder, multi_lora, base_model, cache, element_bytes, log)
+        self.prefetcher = PREFETCHERS["gaps"]() if params.prefetch else None
         self._prefetching = threading.Lock()
-        super().__init__(pb_utils, args, base, self.adapters.scheduler)
-        self._stopping = threading.Event()
-        self._watching = threading.Thread(target=self._watch_registry, name="registry", daemon=True)
+        self._predictor = _predictor(pb_utils, params, log)
+        reserve = f"{params.adapter_mb} MiB for them alone"
+        log(f"{len(self.catalogue)} adapters, {kernels.name}, {reserve}, {params.scheduler}")
+        decode = base.settings
+        inputs = SchedulerInputs(
+            cache, decode.queue_requests, self._adapter_tokens, BLOCK_TOKENS, classes=decode.classes
+        )
+        super().__init__(pb_utils, args, base, SCHEDULERS[params.scheduler](inputs))
+        self._watching = Loop("adapter-registry", self._watch_registry, log)
         self._watching.start()
 
     def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> GenerateJob:
@@ -86,7 +153,7 @@ class LoraFront(GenerateFront):
         name = job.parameters.lora_name
         try:
             for one in _requests(job):
-                one.use(None if name is None else self.adapters.catalogue.hold(name))
+                one.use(None if name is None else self.catalogue.hold(name))
                 self._require_memory(one)
         except Exception:
             self._release(job)
@@ -96,52 +163,52 @@ class LoraFront(GenerateFront):
     def start(self, job: GenerateJob) -> None:
         for request in _requests(job):
             if request.adapter is not None:
-                self.adapters.cache.metrics.requests.add(request.label)
-                if self.adapters.prefetcher is not None:
+                self.cache.metrics.requests.add(request.label)
+                if self.prefetcher is not None:
                     with self._prefetching:
-                        self.adapters.prefetcher.record(request.adapter, request.arrived)
+                        self.prefetcher.record(request.adapter, request.arrived)
         super().start(job)
 
     def queue(self, job: GenerateJob) -> None:
         for request in _requests(job):
             prediction = _prediction_input(request, job.prompt_of(request).text)
-            self.adapters.predictor.predict_later(prediction, partial(self._predicted, request))
+            self._predictor.predict_later(prediction, partial(self._predicted, request))
 
     def answered(self, job: GenerateJob) -> None:
         for request in _requests(job):
             if request.finish_reason in (STOP, LENGTH):
-                self.adapters.predictor.learn(_prediction_input(request), request.generated)
+                self._predictor.learn(_prediction_input(request), request.generated)
         self._release(job)
         super().answered(job)
 
     def describe(self) -> Description:
-        hashes = {adapter.label: adapter.sha256 for adapter in self.adapters.catalogue.all()}
+        hashes = {adapter.label: adapter.sha256 for adapter in self.catalogue.all()}
         return replace(super().describe(), adapters=sorted(hashes), registry=registry_version(hashes))
 
     def metrics(self) -> Sequence[Metric]:
-        cache, catalogue = self.adapters.cache, self.adapters.catalogue
+        cache = self.cache
         return [
             *super().metrics(),
-            *cache.metrics.exported,
-            *state_metrics(
-                self._running_and_waiting,
-                self.adapters.runtime.slots,
-                registered=lambda: len(catalogue),
-                resident=lambda: len(cache.resident_names()),
-                vacant_bytes=lambda: cache.free_reserve_bytes,
+            *cache.exported,
+            # A gauge of the model server protocol of the Gateway API's inference extension.
+            Info(
+                "lora_requests_info",
+                "Running and waiting adapters, as labels; the value is the time in seconds",
+                lambda: _info_labels(self.runtime.slots, cast(list[AdapterRequest], self.live)),
             ),
-            *scheduler_metrics(self.adapters.scheduler),
-            *self.adapters.follower.metrics,
+            Gauge("adapters_known", "Adapters that requests may name", lambda: len(self.catalogue)),
+            Gauge("adapters_resident", "Adapters in memory, ready or loading", lambda: len(cache.resident_names())),
+            Gauge("adapter_vacant_bytes", "Free bytes of the memory reserved for adapters", cache.free_reserve_bytes),
+            *self._follower.metrics,
         ]
 
     def stop(self) -> None:
-        self.adapters.follower.close()
-        self._stopping.set()
-        self._watching.join(5.0)
+        self._follower.close()
+        self._watching.stop(5.0)
         # Before what it uses.
         self.loop.close()
-        self.adapters.predictor.close()
-        self.adapters.cache.close()
+        self._predictor.close()
+        self.cache.close()
         super().stop()
 
     def named_adapter(self, request: InferenceRequest) -> str:
@@ -157,25 +224,22 @@ class LoraFront(GenerateFront):
 
     def _require_memory(self, request: AdapterRequest) -> None:
         # Its adapter may hold all blocks but those that are kept, and does so while it is in use.
-        pool, held = self.loaded.pool, blocks_of(self.adapters.tokens(request.adapter))
-        require_memory(request, pool.count, held if held <= pool.count - self.adapters.text_blocks else 0)
+        pool, held = self.loaded.pool, blocks_of(self._adapter_tokens(request.adapter))
+        require_memory(request, pool.count, held if held <= pool.count - self._text_blocks else 0)
 
     def _release(self, job: GenerateJob) -> None:
         for request in _requests(job):
             if request.adapter is not None:
-                self.adapters.cache.table.unhold(request.adapter)
+                self.cache.table.unhold(request.adapter)
 
     def _predicted(self, request: AdapterRequest, tokens: int) -> None:
         """Any thread calls this."""
         request.predicted_tokens = tokens
         self.submit(request)
 
-    def _running_and_waiting(self) -> tuple[list[str], list[str]]:
-        """Labels of the adapters that requests run with, and that requests wait for."""
-        live = [request for request in cast(list[AdapterRequest], self.live) if request.label]
-        running = {request.label for request in live if request.slot is not None}
-        waiting = {request.label for request in live if request.slot is None and not request.is_finished}
-        return sorted(running), sorted(waiting)
+    def _adapter_tokens(self, name: str | None) -> int:
+        """The memory of an adapter in tokens of KV cache."""
+        return -(-self.cache.elements(name) * BLOCK_TOKENS // self.runtime.block_elements)
 
     def _wake(self) -> None:
         self.loop.wake()
@@ -187,25 +251,20 @@ class LoraFront(GenerateFront):
             if request.adapter == adapter.name and request.slot is None:
                 self.loop.end(request, reason)
 
-    def _watch_registry(self) -> None:
-        while not self._stopping.wait(_REFRESH_S):
-            try:
-                has_changed = self.adapters.catalogue.refresh()
-                has_changed = self._prefetch() or has_changed
-            except Exception as error:  # noqa: BLE001  one failure must not end the thread
-                self.log(f"the check for changed adapters failed: {type(error).__name__}: {error}")
-                continue
-            if has_changed:
-                self._wake()
+    def _watch_registry(self) -> float:
+        has_changed = self.catalogue.refresh()
+        if self._prefetch() or has_changed:
+            self._wake()
+        return _REFRESH_S
 
     def _prefetch(self) -> bool:
         """Pass the adapters for which requests are predicted to the cache; whether there are any."""
-        prefetcher, cache = self.adapters.prefetcher, self.adapters.cache
+        prefetcher, cache = self.prefetcher, self.cache
         if prefetcher is None:
             return False
-        infos = [adapter.info for adapter in self.adapters.catalogue.all()]
+        infos = [adapter.info for adapter in self.catalogue.all()]
         with self._prefetching:
-            names = prefetcher.plan(infos, cache.resident_names(), cache.free_reserve_bytes, time.monotonic())
+            names = prefetcher.plan(infos, cache.resident_names(), cache.free_reserve_bytes(), time.monotonic())
         for name in names:
             cache.preload.prefetch(name)
         return bool(names)
@@ -227,3 +286,53 @@ def _name_in(text: bytes) -> str:
     except (ValueError, AttributeError):
         return ""
     return name if isinstance(name, str) else ""
+
+
+def _info_labels(slots: int, live: Iterable[AdapterRequest]) -> dict[str, str]:
+    """Which adapters requests run with, and which they wait for."""
+    named = [request for request in live if request.label]
+    running = {request.label for request in named if request.slot is not None}
+    waiting = {request.label for request in named if request.slot is None and not request.is_finished}
+    return {
+        "max_lora": str(slots),
+        "running_lora_adapters": _joined(sorted(running)),
+        "waiting_lora_adapters": _joined(sorted(waiting)),
+    }
+
+
+def _joined(names: Sequence[str]) -> str:
+    return ",".join([*names[:MAX_LABELS], *([OTHER] if len(names) > MAX_LABELS else [])])
+
+
+def _load_base(args: ModelArgs, params: AdapterCacheSettings, log: Log) -> Loaded:
+    """The base model, with memory for adapters. Raises the errors of `shapeshift.errors`."""
+    require_one_rank(settings.read(FusedDecodeSettings, args.parameters))
+    load_runtime = partial(loading.load_runtime, extra_bytes=params.adapter_mb << 20)
+    further = (AdapterCacheSettings, RegistrySettings, GeneratedRegistrySettings)
+    return loading.load(args, log, load_runtime, further)
+
+
+def _load_kernels(
+    base: Loaded, params: AdapterCacheSettings, runtime: SharedRuntime, on_gpu: bool, log: Log
+) -> LoraKernels:
+    """Those of a GPU, where they prove right; the native ones on a CPU with a compiler; plain torch otherwise."""
+    kernels: LoraKernels | None = None
+    if on_gpu:
+        kernels = LORA_KERNELS["grouped"](params.max_rank, runtime.memory, log)
+    elif base.settings.native:
+        kernels = LORA_KERNELS["native"](base.kernel_cache, log)
+    return kernels or LORA_KERNELS["torch"]()
+
+
+def _base_model(
+    parameters: Mapping[str, str], folder: Path, architecture: Architecture, params: AdapterCacheSettings
+) -> BaseModel:
+    names = {folder.name, str(folder), *filter(None, params.base_names.split(","))}
+    sha256 = settings.read(GeneratedDecodeSettings, parameters).checkpoint_sha256
+    return BaseModel(architecture, names, params.max_rank, folder, sha256)
+
+
+def _predictor(pb_utils: PbUtils, params: AdapterCacheSettings, log: Log) -> LengthPredictor:
+    if not params.predictor_weights:
+        return PREDICTORS["mean"]()
+    return PREDICTORS["embedding"](pb_utils, params.predictor_model, Path(params.predictor_weights), log)

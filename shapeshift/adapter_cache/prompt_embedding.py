@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shapeshift.adapter_cache.interfaces import LengthPredictor, PredictionInput
-from shapeshift.adapter_cache.policy.length_prediction import Regressor
+from shapeshift.adapter_cache.policy.length_prediction import LengthPredictor, PredictionInput, Regressor
 from shapeshift.errors import OverloadedError
 from shapeshift.serving import bls
 from shapeshift.serving.call_pool import CallPool
@@ -25,7 +24,7 @@ _THREADS, _MOST_WAITING = 4, 256
 
 
 class EmbeddingPredictor(LengthPredictor):
-    """See `interfaces.LengthPredictor`. `predict_later` calls the embedding model on a thread of its own.
+    """See `length_prediction.LengthPredictor`. `predict_later` calls the embedding model on a thread of its own.
 
     If the call fails or takes too long, the regressor predicts without an embedding. The first failure is logged.
     """

@@ -1,4 +1,4 @@
-"""The parameters of adapters and their memory in a config.pbtxt, and the implementations that they select."""
+"""The parameters of adapters, their memory and their scheduler in a config.pbtxt, and what they select."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shapeshift.adapter_cache.interfaces import EvictionRule, LengthPredictor, Prefetcher
+from shapeshift.adapter_cache.policy.eviction import RankedEviction
+from shapeshift.adapter_cache.policy.length_prediction import LengthPredictor
+from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
+from shapeshift.fused_decode.policy.admission import Admission
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from shapeshift.settings import Choices, require
 
 _PACKAGE = "shapeshift.adapter_cache"
-EVICTION_RULES: Choices[EvictionRule] = Choices(
+UNUSED = "unused"
+EVICTION_RULES: Choices[RankedEviction] = Choices(
     "eviction",
     {
         "gdsf": f"{_PACKAGE}.policy.eviction:GDSF",
@@ -19,9 +23,20 @@ EVICTION_RULES: Choices[EvictionRule] = Choices(
         "lru": f"{_PACKAGE}.policy.eviction:LRU",
         "lfu": f"{_PACKAGE}.policy.eviction:LFU",
         "fair": f"{_PACKAGE}.policy.eviction:FAIR_SCORE",
+        UNUSED: f"{_PACKAGE}.policy.eviction:UNUSED",
     },
 )
 """The first is the default."""
+SCHEDULERS: Choices[Callable[[SchedulerInputs], Admission[Any]]] = Choices(
+    "scheduler",
+    {
+        "arrival": f"{_PACKAGE}.policy.admission:ArrivalOrder",
+        "chameleon": f"{_PACKAGE}.policy.multiqueue:MultiQueue",
+        "fifo": f"{_PACKAGE}.policy.admission:BlockingArrivalOrder",
+        "sjf": f"{_PACKAGE}.policy.baselines.sorted_orders:ShortestAnswerFirst",
+        "wrs": f"{_PACKAGE}.policy.baselines.sorted_orders:SmallestRequestFirst",
+    },
+)
 HOST_TIERS: Choices[Callable[..., Any]] = Choices("device", {"cuda": f"{_PACKAGE}.memory.host_tier:HostTier"})
 """What a device needs whose memory is not that of the host."""
 PREDICTORS: Choices[Callable[..., LengthPredictor]] = Choices(
@@ -31,9 +46,7 @@ PREDICTORS: Choices[Callable[..., LengthPredictor]] = Choices(
         "embedding": f"{_PACKAGE}.prompt_embedding:EmbeddingPredictor",
     },
 )
-PREFETCHERS: Choices[Callable[[], Prefetcher]] = Choices(
-    "prefetcher", {"gaps": f"{_PACKAGE}.policy.prefetch:GapHistograms"}
-)
+PREFETCHERS: Choices[Callable[[], Any]] = Choices("prefetch", {"gaps": f"{_PACKAGE}.policy.prefetch:GapHistograms"})
 LORA_KERNELS: Choices[Callable[..., Any]] = Choices(
     "lora_kernels",
     {
@@ -57,8 +70,11 @@ class AdapterCacheSettings:
     max_rank       highest rank of an adapter
     adapter_mb     MiB of memory reserved for adapters; slots without a request hold further adapters
     host_mb        on a GPU: MiB of page-locked memory of the host for adapters that leave the GPU; 0: none
-    caching        whether idle adapters stay in memory; false is meant for comparisons
-    eviction       which adapters are evicted first: gdsf, score, lru, lfu or fair
+    eviction       which adapters are evicted first: gdsf, score, lru, lfu or fair; unused: each one as soon as no
+                   request uses it or waits for it
+    scheduler      which waiting requests get the free slots: arrival (in order of arrival, a load blocks no other
+                   request), fifo (a load blocks all requests behind it), chameleon (size queues with quotas), sjf
+                   (shortest answer first), wrs (smallest weighted request size first)
     prefetch       whether adapters are loaded before a request asks for them, by the gaps between their requests
     predictor_weights  a .npy file, see `length_prediction.Regressor`: answer lengths are predicted from the embeddings
                    of prompts; empty: from the mean length of the adapter's recent answers
@@ -71,8 +87,8 @@ class AdapterCacheSettings:
     max_rank: int = 128
     adapter_mb: int = 256
     host_mb: int = 1024
-    caching: bool = True
     eviction: str = "gdsf"
+    scheduler: str = "arrival"
     prefetch: bool = False
     predictor_weights: str = ""
     predictor_model: str = "encode"
@@ -82,6 +98,7 @@ class AdapterCacheSettings:
         require(1 <= self.adapter_mb <= 1 << 20, "adapter_mb", self.adapter_mb, "1 to 1048576")
         require(0 <= self.host_mb <= 1 << 20, "host_mb", self.host_mb, "0 to 1048576")
         EVICTION_RULES.require(self.eviction)
+        SCHEDULERS.require(self.scheduler)
 
 
 def require_one_rank(decode: FusedDecodeSettings) -> None:

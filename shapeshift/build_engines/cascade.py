@@ -18,7 +18,7 @@ from shapeshift.engines import device_plan, manifest
 from shapeshift.engines.manifest import FILE_NAME as MANIFEST_FILE
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import NotFoundError
-from shapeshift.registry_mirror.follower import RegistrySettings
+from shapeshift.registry import RegistrySettings
 from shapeshift.triton import model_config
 
 BACKEND = "cascade"

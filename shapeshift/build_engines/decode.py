@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shapeshift import settings
-from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
 from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.settings import AdapterCacheSettings, require_one_rank
 from shapeshift.build_engines.decoding import perplexity, reference
@@ -29,7 +28,7 @@ from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, QUANTISED, r
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, MemoryNeed, signature
 from shapeshift.progress import ProgressCallback
 from shapeshift.registry import FILE as REGISTRY_FILE
-from shapeshift.registry_mirror.follower import RegistrySettings
+from shapeshift.registry import RegistrySettings
 from shapeshift.triton import model_config
 
 BACKEND, WITH_ADAPTERS = "fused_decode", "adapter_cache"
@@ -59,7 +58,7 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> DecodeFrontCon
         ForwardSettings if "forward_to" in values else FusedDecodeSettings
     )
     completed = model_config.complete(config, signature(values))
-    adapters = settings.names(AdapterCacheSettings, SchedulingSettings, RegistrySettings)
+    adapters = settings.names(AdapterCacheSettings, RegistrySettings)
     if config.backend == BACKEND or kind is ForwardSettings:
         unfit = {f'goes with backend "{WITH_ADAPTERS}" only': adapters}
         if kind is ForwardSettings:
@@ -68,7 +67,6 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> DecodeFrontCon
         settings.refuse_unknown(values, settings.names(kind), unfit)
         return DecodeFrontConfig(folder.name, folder, completed, settings.read(kind, values))
     settings.refuse_unknown(values, settings.names(kind) | adapters)
-    settings.read(SchedulingSettings, values)
     settings.read(RegistrySettings, values)
     decoding, adapter_cache = settings.read(FusedDecodeSettings, values), settings.read(AdapterCacheSettings, values)
     require_one_rank(decoding)

@@ -20,8 +20,7 @@ from shapeshift.cascade.request import ClassifyRequest, Row
 from shapeshift.cascade.service import CascadeService
 from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
 from shapeshift.errors import CancelledRequestError, InvalidInputError
-from shapeshift.registry import FILE, FolderWatch
-from shapeshift.registry_mirror.follower import GeneratedRegistrySettings, RegistrySettings, follow
+from shapeshift.registry import FILE, FolderWatch, GeneratedRegistrySettings, RegistrySettings, follow
 from shapeshift.serving import description
 from shapeshift.serving.description import Description
 from shapeshift.serving.front import Client, Front

@@ -18,10 +18,9 @@ from shapeshift.fused_decode.engine.loop import DecodeLoop, LoopOptions
 from shapeshift.fused_decode.engine.sampling.logit_edits import GRAMMARS, token_rules
 from shapeshift.fused_decode.job import BeamsJob, ChoicesJob, GenerateJob, Prompt, sample_params
 from shapeshift.fused_decode.loading import Loaded
-from shapeshift.fused_decode.policy.admission import Admission, ClassOrder, FirstComeFirstServed
+from shapeshift.fused_decode.policy.admission import Admission, FirstComeFirstServed
 from shapeshift.fused_decode.request import ABORT, Request
 from shapeshift.fused_decode.request_parser import ParsedRequest, RequestParser
-from shapeshift.fused_decode.settings import FusedDecodeSettings
 from shapeshift.serving import error_codes, parameters
 from shapeshift.serving.description import GENERATION, Description, checkpoint_name, checkpoint_version
 from shapeshift.serving.front import Affinity, Client, Front
@@ -66,14 +65,13 @@ class GenerateFront(Front[GenerateJob]):
         self._lock = threading.Lock()
         self.loop = DecodeLoop(
             runtime,
-            in_order_of_arrival(self.loaded) if admission is None else admission,
+            FirstComeFirstServed(settings.queue_requests, settings.classes) if admission is None else admission,
             self._deliver,
             self.log,
             LoopOptions(
                 pool=self.loaded.pool,
                 prefill_tokens=settings.prefill_tokens,
-                stream_responses=settings.stream_responses,
-                speculator=_speculator(settings),
+                speculator=_speculator(settings.num_speculative_tokens),
             ),
         )
         self.affinity = Affinity(self.named_adapter, self._parser.prompt_tokens, self._unread_tokens)
@@ -176,6 +174,7 @@ class GenerateFront(Front[GenerateJob]):
         loop = self.loop
         return [
             *loop.metrics.exported,
+            *loop.admission.metrics(),
             Gauge("requests_waiting", "Requests that wait for a slot", lambda: len(loop.admission)),
             Gauge("requests_running", "Requests that hold a slot", lambda: loop.slots.requests),
             Gauge("slots", "Number of slots", lambda: len(loop.slots)),
@@ -279,14 +278,6 @@ class GenerateFront(Front[GenerateJob]):
         return float(unread)
 
 
-def in_order_of_arrival(loaded: Loaded) -> Admission[Request]:
-    """The admission of a front whose requests need nothing but a slot."""
-    settings = loaded.settings
-    order: ClassOrder[Request] = ClassOrder(settings.classes, settings.overtaken_requests)
-    return FirstComeFirstServed(settings.queue_requests, settings.queue_tokens, order)
-
-
-def _speculator(settings: FusedDecodeSettings) -> Any:
-    """What proposes tokens, where any are."""
-    most = settings.num_speculative_tokens
-    return SPECULATORS["prompt_lookup"](most, settings.prompt_lookup_min, settings.prompt_lookup_max) if most else None
+def _speculator(most: int) -> Any:
+    """What proposes at most so many tokens a text, where any are."""
+    return SPECULATORS["prompt_lookup"](most) if most else None

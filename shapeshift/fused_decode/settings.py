@@ -26,8 +26,6 @@ class FusedDecodeSettings:
                      quantised weights on a CPU, int8 or int4
     group_size       inputs of an output that share a scale in int4: 32 or 128; 0: 128 where it divides them, else 32
     kv_precision     of the keys and values in the cache: auto (that of the computation), or int8 on a CPU
-    perplexity_text  text on which `make engines` measures what quantised weights lose: a file, absolute or in the
-                     checkpoint's folder; empty: its perplexity.txt, where it has one
     max_concurrency  slots: most requests that run at once
     max_length       most tokens of a request, prompt and answer together
     kv_cache_tokens  tokens of the requests that run, together; 0: max_concurrency times max_length. Where they run out,
@@ -36,16 +34,12 @@ class FusedDecodeSettings:
     prefill_tokens   most tokens of prompts in one iteration
     num_speculative_tokens  most tokens that are proposed for a request in an iteration, where that pays; 0: none. They
                      are what followed its last tokens where these occurred before
-    prompt_lookup_min, prompt_lookup_max  fewest last tokens that must have occurred, and most that are compared
     queue_requests   most requests that wait for a slot; a further one gets UNAVAILABLE
-    queue_tokens     most tokens of the waiting requests, prompts and longest answers together
     slo_classes      values of the request parameter slo_class, the most urgent first; *: all others, and none
-    overtaken_requests  most later requests that go before a waiting one because their class is more urgent
     threads          threads of the model's kernels; 0: one for each core
     tensor_parallel_size  processes that compute each iteration together, with a part of every layer each
     native           whether the kernels written in C++ are compiled and used
     share_weights    whether processes that serve one checkpoint alike map one file of its packed weights, on a CPU
-    stream_responses  most responses to streams after an iteration, with first and last ones; 0: one to each stream
     memory_mb        most memory in MiB for weights and cache; 0: the memory that is available when the model loads
     extra_tokens     whether the tokenizer may have tokens beyond the model's vocabulary; a prompt with one is refused
     slo_ms           latency objective in ms; its half and 95% of it become bounds of the latency histogram; 0: none
@@ -55,24 +49,18 @@ class FusedDecodeSettings:
     precision: str = "auto"
     group_size: int = 0
     kv_precision: str = "auto"
-    perplexity_text: str = ""
     max_concurrency: int = 32
     max_length: int = 1024
     kv_cache_tokens: int = 0
     enable_prefix_caching: bool = True
     prefill_tokens: int = 256
     num_speculative_tokens: int = 0
-    prompt_lookup_min: int = 2
-    prompt_lookup_max: int = 4
     queue_requests: int = 1024
-    queue_tokens: int = 1048576
     slo_classes: str = "interactive,*,batch"
-    overtaken_requests: int = 32
     threads: int = 0
     tensor_parallel_size: int = 1
     native: bool = True
     share_weights: bool = True
-    stream_responses: int = 16
     memory_mb: int = 0
     extra_tokens: bool = False
     slo_ms: float = 0.0
@@ -92,19 +80,11 @@ class FusedDecodeSettings:
         require(self.prefill_tokens >= 1, "prefill_tokens", self.prefill_tokens, "at least 1")
         proposed = self.num_speculative_tokens
         require(0 <= proposed <= MOST_DRAFTED, "num_speculative_tokens", proposed, f"0 to {MOST_DRAFTED}")
-        require(1 <= self.prompt_lookup_max <= 64, "prompt_lookup_max", self.prompt_lookup_max, "1 to 64")
-        limit = f"1 to prompt_lookup_max ({self.prompt_lookup_max})"
-        require(
-            1 <= self.prompt_lookup_min <= self.prompt_lookup_max, "prompt_lookup_min", self.prompt_lookup_min, limit
-        )
         require(self.queue_requests >= 1, "queue_requests", self.queue_requests, "at least 1")
-        require(self.queue_tokens >= 1, "queue_tokens", self.queue_tokens, "at least 1")
         require(self.classes.count("*") == 1, "slo_classes", self.slo_classes, "names with commas, one of them *")
         require(len({*self.classes}) == len(self.classes), "slo_classes", self.slo_classes, "each name once")
-        require(self.overtaken_requests >= 0, "overtaken_requests", self.overtaken_requests, "0 or more")
         require(0 <= self.threads <= 1024, "threads", self.threads, "0 to 1024")
         require(1 <= self.tensor_parallel_size <= 64, "tensor_parallel_size", self.tensor_parallel_size, "1 to 64")
-        require(self.stream_responses >= 0, "stream_responses", self.stream_responses, "0 or more")
         require(self.memory_mb >= 0, "memory_mb", self.memory_mb, "0 or more")
         require(self.slo_ms >= 0, "slo_ms", self.slo_ms, "0 or more")
 
@@ -201,22 +181,27 @@ class ForwardSettings:
     """Parameters of a model that forwards plain inference requests to a decoupled one.
 
     forward_to        the decoupled model that generates
-    forward_requests  most requests in flight; a further one gets UNAVAILABLE
     forward_timeout_s most seconds that a request may take; then it gets UNAVAILABLE
     grpc_url          HOST:PORT of this server's gRPC interface; empty: that of `shapeshift serve`, else localhost:8001
-    generation        counts the loads that replaced a dead process; the scheduler sets it
     """
 
     forward_to: str
-    forward_requests: int = 1024
     forward_timeout_s: float = 600.0
     grpc_url: str = ""
-    generation: int = 0
 
     def __post_init__(self) -> None:
         require(bool(self.forward_to), "forward_to", self.forward_to, "the name of a model")
-        require(1 <= self.forward_requests <= 4096, "forward_requests", self.forward_requests, "1 to 4096")
         require(0 < self.forward_timeout_s <= 86_400, "forward_timeout_s", self.forward_timeout_s, "above 0, to 86400")
+
+
+@dataclass(frozen=True)
+class GeneratedForwardSettings:
+    """Parameters of such a model that `make engines` and the sidecar add.
+
+    generation  counts the loads that replaced a dead process
+    """
+
+    generation: int = 0
 
 
 def signature(parameters: Mapping[str, str]) -> Signature:

@@ -26,9 +26,9 @@ from shapeshift.errors import (
     OverloadedError,
     ShapeshiftError,
 )
-from shapeshift.fused_decode.settings import ForwardSettings
+from shapeshift.fused_decode.settings import ForwardSettings, GeneratedForwardSettings
 from shapeshift.serving import description
-from shapeshift.serving.bounds import Bound, unloading
+from shapeshift.serving.bounds import unloading
 from shapeshift.serving.error_codes import is_forwarded
 from shapeshift.serving.front import Client, Front
 from shapeshift.serving.liveness import StepCounter
@@ -78,9 +78,8 @@ class UnaryFront(Front[Call]):
 
     def __init__(self, pb_utils: PbUtils, args: ModelArgs, client: AsyncClient | None = None) -> None:
         super().__init__(pb_utils, args)
-        settings.refuse_unknown(args.parameters, settings.names(ForwardSettings))
+        settings.refuse_unknown(args.parameters, settings.names(ForwardSettings, GeneratedForwardSettings))
         self._settings = settings.read(ForwardSettings, args.parameters)
-        self._bound = Bound("forward_requests", self._settings.forward_requests, "requests", "are in flight")
         self._calls: set[Call] = set()
         self._lock = threading.Lock()
         own = own_endpoint(self._settings.grpc_url)
@@ -98,9 +97,6 @@ class UnaryFront(Front[Call]):
     def read(self, request: InferenceRequest) -> RequestParameters:
         # The other model checks the parameters.
         return RequestParameters(forwarded=is_forwarded(request))
-
-    def admit(self, params: RequestParameters) -> None:
-        self._bound.require(len(self._calls))
 
     def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> Call:
         tensors = {name: self.pb_utils.get_input_tensor_by_name(request, name) for name in self.args.inputs}

@@ -6,18 +6,23 @@ The time of an iteration is a linear function of its work. Adapters are loaded o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shapeshift.adapter_cache.interfaces import AdapterInfo, LengthPredictor, PredictionInput, SizeQueueStats
-from shapeshift.adapter_cache.policy.length_prediction import RunningMean
-from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs, SchedulingSettings, make_scheduler
+from shapeshift.adapter_cache.policy.length_prediction import LengthPredictor, PredictionInput, RunningMean
+from shapeshift.adapter_cache.policy.multiqueue import MultiQueue
+from shapeshift.adapter_cache.policy.scheduling import AdapterInfo, SchedulerInputs
+from shapeshift.fused_decode.policy.admission import Admission
 from shapeshift.simulate.adapter_pool import CacheOptions, SimulatedPool
 
-_QUEUE_REQUESTS, _QUEUE_TOKENS = 10**9, 10**12
+_QUEUE_REQUESTS = 10**9
+
+MakeScheduler = Callable[[SchedulerInputs], Admission[Any]]
+"""One of `adapter_cache.settings.SCHEDULERS`."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class SimulationResult:
 
 
 class _Request:
-    """A request in the simulated loop; see `adapter_cache.interfaces.SizedRequest`."""
+    """A request in the simulated loop; see `adapter_cache.policy.scheduling.SizedRequest`."""
 
     def __init__(self, traced: SimulatedRequest, rank: int, predicted: int, max_new_tokens: int) -> None:
         self.traced = traced
@@ -99,13 +104,13 @@ def run(
     machine: Machine,
     adapters: Mapping[str, AdapterInfo],
     requests: Sequence[SimulatedRequest],
-    scheduling: SchedulingSettings,
+    scheduler: MakeScheduler,
     options: CacheOptions,
     predictor: LengthPredictor | None = None,
 ) -> SimulationResult:
     """Serve `requests`, which are in order of arrival, to the end."""
     longest = max((traced.answer_tokens for traced in requests), default=1)
-    server = SimulatedServer(machine, adapters, scheduling, options, longest, predictor)
+    server = SimulatedServer(machine, adapters, scheduler, options, longest, predictor)
     for traced in requests:
         server.offer(traced)
     return server.run()
@@ -118,7 +123,7 @@ class SimulatedServer:
         self,
         machine: Machine,
         adapters: Mapping[str, AdapterInfo],
-        scheduling: SchedulingSettings,
+        scheduler: MakeScheduler,
         options: CacheOptions,
         max_new_tokens: int,
         predictor: LengthPredictor | None = None,
@@ -130,15 +135,9 @@ class SimulatedServer:
         def adapter_tokens(name: str | None) -> int:
             return 0 if name is None else -(-adapters[name].bytes // machine.token_bytes)
 
-        self.admission = make_scheduler(
+        self.admission = scheduler(
             SchedulerInputs(
-                scheduling,
-                self.pool,
-                _QUEUE_REQUESTS,
-                _QUEUE_TOKENS,
-                adapter_tokens,
-                machine.slot_tokens,
-                clock=lambda: self.pool.now,
+                self.pool, _QUEUE_REQUESTS, adapter_tokens, machine.slot_tokens, clock=lambda: self.pool.now
             )
         )
         self._max_new_tokens = max_new_tokens
@@ -257,7 +256,7 @@ class SimulatedServer:
 
     def _result(self) -> SimulationResult:
         requests, pool = self._requests, self.pool
-        stats = self.admission if isinstance(self.admission, SizeQueueStats) else None
+        stats = self.admission if isinstance(self.admission, MultiQueue) else None
         return SimulationResult(
             np.array([one.first - one.arrived for one in requests]),
             np.array([one.last - one.arrived for one in requests]),
@@ -267,5 +266,5 @@ class SimulatedServer:
             pool.misses,
             0 if stats is None else stats.squashes,
             0 if stats is None else stats.bypasses,
-            [] if stats is None else list(stats.quotas()),
+            [] if stats is None else stats.quotas,
         )

@@ -1,12 +1,13 @@
-"""A simulated memory of keys, values and adapters: `adapter_cache.interfaces.AdapterMemory` without a tensor."""
+"""A simulated memory of keys, values and adapters: `adapter_cache.policy.scheduling.AdapterMemory` without a tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from shapeshift.adapter_cache.interfaces import AdapterInfo, EvictEntry
+from shapeshift.adapter_cache.policy.eviction import EvictEntry
 from shapeshift.adapter_cache.policy.prefetch import GapHistograms
+from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
 from shapeshift.adapter_cache.settings import EVICTION_RULES
 
 _PREFETCH_S = 1.0
@@ -15,9 +16,8 @@ _PREFETCH_S = 1.0
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """caching, eviction, prefetch: as in `AdapterCacheSettings`; share: largest share of the pool for adapters."""
+    """eviction, prefetch: as in `AdapterCacheSettings`; share: largest share of the pool for adapters."""
 
-    caching: bool = True
     eviction: str = "gdsf"
     prefetch: bool = False
     share: float = 1.0
@@ -60,7 +60,7 @@ class SimulatedPool:
         self._histograms = GapHistograms()
         self._next_prefetch = 0.0
 
-    # See `adapter_cache.interfaces.AdapterMemory`.
+    # See `adapter_cache.policy.scheduling.AdapterMemory`.
 
     @property
     def total_tokens(self) -> int:
@@ -190,5 +190,5 @@ class SimulatedPool:
 
     def _drop_unused(self, adapter: str) -> None:
         resident = self._resident.get(adapter)
-        if resident is not None and not self._options.caching and not resident.users and adapter not in self._queued:
+        if resident is not None and not self._rule.keeps_unused and not resident.users and adapter not in self._queued:
             del self._resident[adapter]

@@ -10,9 +10,9 @@ from shapeshift import settings
 from shapeshift.engines import hardware
 from shapeshift.engines.settings import GeneratedSettings
 from shapeshift.errors import InvalidInputError
-from shapeshift.registry_mirror.follower import (
+from shapeshift.registry import (
+    Follower,
     GeneratedRegistrySettings,
-    RegistryFollower,
     RegistrySettings,
     follow,
 )
@@ -49,7 +49,7 @@ class Loaded:
     settings: TokenAdaptSettings
     model: ImageModel
     costs: Costs
-    follower: RegistryFollower
+    follower: Follower
 
 
 def open_model(args: ModelArgs, serving: TokenAdaptSettings) -> ImageModel:

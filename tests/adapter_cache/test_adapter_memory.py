@@ -15,20 +15,19 @@ import numpy as np
 import pytest
 import torch
 
-from shapeshift.adapter_cache.interfaces import AdapterInfo
 from shapeshift.adapter_cache.lora.batch import LoraHook, shifted
 from shapeshift.adapter_cache.lora.segmented import SegmentedAdapters, TorchLora
 from shapeshift.adapter_cache.memory import adapter_table, loader
 from shapeshift.adapter_cache.memory.adapter_table import LOADING, READY, Adapter, AdapterTable
 from shapeshift.adapter_cache.memory.cache import AdapterCache
-from shapeshift.adapter_cache.memory.placement import Reserve, SharedMemory, Span
-from shapeshift.adapter_cache.metrics import FOR_ADAPTER, FOR_REQUEST, REMOVED
-from shapeshift.adapter_cache.policy.scheduling import SCHEDULERS, SchedulerInputs, SchedulingSettings, make_scheduler
+from shapeshift.adapter_cache.memory.placement import FOR_ADAPTER, FOR_REQUEST, REMOVED, Reserve, SharedMemory, Span
+from shapeshift.adapter_cache.policy.scheduling import AdapterInfo, SchedulerInputs
 from shapeshift.adapter_cache.registry.peft import BaseModel, PeftAdapter
-from shapeshift.adapter_cache.settings import EVICTION_RULES
+from shapeshift.adapter_cache.settings import EVICTION_RULES, SCHEDULERS
 from shapeshift.errors import EngineError, OverloadedError
 from shapeshift.fused_decode.engine.blocks import BlockPool, Blocks
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
+from shapeshift.serving.metrics import Counter
 from tests.adapter_cache.toy_memory import FakeRequest
 
 BLOCK_ELEMENTS = 256
@@ -94,6 +93,11 @@ class FakeLoads:
             self.cache.begin_iteration()
             time.sleep(0.001)
         self.cache.check_integrity()
+
+    def evicted(self, reason: str) -> float:
+        """How many adapters were evicted for this reason."""
+        counters = [one for one in self.cache.exported if isinstance(one, Counter)]
+        return next(one.value for one in counters if one.labels == {"why": reason})
 
     def holds(self, name: str) -> bool:
         """Whether it is ready and its memory intact."""
@@ -209,7 +213,7 @@ def test_free_blocks_hold_adapters_when_the_reserve_is_full(make_cache: Callable
     assert made.cache.free_tokens == 5 * BLOCK_TOKENS
     text = made.take(3)
     assert text.tolist() == [0, 1, 4] and not made.holds("c") and made.holds("d")
-    assert made.cache.metrics.evictions[FOR_REQUEST].value == 1
+    assert made.evicted(FOR_REQUEST) == 1
     assert made.cache.free_tokens == 2 * BLOCK_TOKENS
     made.pool.release(text)
     made.cache.check_integrity()
@@ -260,7 +264,7 @@ def test_adapters_that_requests_wait_for_stay(make_cache: Callable[..., FakeLoad
     made.cache.queued("a")
     assert made.load("c")
     assert made.holds("a") and made.holds("c") and not made.holds("b")
-    assert made.cache.metrics.evictions[FOR_ADAPTER].value == 1
+    assert made.evicted(FOR_ADAPTER) == 1
     made.cache.unqueued("a")
 
 
@@ -290,7 +294,7 @@ def test_a_prefetch_evicts_nothing(make_cache: Callable[..., FakeLoads]) -> None
     assert made.holds("a") and not made.holds("c")
     made.cache.table.withdraw(made.adapters["a"])
     made.cache.begin_iteration()
-    assert made.cache.metrics.evictions[REMOVED].value == 1
+    assert made.evicted(REMOVED) == 1
     made.cache.preload.prefetch("c")
     made.cache.begin_iteration()
     made.settle()
@@ -318,10 +322,7 @@ def test_adapters_of_waiting_requests_do_not_evict_one_another(
     """Beside the adapter in use there is memory for one more, and four requests wait for an adapter each."""
     made = make_cache(blocks=8, reserve=64) if blocks else make_cache(blocks=4, reserve=1664)
     cache = made.cache
-    bounds = (10**6, 10**9)
-    scheduler = make_scheduler(
-        SchedulerInputs(SchedulingSettings(scheduler=name), cache, *bounds, lambda name: 0, BLOCK_TOKENS)
-    )
+    scheduler = SCHEDULERS[name](SchedulerInputs(cache, 10**6, lambda name: 0, BLOCK_TOKENS))
     names = "abcde"
     for one in names:
         made.add(one, 3 * BLOCK_ELEMENTS if blocks else 800)
@@ -553,4 +554,4 @@ def test_random_operations_keep_the_memory_intact(
             assert all(made.holds(name) for name, _ in running if name is not None)
         made.cache.check_integrity()
         made.pool.check_integrity([blocks for _, blocks in running])
-    assert loads > 20 and made.cache.metrics.evictions[FOR_ADAPTER].value > 5
+    assert loads > 20 and made.evicted(FOR_ADAPTER) > 5

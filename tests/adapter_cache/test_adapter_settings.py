@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shapeshift.adapter_cache.settings import AdapterCacheSettings, require_one_rank
@@ -20,12 +22,14 @@ def test_a_parameter_is_taken_to_its_limit_and_not_beyond(name: str, within: flo
 
 def test_unless_it_is_stated_adapters_are_cached_and_not_prefetched() -> None:
     made = AdapterCacheSettings()
-    assert (made.caching, made.prefetch, made.eviction, made.predictor_weights) == (True, False, "gdsf", "")
+    assert (made.prefetch, made.eviction, made.predictor_weights) == (False, "gdsf", "")
 
 
-def test_an_unknown_rule_of_eviction_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="^eviction: got 'fifo'"):
-        AdapterCacheSettings(eviction="fifo")
+@pytest.mark.parametrize(("name", "value"), [("eviction", "fifo"), ("scheduler", "edf")])
+def test_an_unknown_policy_is_refused(name: str, value: str) -> None:
+    stated: dict[str, Any] = {name: value}
+    with pytest.raises(InvalidInputError, match=f"^{name}: got '{value}'"):
+        AdapterCacheSettings(**stated)
 
 
 def test_adapters_are_in_one_process() -> None:

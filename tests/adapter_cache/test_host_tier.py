@@ -9,13 +9,13 @@ from functools import partial
 import pytest
 import torch
 
-from shapeshift.adapter_cache.interfaces import AdapterInfo
 from shapeshift.adapter_cache.lora.segmented import TorchLora
 from shapeshift.adapter_cache.memory import loader
 from shapeshift.adapter_cache.memory.adapter_table import Adapter
 from shapeshift.adapter_cache.memory.cache import AdapterCache
 from shapeshift.adapter_cache.memory.host_tier import HostTier
 from shapeshift.adapter_cache.memory.placement import SharedMemory
+from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
 from shapeshift.adapter_cache.settings import EVICTION_RULES, HOST_TIERS
 from shapeshift.errors import EngineError
 from shapeshift.fused_decode.engine.blocks import BlockPool

@@ -29,6 +29,7 @@ from shapeshift.fused_decode.engine import speculation
 from shapeshift.fused_decode.engine.speculation import Speculator
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
+from shapeshift.serving.metrics import Counter
 from tests.adapter_cache.lora_models import MIXED, Spec, make_adapter, peft_texts, save_adapter
 from tests.fakes import InferenceResponse, Logger, PbUtils, Request, Tensor, TritonError
 from tests.fused_decode.fronts import answer_of, arguments, ask
@@ -83,7 +84,7 @@ def make_front(
     for front in started:
         front.close()
         front.loop.check_integrity()
-        cache = front.adapters.cache
+        cache = front.cache
         assert all(not one.users for one in cache.table.all()) and not cache.table.waiting
         assert front.loop.slots.used == len(front.loop.admission) == len(front.live) == 0
 
@@ -155,18 +156,18 @@ def test_as_on_a_gpu_with_and_without_kernels(
     # Whether the requests above share every step with adapters depends on when each of them joins.
     front.execute([alone := asking(None)])
     assert answer_of(alone)["text_output"] == peft_answers[None]
-    runtime = front.adapters.runtime
+    runtime = front.runtime
     assert isinstance(runtime, GraphedModel) and runtime.graphs
     assert any(bounds.linears for bounds in runtime.graphs) == has_kernels
     assert has_kernels or any(ran)
 
 
-@pytest.mark.parametrize(("options", "stays"), [({}, True), ({"caching": "false"}, False)])
+@pytest.mark.parametrize(("options", "stays"), [({}, True), ({"eviction": "unused"}, False)])
 def test_an_idle_adapter_stays_unless_caching_is_off(
     make_front: MakeFront, options: dict[str, object], stays: bool
 ) -> None:
     front = make_front(**options)
-    cache, name = front.adapters.cache, next(iter(MIXED))
+    cache, name = front.cache, next(iter(MIXED))
     for _ in range(2):
         asked = asking(name)
         front.execute([asked])
@@ -184,7 +185,7 @@ def _is_idle(adapter: adapter_table.Adapter, stays: bool) -> bool:
 def test_nothing_is_loaded_before_it_is_asked_for_by_default(
     make_front: MakeFront, options: dict[str, object], loads: bool
 ) -> None:
-    assert (make_front(**options).adapters.prefetcher is not None) is loads
+    assert (make_front(**options).prefetcher is not None) is loads
 
 
 @pytest.mark.parametrize("scheduler", ["arrival", "chameleon"])
@@ -241,8 +242,9 @@ def test_a_memory_too_small_for_all_adapters_serves_all_requests(
     for name, request in requests:
         text = answer_of(request)["text_output"]
         assert name not in peft_answers or text == peft_answers[name]
-    cache = front.adapters.cache
-    assert sum(counter.value for counter in cache.metrics.evictions.values()) > 10
+    cache = front.cache
+    evictions = [one for one in front.metrics() if isinstance(one, Counter) and "evictions" in one.name]
+    assert sum(one.value for one in evictions) > 10
     assert cache.metrics.hits.value + cache.metrics.misses.value == len([name for name in names if name])
 
 
@@ -271,7 +273,7 @@ def test_proposed_tokens_change_no_answer(
     # The text of a model with random weights repeats itself where few tokens are possible.
     few: dict[str, Any] = {"max_tokens": 40, "logit_bias": json.dumps({str(token): 100 for token in range(40, 45)})}
     fields = [few, {**few, "temperature": 1.0, "seed": 1}, {"max_tokens": 40}]
-    proposing: dict[str, object] = {"num_speculative_tokens": 8, "prompt_lookup_min": 1}
+    proposing: dict[str, object] = {"num_speculative_tokens": 8}
     answers = []
     for options in ({}, proposing):
         front = make_front(**options, kv_precision=kv_precision)
@@ -348,20 +350,19 @@ def test_the_registry_changes_while_requests_run(
     make_front: MakeFront, folder: Path, small_base: Path, tmp_path: Path, peft_answers: dict[str | None, str]
 ) -> None:
     front = make_front()
-    adapters = front.adapters
     long = asking("small", max_tokens=40, ignore_eos=True, return_num_output_tokens=True)
     front.execute([long])
     store.remove(folder, "small")
     store.add(folder, "late", make_adapter(tmp_path / "late", small_base, Spec(3), seed=77), pinned=True)
-    wait_for(lambda: "late" in [one.label for one in adapters.catalogue.all()])
+    wait_for(lambda: "late" in [one.label for one in front.catalogue.all()])
     assert answer_of(long)["num_output_tokens"] == 40
     gone = asking("small")
     front.execute([gone])
     assert gone.refusal()[0] == TritonError.NOT_FOUND
-    wait_for(lambda: any(name.startswith("late@") for name in adapters.cache.resident_names()))
+    wait_for(lambda: any(name.startswith("late@") for name in front.cache.resident_names()))
     store.pin(folder, "late", False)
-    wait_for(lambda: not adapters.cache.preload._pinned)
-    adapters.cache.check_integrity()
+    wait_for(lambda: not front.cache.preload._pinned)
+    front.cache.check_integrity()
 
 
 def test_a_check_of_the_registry_that_fails_is_said_and_the_next_one_counts(
@@ -378,18 +379,18 @@ def test_a_check_of_the_registry_that_fails_is_said_and_the_next_one_counts(
         return found
 
     monkeypatch.setattr(front.loop, "wake", lambda: woken.append(len(outcomes)))
-    monkeypatch.setattr(front.adapters.catalogue, "refresh", refresh)
+    monkeypatch.setattr(front.catalogue, "refresh", refresh)
     wait_for(lambda: not outcomes and bool(woken))
     assert woken == [0], "only a check that found a change asks the loop again"
-    said = [line for line in pb_utils.Logger.lines if "the check for changed adapters failed" in line]
-    assert [line.rpartition("failed: ")[2] for line in said] == ["OSError: away", "ValueError: odd"]
+    said = [line for line in pb_utils.Logger.lines if "a round of adapter-registry failed" in line]
+    assert [line.rpartition(": ")[2] for line in said] == ["OSError('away')", "ValueError('odd')"]
 
 
 def test_the_memory_of_an_adapter_counts_in_whole_blocks_of_tokens(
     make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = make_front().adapters
-    block = own.runtime.block_elements
+    front = make_front()
+    block = front.runtime.block_elements
     for elements, tokens in (
         (0, 0),
         (1, 1),
@@ -397,8 +398,8 @@ def test_the_memory_of_an_adapter_counts_in_whole_blocks_of_tokens(
         (block, BLOCK_TOKENS),
         (block + 1, BLOCK_TOKENS + 1),
     ):
-        monkeypatch.setattr(own.cache, "elements", lambda name, elements=elements: elements)
-        assert own.tokens("small") == tokens
+        monkeypatch.setattr(front.cache, "elements", lambda name, elements=elements: elements)
+        assert front._adapter_tokens("small") == tokens
 
 
 def test_bad_entries_change_nothing(
@@ -410,18 +411,17 @@ def test_bad_entries_change_nothing(
     pb_utils: PbUtils,
 ) -> None:
     front = make_front()
-    adapters = front.adapters
     wrong = make_adapter(tmp_path / "wrong", small_base, Spec(4), base_model_name_or_path="other")
     for name in ("small", "fresh"):
         store.add(folder, name, wrong, pinned=False)
-    wait_for(lambda: adapters.cache.metrics.refused.value == 2)
+    wait_for(lambda: front.cache.metrics.refused.value == 2)
     known = asking("small")
     fresh = asking("fresh")
     front.execute([known, fresh])
     assert answer_of(known)["text_output"] == peft_answers["small"]
     assert fresh.refusal()[0] == TritonError.NOT_FOUND
     (folder / "registry.json").write_text("{")
-    wait_for(lambda: adapters.cache.metrics.refused.value == 3)
+    wait_for(lambda: front.cache.metrics.refused.value == 3)
     again = asking("small")
     front.execute([again])
     assert answer_of(again)["text_output"] == peft_answers["small"]
@@ -432,7 +432,7 @@ def test_an_adapter_that_is_added_again_serves_again(
     make_front: MakeFront, folder: Path, mixed_adapters: dict[str, Path], peft_answers: dict[str | None, str]
 ) -> None:
     front = make_front()
-    catalogue = front.adapters.catalogue
+    catalogue = front.catalogue
     known = {name: catalogue.find(name) for name in ("small", "large")}
     weights = store.entry_folder(folder, store.read(folder)["small"]) / store.FILES[1]
     weights.write_bytes(b"damaged")
@@ -461,7 +461,7 @@ def test_a_registry_at_a_url_is_followed_while_it_serves(
     assert answer_of(request)["text_output"] == peft_answers["small"], "a new node serves what the URL has"
     store.add(folder, "large", mixed_adapters["large"], pinned=False)
     remote.upload(folder)
-    wait_for(lambda: len(front.adapters.catalogue) == len(mixed_adapters))
+    wait_for(lambda: len(front.catalogue) == len(mixed_adapters))
     request = asking("large")
     front.execute([request])
     assert answer_of(request)["text_output"] == peft_answers["large"]
@@ -514,7 +514,7 @@ def test_bad_adapters_are_refused_while_others_are_served(
     pb_utils: PbUtils,
 ) -> None:
     front = make_front(max_rank=200)
-    cache = front.adapters.cache
+    cache = front.cache
     bad = bad_adapters(small_base, tmp_path)
     for name, (source, _) in bad.items():
         store.add(folder, f"bad_{name}", source, pinned=True)
@@ -530,7 +530,7 @@ def test_bad_adapters_are_refused_while_others_are_served(
         request = asking(f"bad_{name}")
         front.execute([request])
         assert request.refusal()[0] == TritonError.NOT_FOUND
-    assert len(front.adapters.catalogue) == len(peft_answers) - 1
+    assert len(front.catalogue) == len(peft_answers) - 1
 
 
 @pytest.mark.parametrize("options", [{}, {"native": "false"}])
@@ -573,7 +573,7 @@ def test_a_file_that_is_damaged_before_it_is_loaded(
     for request in (requests[0], requests[2]):
         code, text = request.refusal()
         assert code == TritonError.INTERNAL and "large" in text
-    front.adapters.cache.check_integrity()
+    front.cache.check_integrity()
 
 
 def test_a_read_error_that_passes_costs_little(
@@ -656,14 +656,14 @@ def test_an_adapter_removed_while_its_request_waits_for_an_embedding(
 ) -> None:
     monkeypatch.setattr(prompt_embedding, "_LIMIT_S", 30.0)
     front = make_front(predictor_weights=tmp_path / "weights.npy")
-    cache, before = front.adapters.cache, asking("small")
+    cache, before = front.cache, asking("small")
     front.execute([before])
     answer_of(before)
     embedding.open.clear()
     request = asking("small")
     front.execute([request])
     store.remove(folder, "small")
-    wait_for(lambda: "small" not in [one.label for one in front.adapters.catalogue.all()])
+    wait_for(lambda: "small" not in [one.label for one in front.catalogue.all()])
     other = asking(None)
     embedding.open.set()
     front.execute([other])
@@ -684,7 +684,7 @@ def test_an_adapter_larger_than_the_pool(
     store.add(folder, "odd", make_adapter(tmp_path / "odd", small_base, Spec(201)), pinned=False)
     store.add(folder, "fits", make_adapter(tmp_path / "fits", small_base, Spec(128)), pinned=True)
     front = make_front(max_rank=200)
-    assert len(front.adapters.catalogue) == 7
+    assert len(front.catalogue) == 7
     said = [line for line in pb_utils.Logger.lines if "adapter" in line]
     assert any("huge is refused" in line and "do not fit into adapter_mb (1)" in line for line in said)
     assert any("odd is refused" in line and "max_rank (200)" in line for line in said)
@@ -702,7 +702,7 @@ def test_many_adapters_are_known(make_front: MakeFront, folder: Path, small_base
         content["entries"][f"n{number}"] = {"folder": entry.folder, "sha256": entry.sha256, "pinned": False}
     (folder / "registry.json").write_text(json.dumps(content))
     front = make_front()
-    assert len(front.adapters.catalogue) == 1007
+    assert len(front.catalogue) == 1007
     requests = [asking(f"n{number}", max_tokens=1) for number in range(0, 1000, 50)]
     front.execute(requests)
     assert len({answer_of(request)["text_output"] for request in requests}) == 1

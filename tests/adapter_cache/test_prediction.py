@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shapeshift.adapter_cache.interfaces import AdapterInfo, PredictionInput
-from shapeshift.adapter_cache.policy.length_prediction import Oracle, Regressor, RunningMean
+from shapeshift.adapter_cache.policy.length_prediction import Oracle, PredictionInput, Regressor, RunningMean
 from shapeshift.adapter_cache.policy.prefetch import MIN_GAPS, GapHistograms
+from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
 from shapeshift.adapter_cache.prompt_embedding import EmbeddingPredictor
 from shapeshift.errors import InvalidInputError
 from tests.fakes import InferenceResponse, PbUtils, Request, Tensor

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from shapeshift.adapter_cache.policy.admission import AdmissionBase
-from shapeshift.adapter_cache.policy.multiqueue import FIRST_CLUSTERING, MultiQueue
-from shapeshift.adapter_cache.policy.scheduling import SCHEDULERS, SchedulerInputs, SchedulingSettings, make_scheduler
-from shapeshift.errors import InvalidInputError, OverloadedError
+from shapeshift.adapter_cache.policy.multiqueue import FIRST_CLUSTERING, MAX_QUEUES, MultiQueue
+from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
+from shapeshift.adapter_cache.settings import SCHEDULERS
+from shapeshift.errors import OverloadedError
+from shapeshift.fused_decode.policy.admission import OVERTAKEN
+from shapeshift.serving.metrics import Gauge
 from tests.adapter_cache.toy_memory import FakeRequest, ToyMemory
 
 
@@ -29,21 +32,16 @@ def made(
     memory: ToyMemory | None = None,
     clock: Clock | None = None,
     block_tokens: int = 1,
-    overtaken_requests: int = 3,
-    **own: Any,
+    **options: Any,
 ) -> AdmissionBase[FakeRequest]:
     pool = memory or ToyMemory()
-    settings = SchedulingSettings(scheduler=name, **own)
 
     def tokens(name: str | None) -> int:
         return 0 if name is None else pool.sizes[name]
 
     classes = ("interactive", "*", "batch")
-    bounds = (10**6, 10**9)
-    inputs = SchedulerInputs(
-        settings, pool, *bounds, tokens, block_tokens, clock or Clock(), classes, overtaken_requests
-    )
-    scheduler = make_scheduler(inputs)
+    inputs = SchedulerInputs(pool, 10**6, tokens, block_tokens, clock or Clock(), classes)
+    scheduler = SCHEDULERS[name](inputs, **options)
     assert isinstance(scheduler, AdmissionBase)
     return scheduler
 
@@ -57,8 +55,9 @@ def test_every_request_is_served_once_and_the_memory_is_never_overcommitted(name
     rng = random.Random(seed)
     sizes = {f"a{number}": rng.choice((10, 20, 40, 80)) for number in range(8)}
     memory, clock = ToyMemory(rng.choice((250, 600)), sizes), Clock()
-    scheduler = made(name, memory, clock, block_tokens=rng.choice((1, 60)), recluster_s=5.0)
-    slots, least = 6, scheduler._block_tokens
+    slots, least = 6, rng.choice((1, 60))
+    options = {"recluster_s": 5.0} if name == "chameleon" else {}
+    scheduler = made(name, memory, clock, block_tokens=least, **options)
     # With these a request and the largest adapter have room alone, as the service requires.
     most_rows = 2 if memory.total_tokens == 250 else 4
     running: list[FakeRequest] = []
@@ -121,15 +120,12 @@ def test_every_request_is_served_once_and_the_memory_is_never_overcommitted(name
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_limits_and_closing(name: str) -> None:
-    own = SchedulingSettings(scheduler=name)
-    scheduler = make_scheduler(SchedulerInputs(own, ToyMemory(), 2, 50, lambda name: 0))
+    scheduler = SCHEDULERS[name](SchedulerInputs(ToyMemory(), 2, lambda name: 0))
     waiting = [
         FakeRequest(max_new_tokens=20, prompt_tokens=10),
         FakeRequest(prompt_tokens=5, max_new_tokens=5, arrived=1.0),
     ]
     scheduler.submit(waiting[0])
-    with pytest.raises(OverloadedError, match="queue_tokens: 30 tokens wait, 30 more would exceed 50"):
-        scheduler.submit(FakeRequest(max_new_tokens=20, prompt_tokens=10))
     scheduler.submit(waiting[1])
     with pytest.raises(OverloadedError, match="queue_requests: 2 requests wait, 1 more would exceed 2"):
         scheduler.refuse_when_full()
@@ -200,10 +196,10 @@ def test_first_come_first_served() -> None:
 
 @pytest.mark.parametrize("name", ["arrival", "fifo"])
 def test_urgent_classes_are_first_and_overtaking_is_bounded(name: str) -> None:
-    classes = ["batch", None, "interactive", "interactive", "interactive", "interactive"]
-    requests = [FakeRequest(slo_class=own) for own in classes]
-    assert order_of(made(name), requests) == [2, 3, 4, 0, 1, 5]
-    assert order_of(made(name, overtaken_requests=0), requests) == [0, 1, 2, 3, 4, 5]
+    classes = ["batch", None, *["interactive"] * (OVERTAKEN + 1)]
+    requests = [FakeRequest(slo_class=slo_class) for slo_class in classes]
+    urgent = list(range(2, len(classes)))
+    assert order_of(made(name), requests) == [*urgent[:-1], 0, 1, urgent[-1]]
 
 
 def test_the_adapters_of_urgent_requests_are_loaded_first() -> None:
@@ -235,8 +231,10 @@ def test_beams_take_a_slot_each(name: str) -> None:
 
 def test_the_shortest_answer_is_first_and_waiting_counts() -> None:
     requests = [FakeRequest(predicted_tokens=tokens, arrived=at) for tokens, at in ((50, 0), (5, 1), (20, 2), (1, 8))]
-    assert order_of(made("sjf", ageing=0.0, patience=0.0), requests) == [3, 1, 2, 0]
-    assert order_of(made("sjf", ageing=10.0, patience=0.0), requests) == [1, 2, 0, 3]
+    assert order_of(made("sjf", patience=0.0), requests) == [1, 2, 0, 3]
+    for one in requests:
+        one.arrived = 0.0
+    assert order_of(made("sjf", patience=0.0), requests) == [3, 1, 2, 0]
 
 
 def test_the_smallest_request_is_first() -> None:
@@ -248,7 +246,7 @@ def test_the_smallest_request_is_first() -> None:
 @pytest.mark.parametrize("name", ["sjf", "wrs"])
 def test_overtaking_is_bounded(name: str) -> None:
     """A large request among endless small ones is admitted after as many as the bound allows."""
-    scheduler = made(name, ageing=0.0, patience=2.0)
+    scheduler = made(name, patience=2.0)
     for _ in range(10):
         scheduler.submit(FakeRequest(predicted_tokens=1, prompt_tokens=1))
     large = FakeRequest(predicted_tokens=1000, prompt_tokens=1000, rank=128)
@@ -368,10 +366,10 @@ def test_a_loaded_adapter_is_used_before_another_load_may_evict_it() -> None:
 # Bypass.
 
 
-def blocked() -> tuple[MultiQueue[FakeRequest], ToyMemory, Clock, FakeRequest]:
+def blocked(bypass: bool = True) -> tuple[MultiQueue[FakeRequest], ToyMemory, Clock, FakeRequest]:
     """One request that runs for 20 more iterations of 0.1 s, and a head whose adapter does not fit beside it."""
     memory, clock = ToyMemory(total_tokens=100, sizes={"big": 80, "here": 5}, loaded={"here"}), Clock()
-    scheduler = made("chameleon", memory, clock, patience=0.0)
+    scheduler = made("chameleon", memory, clock, patience=0.0, bypass=bypass)
     assert isinstance(scheduler, MultiQueue)
     runs = FakeRequest(prompt_tokens=10, max_new_tokens=30, predicted_tokens=30)
     scheduler.submit(runs)
@@ -396,8 +394,7 @@ def test_a_request_that_ends_before_the_head_can_start_overtakes_it() -> None:
 
 
 def test_without_bypass_all_requests_wait_behind_the_head() -> None:
-    scheduler, _, _, _ = blocked()
-    scheduler._bypass = False
+    scheduler, _, _, _ = blocked(bypass=False)
     scheduler.submit(FakeRequest("here", predicted_tokens=1))
     assert scheduler.admit(3) == []
 
@@ -449,7 +446,7 @@ def test_queues_are_built_from_recent_requests_and_rebuilt() -> None:
     clock, rng = Clock(), random.Random(0)
     scheduler = made("chameleon", ToyMemory(total_tokens=5000), clock, recluster_s=10.0)
     assert isinstance(scheduler, MultiQueue)
-    assert scheduler.quotas() == [5000] and scheduler.queue_lengths() == [0]
+    assert scheduler.quotas == [5000]
 
     def arrive(tokens: list[int]) -> None:
         for _ in range(FIRST_CLUSTERING * 8):
@@ -460,12 +457,12 @@ def test_queues_are_built_from_recent_requests_and_rebuilt() -> None:
                 scheduler.finished(each)
 
     arrive([10, 1000])
-    assert len(scheduler.quotas()) == 2 and 0 < sum(scheduler.quotas()) <= 5000
+    assert len(scheduler.quotas) == 2 and 0 < sum(scheduler.quotas) <= 5000
     clock.now += 20
     arrive([10, 800, 2000])
     clock.now += 20
     scheduler.admit(1)
-    assert len(scheduler.quotas()) == 3
+    assert len(scheduler.quotas) == 3
     scheduler.check_integrity()
 
 
@@ -475,7 +472,8 @@ def test_large_requests_do_not_delay_small_ones() -> None:
     waited = {}
     for name in ("chameleon", "fifo"):
         memory = ToyMemory(total_tokens=8000)
-        scheduler = made(name, memory, clock, recluster_s=1000.0)
+        options: dict[str, Any] = {"recluster_s": 1000.0} if name == "chameleon" else {}
+        scheduler = made(name, memory, clock, **options)
         running: list[FakeRequest] = []
         small: list[int] = []
         rng = random.Random(1)
@@ -505,16 +503,18 @@ def test_large_requests_do_not_delay_small_ones() -> None:
 def test_only_the_chosen_scheduler_is_imported() -> None:
     lines = (
         "import sys, shapeshift.adapter_cache.front",
-        "from shapeshift.adapter_cache.policy.scheduling import SCHEDULERS",
+        "from shapeshift.adapter_cache.settings import SCHEDULERS",
         "SCHEDULERS['arrival']",
         "print(*sorted(name for name in sys.modules if name.startswith('shapeshift.adapter_cache.policy.')))",
     )
     found = subprocess.run([sys.executable, "-c", "; ".join(lines)], capture_output=True, text=True, check=True)
     modules = {name.rpartition(".")[2] for name in found.stdout.split()}
-    assert modules == {"scheduling", "admission"}
+    assert modules == {"scheduling", "admission", "eviction", "length_prediction"}
 
 
-def test_settings_are_checked() -> None:
-    for field, value in (("scheduler", "edf"), ("max_queues", 0), ("recluster_s", 0.0), ("patience", -1.0)):
-        with pytest.raises(InvalidInputError, match=f"{field}: got"):
-            SchedulingSettings(**{field: value})  # type: ignore[arg-type]
+def test_every_queue_has_its_gauges_also_while_there_are_fewer() -> None:
+    scheduler, *_ = blocked()
+    read = {(one.name, one.labels["queue"]): one.read() for one in scheduler.metrics() if isinstance(one, Gauge)}
+    waiting, quota = "shapeshift_adapter_queue_requests", "shapeshift_adapter_queue_quota_tokens"
+    first = {(waiting, "0"): 1, (quota, "0"): 100}
+    assert read == {**{(name, str(queue)): 0 for name in (waiting, quota) for queue in range(MAX_QUEUES)}, **first}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class FakeRequest:
-    """See `adapter_cache.interfaces.SizedRequest`."""
+    """See `adapter_cache.policy.scheduling.SizedRequest`."""
 
     adapter: str | None = None
     prompt_tokens: int = 10

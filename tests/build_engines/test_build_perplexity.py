@@ -22,12 +22,12 @@ __all__ = ["project"]
 
 @pytest.fixture(scope="module")
 def plain() -> float:
-    return perplexity.measure(open_checkpoint(DEMO), DEMO / perplexity.DEFAULT_TEXT, True, KERNELS, "f32", 0)
+    return perplexity.measure(open_checkpoint(DEMO), DEMO / perplexity.TEXT, True, KERNELS, "f32", 0)
 
 
 @pytest.mark.parametrize(("precision", "group_size"), [("int8", 0), ("int4", 128), ("int4", 32)])
 def test_the_demo_loses_little(plain: float, precision: str, group_size: int) -> None:
-    text = DEMO / perplexity.DEFAULT_TEXT
+    text = DEMO / perplexity.TEXT
     found = perplexity.measure(open_checkpoint(DEMO), text, True, KERNELS, precision, group_size)
     assert 100 < plain < 115, "a text that the demo was not trained on"
     assert found != plain
@@ -36,7 +36,7 @@ def test_the_demo_loses_little(plain: float, precision: str, group_size: int) ->
 
 @pytest.mark.parametrize("precision", ["f32", "int8"])
 def test_a_cache_in_int8_loses_little(plain: float, precision: str) -> None:
-    text = DEMO / perplexity.DEFAULT_TEXT
+    text = DEMO / perplexity.TEXT
     found = perplexity.measure(open_checkpoint(DEMO), text, True, KERNELS, precision, 0, "int8")
     assert found != plain and Perplexity(found, plain).more < 0.002
 
@@ -48,7 +48,7 @@ def test_perplexity_is_that_of_transformers(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
     text = tmp_path / "text.txt"
-    text.write_text((DEMO / perplexity.DEFAULT_TEXT).read_text()[:2600])
+    text.write_text((DEMO / perplexity.TEXT).read_text()[:2600])
     ids = torch.tensor(Tokenizer.from_file(str(DEMO / "tokenizer.json")).encode(text.read_text()).ids)
     assert len(ids) > perplexity.WINDOW + 100
     model = transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
@@ -81,9 +81,8 @@ def test_make_engines_prints_it_once_measured(project: Project, monkeypatch: pyt
     assert project.make("generate")[1] == out.replace("generate: checked", "generate: up to date")
     assert record.stat().st_mtime_ns == written, "it is not measured again"
     monkeypatch.setattr(perplexity, "measure", lambda *given: 2.0 if given[-3] == "int8" else 1.0)
-    (project.checkpoint / "other.txt").write_text(TEXT * 2)
-    project.change(precision="int8", perplexity_text="other.txt")
-    assert "WARNING: perplexity 2.00 on other.txt, +100.0% against " in project.make("generate")[1]
+    (project.checkpoint / "perplexity.txt").write_text(TEXT * 2)
+    assert "WARNING: perplexity 2.00 on perplexity.txt, +100.0% against " in project.make("generate")[1]
     measured = json.loads(record.read_text())
     assert sorted(len(values) for values in measured.values()) == [2, 2]
     monkeypatch.setattr(perplexity, "measure", lambda *given: 1.02 if given[-1] == "int8" else 1.0)
@@ -92,10 +91,9 @@ def test_make_engines_prints_it_once_measured(project: Project, monkeypatch: pyt
     assert line in project.make("generate")[1]
 
 
-@pytest.mark.parametrize(("content", "says"), [(None, "a file, absolute or"), ("", "not empty"), ("x", "two tokens")])
-def test_a_text_that_cannot_be_measured_is_refused(project: Project, content: str | None, says: str) -> None:
-    if content is not None:
-        (project.checkpoint / "mine.txt").write_text(content)
-    project.change(precision="int4", perplexity_text="mine.txt")
+@pytest.mark.parametrize(("content", "says"), [("", "not empty"), ("x", "two tokens")])
+def test_a_text_that_cannot_be_measured_is_refused(project: Project, content: str, says: str) -> None:
+    (project.checkpoint / "perplexity.txt").write_text(content)
+    project.change(precision="int4")
     status, _, err = project.make("generate")
-    assert status == 1 and "perplexity_text" in err and says in err
+    assert status == 1 and "perplexity.txt" in err and says in err

@@ -28,7 +28,6 @@ SETTINGS = {
     "fused_decode": "FusedDecodeSettings",
     "forwarding": "ForwardSettings",
     "adapters": "AdapterCacheSettings",
-    "scheduling": "SchedulingSettings",
     "cascade": "CascadeSettings",
     "registries": "RegistrySettings",
     "replay": "client.plan:Settings",

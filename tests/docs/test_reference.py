@@ -23,7 +23,7 @@ COUNTS = {
     "techniques": len(TECHNIQUES),
     "decoder families": len(DECODERS),
     "encoder families": len(reference.load("shapeshift.engines.text.families:FAMILIES")),
-    "schedulers": len(reference.load("shapeshift.adapter_cache.policy.scheduling:SCHEDULERS")),
+    "schedulers": len(reference.load("shapeshift.adapter_cache.settings:SCHEDULERS")),
     "planning algorithms": len(ALGORITHMS),
 }
 # A page says `name` (default value), and so that a test can hold it.

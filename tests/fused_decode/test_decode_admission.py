@@ -11,12 +11,12 @@ from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 
 @dataclass(eq=False)
 class Waiting:
-    tokens: int
+    number: int
     slo_class: str | None = None
 
 
-def queue(requests: int = 100, tokens: int = 1000) -> FirstComeFirstServed[Waiting]:
-    return FirstComeFirstServed(requests, tokens)
+def queue(requests: int = 100) -> FirstComeFirstServed[Waiting]:
+    return FirstComeFirstServed(requests)
 
 
 def test_first_come_first_served() -> None:
@@ -28,34 +28,21 @@ def test_first_come_first_served() -> None:
     assert made.admit(3) == waiting[:3]
     assert len(made) == 7
     assert made.withdraw(waiting[4]) and not made.withdraw(waiting[4]) and not made.withdraw(waiting[0])
-    made.check_integrity()
     assert made.admit(100) == [waiting[3], *waiting[5:]]
     assert made.admit(1) == [] and len(made) == 0
-    made.check_integrity()
 
 
 def test_a_request_beyond_a_limit_is_refused_and_not_counted() -> None:
-    made = queue(requests=2, tokens=10)
+    made = queue(requests=2)
     made.submit(Waiting(6))
-    with pytest.raises(OverloadedError, match="queue_tokens: 6 tokens wait, 5 more would exceed 10; retry later"):
-        made.submit(Waiting(5))
     made.refuse_when_full()
     made.submit(Waiting(4))
     with pytest.raises(OverloadedError, match="queue_requests: 2 requests wait, 1 more would exceed 2; retry later"):
         made.submit(Waiting(0))
     with pytest.raises(OverloadedError, match="queue_requests"):
         made.refuse_when_full()
-    made.check_integrity()
     assert len(made.admit(9)) == 2
     made.submit(Waiting(1))
-
-
-def test_an_empty_queue_takes_any_request() -> None:
-    made = queue(tokens=10)
-    made.submit(Waiting(5000))
-    with pytest.raises(OverloadedError):
-        made.submit(Waiting(1))
-    made.check_integrity()
 
 
 def test_close_returns_waiting_requests_and_refuses_new_ones() -> None:
@@ -67,11 +54,10 @@ def test_close_returns_waiting_requests_and_refuses_new_ones() -> None:
     for refused in (made.refuse_when_full, lambda: made.submit(Waiting(1))):
         with pytest.raises(OverloadedError, match="being unloaded"):
             refused()
-    made.check_integrity()
 
 
 def test_many_threads() -> None:
-    made = queue(requests=10**6, tokens=10**9)
+    made = queue(requests=10**6)
     got: list[Waiting] = []
     stop = threading.Event()
 
@@ -94,4 +80,3 @@ def test_many_threads() -> None:
     stop.set()
     taker.join(30)
     assert len(got) == len(set(map(id, got))) == 2000
-    made.check_integrity()

@@ -121,7 +121,7 @@ def test_ids_and_scores_are_those_of_transformers(
     )
     ended: list[Request] = []
     pool = BlockPool(model.blocks, caching=together)
-    loop = DecodeLoop(model, FirstComeFirstServed(1000, 10**6), ended.extend, print, LoopOptions(pool))
+    loop = DecodeLoop(model, FirstComeFirstServed(1000), ended.extend, print, LoopOptions(pool))
     made = []
     for place in range(PROMPTS):
         for number, fields in enumerate(SEARCHES):

@@ -264,18 +264,6 @@ def test_a_full_queue_is_unavailable_at_once(make_front: MakeFront, toy: ToyRunt
         answer_of(request)
 
 
-def test_the_tokens_of_the_queue_are_bounded_too(make_front: MakeFront, toy: ToyRuntime) -> None:
-    toy.open.clear()
-    front = make_front(queue_tokens=30)
-    front.execute([ask()])
-    assert toy.entered.acquire(timeout=30)
-    waits, refused = ask("abcdef"), ask("a" * 10)
-    front.execute([waits, refused])
-    assert refused.refusal()[1].startswith("queue_tokens: 14 tokens wait, 18 more would exceed 30")
-    toy.open.set()
-    answer_of(waits)
-
-
 # Early ends.
 
 

@@ -173,7 +173,7 @@ def launches(model: GraphedModel) -> list[StepBatch]:
 
 def generate(model: GraphedModel, rng: random.Random) -> list[list[int]]:
     """The tokens of random requests, most of them sampled, that a loop answers together."""
-    admission: FirstComeFirstServed[Request] = FirstComeFirstServed(1000, 10**6)
+    admission: FirstComeFirstServed[Request] = FirstComeFirstServed(1000)
     pool = BlockPool(model.blocks, caching=True)
     loop = DecodeLoop(model, admission, lambda requests: None, print, LoopOptions(pool, 64))
     table, made = [b"?"] * model.vocab_size, []

@@ -41,7 +41,7 @@ class Run:
 
     def __init__(self, model: DecodeModel, caching: bool) -> None:
         pool = BlockPool(model.blocks, caching=caching)
-        self.loop = DecodeLoop(model, FirstComeFirstServed(100, 10**6), lambda updated: None, print, LoopOptions(pool))
+        self.loop = DecodeLoop(model, FirstComeFirstServed(100), lambda updated: None, print, LoopOptions(pool))
 
     def answers(self, prompts: list[np.ndarray], fields: list[dict[str, Any]]) -> list[Answer]:
         """Tokens and scores of what each request returns, the best text first."""

@@ -97,7 +97,7 @@ def test_the_pool_is_whole_after_a_thousand_random_steps(tiny: Callable[[str], T
     )
     model.memory.fill_(float("nan"))
     rng, made = random.Random(23), list[Request]()
-    admission: FirstComeFirstServed[Request] = FirstComeFirstServed(1000, 10**6)
+    admission: FirstComeFirstServed[Request] = FirstComeFirstServed(1000)
     pool = BlockPool(model.blocks, caching=True)
     loop = DecodeLoop(model, admission, lambda requests: None, print, LoopOptions(pool, 64))
     table, common = [b"?"] * model.vocab_size, [rng.randrange(9, 60) for _ in range(40)]

@@ -16,7 +16,7 @@ class RandomPreemption(FirstComeFirstServed[Request]):
     """Preempts at random, each request at most twice."""
 
     def __init__(self, rng: random.Random) -> None:
-        super().__init__(1000, 10**6)
+        super().__init__(1000)
         self._rng = rng
         self._running: list[Request] = []
         self.squashed: list[Request] = []

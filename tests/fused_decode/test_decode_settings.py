@@ -15,14 +15,9 @@ LEAST: Limits = {
     "max_length": (2, 1),
     "prefill_tokens": (1, 0),
     "num_speculative_tokens": (0, -1),
-    "prompt_lookup_max": (2, 0),
-    "prompt_lookup_min": (1, 0),
     "queue_requests": (1, 0),
-    "queue_tokens": (1, 0),
-    "overtaken_requests": (0, -1),
     "threads": (0, -1),
     "tensor_parallel_size": (1, 0),
-    "stream_responses": (0, -1),
     "memory_mb": (0, -1),
     "slo_ms": (0.0, -0.01),
     "group_size": (0, 1),
@@ -31,14 +26,12 @@ MOST: Limits = {
     "max_concurrency": (4096, 4097),
     "max_length": (1048576, 1048577),
     "num_speculative_tokens": (MOST_DRAFTED, MOST_DRAFTED + 1),
-    "prompt_lookup_max": (64, 65),
-    "prompt_lookup_min": (4, 5),
     "threads": (1024, 1025),
     "tensor_parallel_size": (64, 65),
 }
 FORWARDED: tuple[Limits, ...] = (
-    {"forward_requests": (1, 0), "forward_timeout_s": (0.01, 0.0)},
-    {"forward_requests": (4096, 4097), "forward_timeout_s": (86400.0, 86400.5)},
+    {"forward_timeout_s": (0.01, 0.0)},
+    {"forward_timeout_s": (86400.0, 86400.5)},
 )
 
 
@@ -60,10 +53,6 @@ def test_a_parameter_of_forwarding_is_taken_to_its_limit_and_not_beyond(
     name: str, within: float, beyond: float
 ) -> None:
     require_limit(forwarding, name, within, beyond)
-
-
-def test_a_lookup_of_one_length_is_taken() -> None:
-    assert made(prompt_lookup_min=1, prompt_lookup_max=1).prompt_lookup_max == 1
 
 
 @pytest.mark.parametrize(("tokens", "taken"), [(0, True), (99, False), (100, True), (101, True)])

@@ -331,21 +331,6 @@ def test_whatever_the_client_raises_is_an_answer(
     assert not front._calls and not front._probing.done(), "the probe goes on"
 
 
-def test_requests_in_flight_are_bounded(make_front: Callable[..., UnaryFront], toy: ToyRuntime) -> None:
-    toy.open.clear()
-    front = make_front(forward_requests=2)
-    served = [plain(), plain()]
-    refused = plain()
-    front.execute([*served, refused])
-    assert refused.refusal() == (
-        TritonError.UNAVAILABLE,
-        "forward_requests: 2 requests are in flight, 1 more would exceed 2; retry later",
-    )
-    toy.open.set()
-    for request in served:
-        answer_of(request)
-
-
 def test_no_request_is_watched_once_its_response_is_sent(make_front: Callable[..., UnaryFront]) -> None:
     front, watched = make_front(), []
     for request in (good := plain()), (bad := plain(max_tokens=0)):
@@ -381,10 +366,10 @@ def test_metrics(make_front: Callable[..., UnaryFront], pb_utils: PbUtils, monke
     ("parameters", "message"),
     [
         ({"forward_to": ""}, "forward_to: got ''; the name of a model"),
-        ({"forward_requests": 0}, "forward_requests: got 0; 1 to 4096"),
+        ({"forward_requests": 9}, "this setting is gone: queue_requests of the model that generates bounds"),
         (
             {"checkpoint": "x"},
-            "checkpoint: got 'checkpoint'; unknown parameter; known: forward_requests, forward_timeout_s, forward_to",
+            "checkpoint: got 'checkpoint'; unknown parameter; known: forward_timeout_s, forward_to",
         ),
     ],
 )

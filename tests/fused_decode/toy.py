@@ -180,12 +180,12 @@ def ids(text: str) -> np.ndarray:
 class Run:
     """A loop over a toy, driven step by step by the test, with the requests that it has delivered and finished."""
 
-    def __init__(self, runtime: ToyRuntime | None = None, requests: int = 1000, tokens: int = 10**6, **options: object):
+    def __init__(self, runtime: ToyRuntime | None = None, requests: int = 1000, **options: object):
         self.runtime = runtime or ToyRuntime()
         self.finished: list[Request] = []
         self.delivered: list[Request] = []
         self.log: list[str] = []
-        admission = options.pop("admission", FirstComeFirstServed(requests, tokens))
+        admission = options.pop("admission", FirstComeFirstServed(requests))
         caching = bool(options.pop("caching", False))
         pool = BlockPool(self.runtime.blocks, caching=caching)
         how = LoopOptions(pool, **options)  # type: ignore[arg-type]

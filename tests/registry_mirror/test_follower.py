@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from shapeshift.errors import InvalidInputError, OverloadedError
-from shapeshift.registry import Registry
-from shapeshift.registry_mirror.follower import RegistryFollower, follow
+from shapeshift.registry import Follower, Registry, follow
+from shapeshift.registry_mirror.follower import RegistryFollower
 from shapeshift.registry_mirror.mirror import Mirror
 from tests.registry_mirror.remote_registry import LAYOUT, RemoteRegistry
 from tests.waiting import wait_for
@@ -63,9 +63,9 @@ def start(mirror: Script, said: list[str]) -> Iterator[Start]:
         one.close()
 
 
-def failures(follower: RegistryFollower) -> float:
+def failures(follower: Follower) -> float:
     (metric,) = follower.metrics
-    return metric.value  # type: ignore[union-attr]
+    return float(metric.value)
 
 
 def test_each_failure_is_counted_and_told_once(mirror: Script, said: list[str], start: Start) -> None:
@@ -152,7 +152,7 @@ def test_the_parameters_name_url_and_period(remote: RemoteRegistry, tmp_path: Pa
 def test_without_a_url_there_is_no_thread(tmp_path: Path, said: list[str]) -> None:
     before = set(threading.enumerate())
     follower = follow({}, tmp_path / "copy", LAYOUT, said.append)
-    assert follower.metrics == [] and set(threading.enumerate()) <= before
+    assert list(follower.metrics) == [] and set(threading.enumerate()) <= before
     follower.close()
     assert not (tmp_path / "copy").exists()
 

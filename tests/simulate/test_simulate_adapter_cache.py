@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
-from shapeshift.adapter_cache.interfaces import AdapterInfo
 from shapeshift.adapter_cache.policy.length_prediction import Oracle
-from shapeshift.adapter_cache.policy.scheduling import SCHEDULERS, SchedulingSettings
-from shapeshift.simulate.adapter_cache import Machine, SimulatedRequest, SimulationResult, run
+from shapeshift.adapter_cache.policy.multiqueue import MultiQueue
+from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
+from shapeshift.adapter_cache.settings import SCHEDULERS
+from shapeshift.simulate.adapter_cache import Machine, MakeScheduler, SimulatedRequest, SimulationResult, run
 from shapeshift.simulate.adapter_pool import CacheOptions
 
 MACHINE = Machine(
@@ -25,17 +27,22 @@ MACHINE = Machine(
     token_bytes=10,
 )
 ADAPTERS = {f"a{number}": AdapterInfo(f"a{number}", 8, 100) for number in range(10)}
-FIFO = SchedulingSettings(scheduler="fifo")
+FIFO = SCHEDULERS["fifo"]
+
+
+def scheduled(scheduler: str) -> MakeScheduler:
+    """With queues that are rebuilt often."""
+    return partial(MultiQueue, recluster_s=2.0) if scheduler == "chameleon" else SCHEDULERS[scheduler]
 
 
 def serve(
     requests: list[SimulatedRequest],
-    own: SchedulingSettings = FIFO,
+    scheduler: MakeScheduler = FIFO,
     caching: CacheOptions | None = None,
     **changed: float,
 ) -> SimulationResult:
     machine = replace(MACHINE, **changed)  # type: ignore[arg-type]
-    return run(machine, ADAPTERS, requests, own, caching or CacheOptions(), Oracle(1.0))
+    return run(machine, ADAPTERS, requests, scheduler, caching or CacheOptions(), Oracle(1.0))
 
 
 def test_the_time_of_one_request_follows_the_linear_law() -> None:
@@ -51,9 +58,8 @@ def test_an_adapter_is_loaded_once_and_then_cached() -> None:
     got = serve([SimulatedRequest(0.0, "a0", 10, 2), SimulatedRequest(5.0, "a0", 10, 2)])
     assert got.first_s == pytest.approx([0.1 + 0.012, 0.012])
     assert (got.loaded_bytes, got.hits, got.misses) == (100, 1, 1)
-    without = serve(
-        [SimulatedRequest(0.0, "a0", 10, 2), SimulatedRequest(5.0, "a0", 10, 2)], caching=CacheOptions(caching=False)
-    )
+    twice = [SimulatedRequest(0.0, "a0", 10, 2), SimulatedRequest(5.0, "a0", 10, 2)]
+    without = serve(twice, caching=CacheOptions(eviction="unused"))
     assert without.first_s == pytest.approx([0.112, 0.112]) and without.loaded_bytes == 200
 
 
@@ -75,8 +81,7 @@ def draw(count: int, seed: int, rate: float = 30.0) -> list[SimulatedRequest]:
 @pytest.mark.parametrize("pool_bytes", [100_000, 2_000])
 def test_every_request_is_served_under_any_shortage(scheduler: str, pool_bytes: int) -> None:
     given = draw(300, 1)
-    own = SchedulingSettings(scheduler=scheduler, recluster_s=2.0)
-    got = serve(given, own, CacheOptions(prefetch=True), pool_bytes=pool_bytes)
+    got = serve(given, scheduled(scheduler), CacheOptions(prefetch=True), pool_bytes=pool_bytes)
     assert (got.first_s > 0).all() and (got.last_s >= got.first_s).all()
     assert len(got.between_s) == sum(request.answer_tokens - 1 for request in given)
     assert got.hits + got.misses == len(given)
@@ -87,8 +92,7 @@ def test_every_request_is_served_under_any_shortage(scheduler: str, pool_bytes: 
 def test_no_wait_is_three_times_the_longest_one_in_arrival_order(scheduler: str, seed: int) -> None:
     given = draw(600, seed, rate=60.0)
     first = serve(given, pool_bytes=8_000).first_s.max()
-    own = SchedulingSettings(scheduler=scheduler, recluster_s=2.0)
-    assert serve(given, own, pool_bytes=8_000).first_s.max() <= 3 * first
+    assert serve(given, scheduled(scheduler), pool_bytes=8_000).first_s.max() <= 3 * first
 
 
 def test_a_cache_saves_loads_most_of_all_with_gdsf() -> None:
@@ -105,6 +109,6 @@ def test_a_cache_saves_loads_most_of_all_with_gdsf() -> None:
     def loaded(caching: CacheOptions) -> int:
         return run(machine, known, given, FIFO, replace(caching, share=0.35)).loaded_bytes
 
-    none = loaded(CacheOptions(caching=False))
+    none = loaded(CacheOptions(eviction="unused"))
     by_policy = {name: loaded(CacheOptions(eviction=name)) for name in ("gdsf", "lru", "score")}
     assert by_policy["gdsf"] < by_policy["lru"] < by_policy["score"] < none

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from bench.fleet import affinity
-from shapeshift.adapter_cache.interfaces import AdapterInfo
-from shapeshift.adapter_cache.policy.scheduling import SchedulingSettings
+from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
+from shapeshift.adapter_cache.settings import SCHEDULERS
 from shapeshift.simulate.adapter_cache import Machine, SimulatedRequest, SimulatedServer, run
 from shapeshift.simulate.adapter_fleet import UNREAD_TOKENS, first_s, run_fleet
 from shapeshift.simulate.adapter_pool import CacheOptions
@@ -26,12 +26,12 @@ def requests(count: int, seed: int = 3) -> list[SimulatedRequest]:
 
 
 def servers(*names: str) -> dict[str, SimulatedServer]:
-    return {name: SimulatedServer(MACHINE, ADAPTERS, SchedulingSettings(), CACHE, 10) for name in names}
+    return {name: SimulatedServer(MACHINE, ADAPTERS, SCHEDULERS["arrival"], CACHE, 10) for name in names}
 
 
 def test_one_node_is_a_server() -> None:
     drawn = requests(60)
-    alone = run(MACHINE, ADAPTERS, drawn, SchedulingSettings(), CACHE)
+    alone = run(MACHINE, ADAPTERS, drawn, SCHEDULERS["arrival"], CACHE)
     results, places = run_fleet(servers("a"), drawn, lambda request, loads, own: own, LOOK_S)
     assert places == {"a": [*range(60)]}
     assert results["a"].loaded_bytes == alone.loaded_bytes

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shapeshift.adapter_cache.interfaces import AdapterInfo
 from shapeshift.adapter_cache.lora.batch import lay_out
+from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
 from shapeshift.adapter_cache.registry.peft import PeftAdapter
 from shapeshift.errors import EngineError, OverloadedError, ShapeshiftError
 from shapeshift.fused_decode.model.architecture import Architecture
@@ -34,7 +34,7 @@ class Adapter:
     failed_reads  loads in a row that failed since a file could not be read
     on_demand whether a request caused the load and no request has used it since
     users     running requests that use it
-    uses, last, base  see `interfaces.EvictEntry`
+    uses, last, base  see `policy.eviction.EvictEntry`
 
     `Catalogue` creates the record. `Preloader.pin` sets `pinned`, on the thread of the catalogue. On the loader's
     thread, `load_weights` sets `verified` and `AdapterCache` sets `state` to READY. On the generating thread,

@@ -9,17 +9,20 @@ from typing import Protocol
 
 import torch
 
-from shapeshift.adapter_cache.interfaces import EvictionRule
 from shapeshift.adapter_cache.memory.adapter_table import ABSENT, LOADING, READY, Adapter, AdapterTable
 from shapeshift.adapter_cache.memory.loader import Loader, OpenHost, Store
-from shapeshift.adapter_cache.memory.placement import Placement, SharedMemory
-from shapeshift.adapter_cache.metrics import REMOVED, CacheMetrics
+from shapeshift.adapter_cache.memory.placement import REMOVED, Placement, SharedMemory
+from shapeshift.adapter_cache.policy.eviction import RankedEviction
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
+from shapeshift.serving.metrics import Counter, Counters, Histogram, Metric
 
 _MAX_PRELOADS = 2
 """Loads in flight beyond which nothing is preloaded."""
 _REQUEST_TEXTS = 2
 """Longest texts for which preloads leave blocks."""
+
+_LOAD_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+MAX_LABELS = 100
 
 OnFailure = Callable[[Adapter, Exception], None]
 
@@ -84,8 +87,22 @@ def _is_loadable(adapter: Adapter) -> bool:
     return adapter.state == ABSENT and adapter.error is None
 
 
+class CacheMetrics:
+    """Counters of one cache."""
+
+    def __init__(self) -> None:
+        self.hits = Counter("adapter_hits_total", "Admitted requests whose adapter was resident already")
+        self.misses = Counter("adapter_misses_total", "Admitted requests whose adapter had to be loaded for them")
+        self.loaded = Counter("adapter_loaded_bytes_total", "Bytes of adapters loaded")
+        self.host_loads = Counter("adapter_host_loads_total", "Loads to a GPU from the memory of the host")
+        self.load_ms = Histogram("adapter_load_ms", "Time of a load", _LOAD_MS)
+        self.failed = Counter("adapter_load_failures_total", "Loads that failed")
+        self.refused = Counter("adapter_refusals_total", "Registry entries that were refused after a change")
+        self.requests = Counters("adapter_requests_total", "Requests by adapter", "adapter", MAX_LABELS)
+
+
 class AdapterCache:
-    """See `interfaces.AdapterMemory` and `fused_decode.interfaces.BlockBorrower`.
+    """See `policy.scheduling.AdapterMemory` and `fused_decode.interfaces.BlockBorrower`.
 
     Adapters are in a reserve behind the blocks and in blocks that no text holds. An adapter that is in use or loading
     keeps its blocks; any other one is evicted when a text needs them. Only the generating thread changes places, so
@@ -95,7 +112,6 @@ class AdapterCache:
     preload       loads before admission
     on_change()   called on the loader's thread when waiting requests may be admissible
     on_failure(adapter, error)  called on the generating thread when a load fails for longer
-    caching       False evicts every adapter that no request uses or waits for
     open_host     makes the tier in the memory of the host, for a GPU; None: loads go straight to the memory
     """
 
@@ -103,8 +119,7 @@ class AdapterCache:
         self,
         memory: SharedMemory,
         *,
-        rule: EvictionRule,
-        caching: bool = True,
+        rule: RankedEviction,
         write: Store,
         on_change: Callable[[], None],
         on_failure: OnFailure,
@@ -114,9 +129,9 @@ class AdapterCache:
         self.table = AdapterTable()
         self.preload = Preloader(self.table, memory.text_blocks, self._start_load)
         self._pool = memory.pool
-        self._placement = Placement(memory, self.table, rule, self.metrics)
+        self._placement = Placement(memory, self.table, rule)
         self._on_change, self._on_failure = on_change, on_failure
-        self._caching = caching
+        self._keeps_unused = rule.keeps_unused
         host = None if open_host is None else open_host(rule, self.metrics.host_loads.add)
         self._loader = Loader(self._on_loaded, write, lambda: self._pool.held > 0, host)
         self._in_flight = 0
@@ -130,7 +145,6 @@ class AdapterCache:
         """Elements of the largest adapter that fits."""
         return self._placement.reserve.size
 
-    @property
     def free_reserve_bytes(self) -> int:
         """Bytes of the reserve that no adapter has."""
         return self._placement.reserve.free * self._placement.element_bytes
@@ -154,6 +168,11 @@ class AdapterCache:
     def close(self) -> None:
         """Finish the current load and end the loader's thread."""
         self._loader.close()
+
+    @property
+    def exported(self) -> list[Metric]:
+        """All counters."""
+        return [*vars(self.metrics).values(), *self._placement.evictions.values()]
 
     # `AdapterMemory`, on the generating thread.
 
@@ -208,7 +227,7 @@ class AdapterCache:
         for adapter in self.table.pop_unused():
             if adapter.state == READY:
                 self._placement.evict(adapter, REMOVED)
-        if not self._caching:
+        if not self._keeps_unused:
             self._evict_unused()
         for adapter in self.table.waiting_adapters():
             if (error := adapter.error) is not None:

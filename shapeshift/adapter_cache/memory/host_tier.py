@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from shapeshift.adapter_cache.interfaces import EvictEntry, EvictionRule
+from shapeshift.adapter_cache.policy.eviction import EvictEntry, RankedEviction
 
 
 @dataclass
 class _Image:
-    """The memory of one adapter as it is on the device; uses, last, base: see `interfaces.EvictEntry`."""
+    """The memory of one adapter as it is on the device; uses, last, base: see `policy.eviction.EvictEntry`."""
 
     memory: torch.Tensor
     uses: int
@@ -31,7 +31,7 @@ class HostTier:
     that an image serves.
     """
 
-    def __init__(self, limit: int, rule: EvictionRule, on_hit: Callable[[], None]) -> None:
+    def __init__(self, limit: int, rule: RankedEviction, on_hit: Callable[[], None]) -> None:
         self.used = 0
         self._limit = limit
         self._rule = rule

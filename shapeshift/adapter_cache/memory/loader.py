@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from shapeshift.adapter_cache.interfaces import EvictionRule
 from shapeshift.adapter_cache.lora.batch import OFFSET, Factor, row_order
 from shapeshift.adapter_cache.memory.adapter_table import Adapter
+from shapeshift.adapter_cache.policy.eviction import RankedEviction
 from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.registry.peft import BaseModel
 from shapeshift.engines.hardware import cores
@@ -33,7 +33,7 @@ class HostImages(Protocol):
     def drop(self, name: str) -> None: ...
 
 
-OpenHost = Callable[[EvictionRule, Callable[[], None]], HostImages]
+OpenHost = Callable[[RankedEviction, Callable[[], None]], HostImages]
 """Makes such a tier: of the rule that chooses what leaves it, and what is called for each load that it serves."""
 
 _PAUSE = 8.0 / cores()

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from shapeshift.adapter_cache.interfaces import EvictEntry, EvictionRule
 from shapeshift.adapter_cache.lora.batch import ALIGNMENT, shifted
 from shapeshift.adapter_cache.memory.adapter_table import ABSENT, READY, Adapter, AdapterTable
-from shapeshift.adapter_cache.metrics import FOR_ADAPTER, FOR_REQUEST, CacheMetrics
+from shapeshift.adapter_cache.policy.eviction import EvictEntry, RankedEviction
 from shapeshift.fused_decode.engine.blocks import BlockPool
+from shapeshift.serving.metrics import Counter
+
+FOR_ADAPTER, FOR_REQUEST, REMOVED = "room", "request", "gone"
+"""Why an adapter is evicted: another adapter or a request gets its memory; or no request may use it any more."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +115,11 @@ class Placement:
 
     table    all adapters; those that requests wait for are evicted last
     clock    of the eviction rule
+    evictions  counters, by reason
     version  changes when a loaded adapter moves or is evicted
     """
 
-    def __init__(self, memory: SharedMemory, table: AdapterTable, rule: EvictionRule, metrics: CacheMetrics) -> None:
+    def __init__(self, memory: SharedMemory, table: AdapterTable, rule: RankedEviction) -> None:
         self.version = 0
         self.clock = 0.0
         self.reserve = Reserve(memory.pool.count * memory.block_elements, memory.buffer.numel())
@@ -125,7 +129,10 @@ class Placement:
         self._spans: dict[str, Span] = {}
         self._table = table
         self._rule = rule
-        self._metrics = metrics
+        self.evictions = {
+            reason: Counter("adapter_evictions_total", "Adapters evicted, by reason", {"why": reason})
+            for reason in (FOR_ADAPTER, FOR_REQUEST, REMOVED)
+        }
 
     def __iter__(self) -> Iterator[str]:
         # Of a copy: any thread may iterate while the generating thread changes it.
@@ -204,10 +211,10 @@ class Placement:
         return self._memory.buffer[span.start : span.end]
 
     def evict(self, adapter: Adapter, reason: str) -> None:
-        """Remove `adapter` from the buffer. reason: see `metrics`."""
+        """Remove `adapter` from the buffer. reason: one of `evictions`."""
         self.remove(adapter)
         self.version += 1
-        self._metrics.evictions[reason].add()
+        self.evictions[reason].add()
 
     def remove(self, adapter: Adapter) -> None:
         """Free the space of `adapter`, which has not been used."""

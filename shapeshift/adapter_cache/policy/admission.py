@@ -10,13 +10,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Container, Iterable
 from typing import Generic, TypeVar
 
-from shapeshift.adapter_cache.interfaces import SizedRequest
-from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
-from shapeshift.fused_decode.policy.admission import Admission, ClassOrder, QueueBounds, always
-from shapeshift.serving.bounds import unloading
+from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs, SizedRequest
+from shapeshift.fused_decode.policy.admission import Admission, ClassOrder, always
+from shapeshift.serving.bounds import Bound, unloading
 
 T = TypeVar("T", bound=SizedRequest)
 
+PATIENCE = 2.0
+"""See `OvertakingBound`."""
 PRELOAD = 2
 """Requests whose adapters are loaded while no slot is free, if the memory has space that is not in slots."""
 
@@ -55,19 +56,16 @@ class AdmissionBase(Admission[T]):
     request goes before all others; while it cannot be admitted, no other request is.
     """
 
-    def __init__(self, inputs: SchedulerInputs, patience: float | None = None) -> None:
-        """patience: in place of the setting."""
+    def __init__(self, inputs: SchedulerInputs, patience: float) -> None:
+        """patience: see `OvertakingBound`."""
         self._memory = inputs.memory
         self._clock = inputs.clock
         self._block_tokens = inputs.block_tokens
-        self._bounds = QueueBounds(inputs.queue_requests, inputs.queue_tokens)
-        self._overtaking: OvertakingBound[T] = OvertakingBound(
-            inputs.settings.patience if patience is None else patience
-        )
+        self._bound = Bound("queue_requests", inputs.queue_requests, "requests")
+        self._overtaking: OvertakingBound[T] = OvertakingBound(patience)
         self._waiting: dict[T, None] = {}
         self._reserved: dict[T, None] = {}
         self._running: dict[T, None] = {}
-        self._queued_tokens = 0
         # Of the current call of `admit`.
         self._admitted: list[T] = []
         self._free_slots = 0
@@ -113,18 +111,17 @@ class AdmissionBase(Admission[T]):
     def refuse_when_full(self) -> None:
         if self._closed:
             raise unloading()
-        self._bounds.require_place(len(self))
+        self._bound.require(len(self))
 
     def submit(self, request: T) -> None:
         with self._lock:
             self.refuse_when_full()
-            self._bounds.require_tokens(self._queued_tokens, request.tokens)
             self._overtaking.add(request, len(self) + len(self._running))
             self._on_submit(request)
             self._start_waiting(request)
 
     def admit(self, free: int, fits: Callable[[T], bool] = always) -> list[T]:
-        """See `Admission`. Asks `interfaces.AdapterMemory` instead of `fits`."""
+        """See `Admission`. Asks `scheduling.AdapterMemory` instead of `fits`."""
         with self._lock:
             self._admitted = []
             self._admit_reserved()
@@ -147,7 +144,6 @@ class AdmissionBase(Admission[T]):
             else:
                 return False
             self._memory.unqueued(request.adapter)
-            self._queued_tokens -= request.tokens
             self._on_end(request, ran=False)
         return True
 
@@ -167,7 +163,6 @@ class AdmissionBase(Admission[T]):
     def check_integrity(self) -> None:
         with self._lock:
             queued = [*self._waiting, *self._reserved]
-            assert self._queued_tokens == sum(request.tokens for request in queued), "the token count is wrong"
             assert len({*queued, *self._running}) == len(queued) + len(self._running), "a request has two states"
             self._check_order()
 
@@ -245,7 +240,6 @@ class AdmissionBase(Admission[T]):
 
     def _start_waiting(self, request: T) -> None:
         self._waiting[request] = None
-        self._queued_tokens += request.tokens
         self._memory.queued(request.adapter)
         self._on_wait(request)
 
@@ -255,7 +249,6 @@ class AdmissionBase(Admission[T]):
 
     def _start_running(self, request: T) -> None:
         self._memory.unqueued(request.adapter)
-        self._queued_tokens -= request.tokens
         self._running[request] = None
         self._admitted.append(request)
 
@@ -294,7 +287,7 @@ class ArrivalOrder(AdmissionBase[T]):
 
     def __init__(self, inputs: SchedulerInputs) -> None:
         super().__init__(inputs, patience=0.0)
-        self._order: ClassOrder[T] = ClassOrder(inputs.classes, inputs.overtaken_requests)
+        self._order: ClassOrder[T] = ClassOrder(inputs.classes)
 
     def _select(self) -> None:
         self._order.pick(self._waiting, self._free_slots, self._admits)

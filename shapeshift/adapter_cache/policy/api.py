@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from shapeshift.adapter_cache.interfaces import EvictEntry
 from shapeshift.adapter_cache.policy import bypass, cluster, quotas, request_size
+from shapeshift.adapter_cache.policy.eviction import EvictEntry
 from shapeshift.adapter_cache.policy.quota_admission import TwoPhase
-from shapeshift.adapter_cache.settings import EVICTION_RULES
+from shapeshift.adapter_cache.settings import EVICTION_RULES, UNUSED
 from shapeshift.errors import InvalidInputError
 from shapeshift.policy_api import OptionalField, Policy, boolean, identifier, integer, list_of, nullable, number, record
 
@@ -110,7 +110,7 @@ POLICIES = (
             "need": number(),
             "clock": OptionalField(number(), 0.0),
         },
-        tuple(EVICTION_RULES),
+        tuple(name for name in EVICTION_RULES if name != UNUSED),
     ),
     Policy(
         "adapter_cache.size",

@@ -6,7 +6,30 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shapeshift.adapter_cache.interfaces import EvictEntry
+
+@dataclass(frozen=True)
+class EvictEntry:
+    """A resident adapter as an eviction rule sees it.
+
+    id      a name; or a number, if all ids are numbers
+    size    bytes
+    freq    number of uses
+    last    time of the last use
+    rc      running requests that use it
+    queued  whether a request waits for it
+    pinned  whether it must stay
+    base    clock of the `gdsf` rule at the last use
+    """
+
+    id: str
+    size: float
+    freq: float
+    last: float
+    rc: int = 0
+    queued: bool = False
+    pinned: bool = False
+    base: float = 0.0
+
 
 Ranking = Callable[[Sequence[EvictEntry], float], list[float]]
 """The priority of each entry at a given time; the lowest is evicted first."""
@@ -17,10 +40,15 @@ FAIR = (1 / 3, 1 / 3, 1 / 3)
 
 @dataclass(frozen=True)
 class RankedEviction:
-    """Evicts the idle entries of the lowest rank. has_clock: whether the evicted entries advance the gdsf clock."""
+    """Evicts the idle entries of the lowest rank.
+
+    has_clock     whether the evicted entries advance the gdsf clock
+    keeps_unused  whether an entry stays that no request uses or waits for
+    """
 
     rank: Ranking
     has_clock: bool = False
+    keeps_unused: bool = True
 
     def choose(
         self, entries: Sequence[EvictEntry], need: float, clock: float = 0.0, now: float | None = None
@@ -83,3 +111,5 @@ SCORE = RankedEviction(_weighted(PAPER))
 LRU = RankedEviction(_lru)
 LFU = RankedEviction(_lfu)
 FAIR_SCORE = RankedEviction(_weighted(FAIR))
+UNUSED = RankedEviction(_gdsf, has_clock=True, keeps_unused=False)
+"""No cache, as in S-LoRA."""

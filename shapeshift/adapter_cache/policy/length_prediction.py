@@ -4,18 +4,59 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shapeshift.adapter_cache.interfaces import Floats, LengthPredictor, PredictionInput
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
+
+Floats = NDArray[np.float64]
 
 MEMORY = 50
 """Answers after which the weight of an older one in the running mean is below 1/e."""
 MAX_ADAPTERS = 4096
+
+
+@dataclass(frozen=True)
+class PredictionInput:
+    """What is known of a request before it runs.
+
+    embedding  of the prompt, [n]; None if it was not computed
+    truth      actual length of the answer; known in experiments only
+    text       the prompt
+    """
+
+    adapter: str | None
+    prompt_tokens: int
+    max_new_tokens: int
+    embedding: Floats | None = None
+    truth: int | None = None
+    text: bytes = b""
+
+
+class LengthPredictor(Protocol):
+    """Predicts the length of answers. Any thread may call it."""
+
+    def predict(self, request: PredictionInput) -> int:
+        """Predicted tokens of the answer, 1 to `max_new_tokens`; never blocks."""
+        ...
+
+    def predict_later(self, request: PredictionInput, then: Callable[[int], None]) -> None:
+        """Call `then` with the prediction: at once, or soon on another thread where it takes time. Never blocks."""
+        then(self.predict(request))
+
+    def learn(self, request: PredictionInput, generated: int) -> None:
+        """Report that the answer had `generated` tokens."""
+        ...
+
+    def close(self) -> None:
+        """End the threads, if there are any; whoever waits for a prediction gets one."""
+        return
 
 
 class RunningMean(LengthPredictor):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
-from shapeshift.adapter_cache.policy.admission import AdmissionBase, T
+from shapeshift.adapter_cache.policy.admission import PATIENCE, AdmissionBase, T
 from shapeshift.adapter_cache.policy.bypass import allowed, head_wait_s
 from shapeshift.adapter_cache.policy.quota_admission import Ledger, first_phase, second_phase
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
 from shapeshift.adapter_cache.policy.size_queues import RecentRequests, RequestCost, single
 from shapeshift.fused_decode.policy.admission import always
+from shapeshift.serving.metrics import Counter, Gauge, Metric
 
+MAX_QUEUES = 4
+RECLUSTER_S = 300.0
+"""The paper's."""
 FIRST_CLUSTERING = 64
 """Requests after which the first queues are built; until then there is one."""
 MAX_BYPASS_CANDIDATES = 16
@@ -22,18 +27,18 @@ _SMOOTHING = 0.1
 
 
 class MultiQueue(AdmissionBase[T]):
-    """Two-phase admission from size queues that are rebuilt every `recluster_s` seconds, with bypass and squash.
+    """Two-phase admission from size queues that are rebuilt from time to time, with bypass and squash.
 
     A request that overtook a head and runs longer than predicted is squashed, at most once, if that head still waits.
     """
 
-    def __init__(self, inputs: SchedulerInputs) -> None:
-        super().__init__(inputs)
-        settings = inputs.settings
-        self.max_queues = settings.max_queues
-        self._recluster_s = settings.recluster_s
-        self._slo_s = settings.first_token_slo_ms / 1e3
-        self._bypass = settings.bypass
+    def __init__(
+        self, inputs: SchedulerInputs, patience: float = PATIENCE, recluster_s: float = RECLUSTER_S, bypass: bool = True
+    ) -> None:
+        """recluster_s: seconds between two rebuilds; bypass: whether a request may overtake a head that waits."""
+        super().__init__(inputs, patience)
+        self._recluster_s = recluster_s
+        self._bypass = bypass
         self._adapter_tokens = inputs.adapter_tokens
         self._recent = RecentRequests()
         self._size_queues = single(inputs.memory.total_tokens)
@@ -54,13 +59,26 @@ class MultiQueue(AdmissionBase[T]):
         self.squashes = 0
         self.bypasses = 0
 
-    # See `interfaces.SizeQueueStats`.
-
-    def queue_lengths(self) -> list[int]:
-        return [len(queue) for queue in self._queues]
-
+    @property
     def quotas(self) -> list[int]:
+        """Tokens that the requests of each queue may hold."""
         return list(self._size_queues.quota)
+
+    def metrics(self) -> list[Metric]:
+        metrics: list[Metric] = [
+            Counter(
+                "adapter_squashes_total",
+                "Requests squashed because they delayed a request that they had overtaken",
+                read=lambda: self.squashes,
+            ),
+            Counter("adapter_bypasses_total", "Requests that overtook a queue's head", read=lambda: self.bypasses),
+        ]
+        for queue in range(MAX_QUEUES):
+            labels = {"queue": str(queue)}
+            waiting, quota = partial(self._length, queue), partial(self._quota, queue)
+            metrics.append(Gauge("adapter_queue_requests", "Waiting requests, by queue", waiting, labels))
+            metrics.append(Gauge("adapter_queue_quota_tokens", "Tokens that a queue may hold", quota, labels))
+        return metrics
 
     # The admission protocol.
 
@@ -135,6 +153,14 @@ class MultiQueue(AdmissionBase[T]):
 
     # Private.
 
+    def _length(self, queue: int) -> int:
+        queues = self._queues
+        return len(queues[queue]) if queue < len(queues) else 0
+
+    def _quota(self, queue: int) -> int:
+        quotas = self.quotas
+        return quotas[queue] if queue < len(quotas) else 0
+
     def _queue_of(self, request: T) -> int:
         return self._size_queues.queue_of(self._costs[request])
 
@@ -192,7 +218,7 @@ class MultiQueue(AdmissionBase[T]):
         return self._cache_tokens(request) + missing
 
     def _wait_s(self, head: T) -> float:
-        users = Counter(request.adapter for request in self._running)
+        users = collections.Counter(request.adapter for request in self._running)
         running = (
             (
                 max(1, request.predicted_tokens - request.generated),
@@ -218,7 +244,7 @@ class MultiQueue(AdmissionBase[T]):
                 self._recluster()
 
     def _recluster(self) -> None:
-        self._size_queues = self._recent.make_queues(self._memory.total_tokens, self.max_queues, self._slo_s)
+        self._size_queues = self._recent.make_queues(self._memory.total_tokens, MAX_QUEUES)
         self._ledger = Ledger(self._size_queues.quota)
         self._queues = [{} for _ in self._size_queues.quota]
         for request in self._waiting:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shapeshift.adapter_cache.interfaces import AdapterInfo
+from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
 from shapeshift.settings import require
 
 MIN_GAPS = 4

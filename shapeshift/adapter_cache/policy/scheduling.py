@@ -1,84 +1,121 @@
-"""The schedulers by name, and their settings."""
+"""What a scheduler is given: requests with adapters, and the memory that both share."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
-from shapeshift.adapter_cache.interfaces import AdapterMemory
-from shapeshift.fused_decode.policy.admission import OTHERS, Admission
-from shapeshift.settings import Choices, require
+from shapeshift.fused_decode.policy.admission import OTHERS, QueuedRequest
 
 
 @dataclass(frozen=True)
-class SchedulingSettings:
-    """Which waiting requests get the free slots.
+class AdapterInfo:
+    """An adapter without its weights. bytes: memory that the weights take once they are loaded."""
 
-    scheduler           arrival (in order of arrival, a load blocks no other request), fifo (a load blocks all requests
-                        behind it), chameleon (size queues with quotas), sjf (shortest answer first), wrs (smallest
-                        weighted request size first)
-    max_queues          of chameleon: maximum number of queues
-    recluster_s         of chameleon: seconds between two rebuilds of the queues
-    first_token_slo_ms  of chameleon: the latency objective of the quotas; 0: five times the mean run time of a request
-    bypass              of chameleon: whether a request may overtake one that waits for memory
-    ageing              of sjf: predicted tokens that one second of waiting subtracts
-    patience            of chameleon, sjf and wrs: a request goes first once `patience` times as many requests have
-                        been admitted since its arrival as were waiting or running then; 0: never
+    name: str
+    rank: int
+    bytes: int
+
+
+class SizedRequest(QueuedRequest, Protocol):
+    """A request as a scheduler sees it. Only `generated` changes after the request is submitted.
+
+    adapter           name; None: the base model
+    rank              of the adapter; 0 without one
+    prompt_tokens     length of the prompt
+    max_new_tokens    upper bound of the answer's length
+    predicted_tokens  predicted length of the answer
+    generated         tokens of the answer so far
+    arrived           monotonic seconds
+    rows              slots that it takes: one, or one for each beam
+    tokens            upper bound of prompt and answer together, of all its rows
     """
 
-    scheduler: str = "arrival"
-    max_queues: int = 4
-    recluster_s: float = 300.0
-    first_token_slo_ms: float = 0.0
-    bypass: bool = True
-    ageing: float = 10.0
-    patience: float = 2.0
+    @property
+    def adapter(self) -> str | None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def max_new_tokens(self) -> int: ...
+    @property
+    def predicted_tokens(self) -> int: ...
+    @property
+    def generated(self) -> int: ...
+    @property
+    def arrived(self) -> float: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
 
-    def __post_init__(self) -> None:
-        SCHEDULERS.require(self.scheduler)
-        require(1 <= self.max_queues <= 64, "max_queues", self.max_queues, "1 to 64")
-        require(self.recluster_s > 0, "recluster_s", self.recluster_s, "above 0")
-        require(self.first_token_slo_ms >= 0, "first_token_slo_ms", self.first_token_slo_ms, "0 or more")
-        require(self.ageing >= 0, "ageing", self.ageing, "0 or more")
-        require(self.patience >= 0, "patience", self.patience, "0 or more")
+
+class AdapterMemory(Protocol):
+    """The memory that adapters and requests share, as a scheduler sees it.
+
+    Any thread may call `queued` and `unqueued`; only the generating thread calls the rest. The scheduler calls all of
+    them with its lock held, so no method may block for long or call the scheduler. Within an iteration, only
+    `start_load` and requests that get their slots reduce the free memory. The end of a load wakes the decode loop.
+
+    free_tokens   tokens of KV cache that can still be granted if all idle adapters are evicted; an admitted request
+                  counts as soon as it holds its slot
+    total_tokens  tokens of KV cache in all slots
+    """
+
+    @property
+    def free_tokens(self) -> int: ...
+    @property
+    def total_tokens(self) -> int: ...
+
+    def resident(self, adapter: str | None) -> bool:
+        """Whether the adapter is loaded and ready; True for None."""
+        ...
+
+    def acquire(self, adapter: str | None, tokens: int = 0) -> bool:
+        """Count one more running request of `adapter`.
+
+        tokens: KV cache that must stay free beside it. Returns False, and changes nothing, if the adapter is not
+        resident or too little memory would be left. Call it in the `admit` that returns the request.
+        """
+        ...
+
+    def release(self, adapter: str | None) -> None:
+        """Count one running request less."""
+        ...
+
+    def queued(self, adapter: str | None) -> None:
+        """Count one more waiting request: the adapter may be preloaded, and is evicted last."""
+        ...
+
+    def unqueued(self, adapter: str | None) -> None:
+        """Count one waiting request less."""
+        ...
+
+    def start_load(self, adapter: str, reserved_tokens: int = 0, spared: Collection[str] = ()) -> bool:
+        """Start to load `adapter` on another thread unless it is loading or resident.
+
+        spared: adapters that are not evicted for it, though idle. Returns False if the memory cannot hold it beside
+        those and `reserved_tokens` more tokens of KV cache.
+        """
+        ...
 
 
 @dataclass(frozen=True)
 class SchedulerInputs:
     """What every scheduler is built from.
 
-    queue_requests, queue_tokens  most requests that may wait, and most tokens that these may come to
+    queue_requests  most requests that may wait
     adapter_tokens  memory of an adapter's weights, in tokens of KV cache; 0 for None
     block_tokens    tokens of a block of KV cache; a request takes whole blocks
-    classes, overtaken_requests  of arrival and fifo: see `ClassOrder`
+    classes         of arrival and fifo: see `ClassOrder`
     """
 
-    settings: SchedulingSettings
     memory: AdapterMemory
     queue_requests: int
-    queue_tokens: int
     adapter_tokens: Callable[[str | None], int]
     block_tokens: int = 1
     clock: Callable[[], float] = time.monotonic
     classes: Sequence[str] = (OTHERS,)
-    overtaken_requests: int = 0
-
-
-_POLICY = "shapeshift.adapter_cache.policy"
-SCHEDULERS: Choices[Callable[[SchedulerInputs], Admission[Any]]] = Choices(
-    "scheduler",
-    {
-        "arrival": f"{_POLICY}.admission:ArrivalOrder",
-        "chameleon": f"{_POLICY}.multiqueue:MultiQueue",
-        "fifo": f"{_POLICY}.admission:BlockingArrivalOrder",
-        "sjf": f"{_POLICY}.baselines.sorted_orders:ShortestAnswerFirst",
-        "wrs": f"{_POLICY}.baselines.sorted_orders:SmallestRequestFirst",
-    },
-)
-
-
-def make_scheduler(inputs: SchedulerInputs) -> Admission[Any]:
-    """The scheduler that `inputs.settings` names."""
-    return SCHEDULERS[inputs.settings.scheduler](inputs)

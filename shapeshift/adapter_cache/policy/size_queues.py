@@ -69,8 +69,8 @@ class RecentRequests:
         """A request ran for `seconds`."""
         self._finished.append((cost, seconds))
 
-    def make_queues(self, total: int, max_queues: int, slo_s: float) -> SizeQueues:
-        """Queues for `total` tokens of KV cache; slo_s 0: five times the mean run time.
+    def make_queues(self, total: int, max_queues: int) -> SizeQueues:
+        """Queues for `total` tokens of KV cache; the latency objective is five times the mean run time.
 
         The quotas divide `total` plus the adapters' share in proportion. Requests share adapters, so charging the
         adapters to `total` would leave some of the cache empty.
@@ -89,7 +89,7 @@ class RecentRequests:
         mean_s = sum(run_times) / len(run_times) if run_times else _DEFAULT_RUN_S
         loads = self._loads(queues, recent, mean_s)
         whole = total * sum(cost.charge for cost in recent) / sum(cost.cache_tokens for cost in recent)
-        quotas = assign(loads, whole, slo_s or SLO_FACTOR * max(mean_s, 1e-3))
+        quotas = assign(loads, whole, SLO_FACTOR * max(mean_s, 1e-3))
         return SizeQueues(queues.clusters, largest, _whole(quotas.quota, [load.largest for load in loads]))
 
     def _loads(self, queues: SizeQueues, recent: Sequence[RequestCost], mean_s: float) -> list[QueueLoad]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
 
-DEFAULT_TEXT = "perplexity.txt"
+TEXT = "perplexity.txt"
 """The file of a checkpoint that is measured unless a model names another one."""
 MOST_MORE = {"int8": 0.01, "int4": 0.05}
 """Above this share of the plain perplexity there is a warning."""
@@ -51,20 +51,17 @@ class Perplexity:
 
 
 def text_of(checkpoint: Checkpoint, params: FusedDecodeSettings) -> Path | None:
-    """The text to measure; None where nothing is quantised, or there is no text.
+    """The text to measure, perplexity.txt of the checkpoint; None where nothing is quantised, or there is no text.
 
-    Raises InvalidInputError where a named text is missing or empty.
+    Raises InvalidInputError where it is empty.
     """
     if params.precision not in QUANTISED and params.kv_precision != _CACHE:
         return None
-    named = checkpoint.folder / (params.perplexity_text or DEFAULT_TEXT)
-    if not params.perplexity_text and not named.is_file():
+    text = checkpoint.folder / TEXT
+    if not text.is_file():
         return None
-    require(
-        named.is_file(), "perplexity_text", params.perplexity_text, "a file, absolute or in the checkpoint's folder"
-    )
-    require(named.stat().st_size > 0, "perplexity_text", str(named), "a text that is not empty")
-    return named
+    require(text.stat().st_size > 0, TEXT, str(text), "a text that is not empty")
+    return text
 
 
 def measured(
@@ -122,7 +119,7 @@ def measure(
     from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 
     tokens = tokenizer_files.of_library(checkpoint.folder)(text.read_text(encoding="utf-8"))["input_ids"]
-    require(len(tokens) > 1, "perplexity_text", str(text), "a text of at least two tokens")
+    require(len(tokens) > 1, TEXT, str(text), "a text of at least two tokens")
     model = DecodeModel.load(
         checkpoint.folder,
         ModelOptions(

@@ -24,7 +24,7 @@ from shapeshift.build_engines.store import registry_copy, shared_engines
 from shapeshift.engines import device_plan, manifest
 from shapeshift.errors import NotFoundError
 from shapeshift.progress import ProgressCallback
-from shapeshift.registry_mirror.follower import RegistrySettings
+from shapeshift.registry import RegistrySettings
 from shapeshift.settings import require
 from shapeshift.token_adapt.model import emulated
 from shapeshift.token_adapt.model import manifest as image_manifest

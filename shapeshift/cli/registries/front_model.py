@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shapeshift import settings
 from shapeshift.errors import NotFoundError
-from shapeshift.registry_mirror.follower import GeneratedRegistrySettings
+from shapeshift.registry import GeneratedRegistrySettings
 from shapeshift.registry_mirror.mirror import require_folder
 from shapeshift.triton import model_config
 

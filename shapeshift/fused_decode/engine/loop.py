@@ -28,6 +28,7 @@ from shapeshift.serving.bounds import unloading
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.model_args import Log
 
+STREAM_RESPONSES = 16
 _RETRY_S = 0.02
 
 
@@ -43,7 +44,7 @@ class LoopOptions:
 
     pool: BlockPool | None = None
     prefill_tokens: int = 256
-    stream_responses: int = 0
+    stream_responses: int = STREAM_RESPONSES
     speculator: Any = None
 
 

@@ -26,6 +26,9 @@ from shapeshift.fused_decode.request import Request
 Integers = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
 
+SHORTEST, LONGEST = 2, 4
+"""Fewest last tokens of a text that must have occurred before, and most that are compared."""
+
 
 @dataclass(frozen=True)
 class _Proposal:
@@ -44,7 +47,9 @@ class Speculator:
     plain, beside_beams: the times of iterations without beams, and of those with some
     """
 
-    def __init__(self, most: int, shortest: int, longest: int, times: IterationTimes | None = None) -> None:
+    def __init__(
+        self, most: int, shortest: int = SHORTEST, longest: int = LONGEST, times: IterationTimes | None = None
+    ) -> None:
         """most, shortest, longest: see `look_up`; times: of all this loop's iterations, None: not known yet."""
         self._most, self._shortest, self._longest = most, shortest, longest
         # Beams take time of their own, so that iterations with and without them cannot be compared.

@@ -8,21 +8,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from shapeshift.serving.bounds import Bound, unloading
+from shapeshift.serving.metrics import Metric
 
 
 class QueuedRequest(Protocol):
-    """A request whose `tokens` are the most that it can have: its prompt and its longest answer."""
-
-    @property
-    def tokens(self) -> int: ...
-
-
-class ClassedRequest(QueuedRequest, Protocol):
-    """A queued request whose `slo_class` is a name or None."""
+    """A request whose `slo_class` is a name or None."""
 
     @property
     def slo_class(self) -> str | None: ...
@@ -30,9 +23,10 @@ class ClassedRequest(QueuedRequest, Protocol):
 
 OTHERS = "*"
 """Stands in a list of classes for all that it does not name."""
+OVERTAKEN = 32
+"""Most later requests that go before a waiting one because their class is more urgent."""
 
-T = TypeVar("T", bound=QueuedRequest)
-C = TypeVar("C", bound=ClassedRequest)
+C = TypeVar("C", bound=QueuedRequest)
 
 
 def always(request: QueuedRequest) -> bool:
@@ -40,7 +34,7 @@ def always(request: QueuedRequest) -> bool:
     return True
 
 
-class Admission(Protocol[T]):
+class Admission(Protocol[C]):
     """The waiting requests. Any thread may call `submit` and `refuse_when_full`, the generating thread the rest."""
 
     def __len__(self) -> int:
@@ -51,11 +45,11 @@ class Admission(Protocol[T]):
         """Raise OverloadedError where no further request may wait, whatever its size."""
         ...
 
-    def submit(self, request: T) -> None:
+    def submit(self, request: C) -> None:
         """Queue `request`. Raises OverloadedError, naming the limit, where it does not fit."""
         ...
 
-    def admit(self, free: int, fits: Callable[[T], bool] = always) -> list[T]:
+    def admit(self, free: int, fits: Callable[[C], bool] = always) -> list[C]:
         """At most `free` requests that get a slot now; they wait no longer.
 
         fits(request): asked of each of them in turn, whether memory and slots hold it beside those before it; beams
@@ -63,45 +57,33 @@ class Admission(Protocol[T]):
         """
         ...
 
-    def squash(self) -> list[T]:
+    def squash(self) -> list[C]:
         """Running requests to preempt now; they are back in the queue. Called before `admit`."""
         return []
 
-    def preempted(self, request: T) -> None:
+    def preempted(self, request: C) -> None:
         """A running request has lost its slot, since others needed its memory; it waits again, in its old place."""
         ...
 
-    def withdraw(self, request: T) -> bool:
+    def withdraw(self, request: C) -> bool:
         """Remove a waiting request; False where it does not wait."""
         ...
 
-    def finished(self, request: T) -> None:
+    def finished(self, request: C) -> None:
         """An admitted request has left its slot."""
         ...
 
-    def close(self) -> list[T]:
+    def close(self) -> list[C]:
         """Refuse all further requests; returns those that still wait, in order."""
         ...
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when the counts do not match the waiting requests."""
-        ...
+        """Raise AssertionError when its records of the requests contradict one another."""
+        return
 
-
-@dataclass(frozen=True)
-class QueueBounds:
-    """The most requests that may wait, and the most tokens that they may have together."""
-
-    requests: int
-    tokens: int
-
-    def require_place(self, waiting: int) -> None:
-        """Raise OverloadedError where no request may wait beside the `waiting` ones."""
-        Bound("queue_requests", self.requests, "requests").require(waiting)
-
-    def require_tokens(self, waiting: int, more: int) -> None:
-        """Raise OverloadedError where `more` tokens are too many beside the `waiting` ones."""
-        Bound("queue_tokens", self.tokens, "tokens").require_unless_empty(waiting, more)
+    def metrics(self) -> Sequence[Metric]:
+        """What it exports beside the number of waiting requests."""
+        return ()
 
 
 def next_in_order(ranks: Sequence[int], overtaken: Sequence[int], count: int, most: int) -> list[int]:
@@ -133,7 +115,7 @@ class ClassOrder(Generic[C]):
     classes: names, the most urgent one first, with `OTHERS` among them.
     """
 
-    def __init__(self, classes: Sequence[str], most: int) -> None:
+    def __init__(self, classes: Sequence[str], most: int = OVERTAKEN) -> None:
         self._ranks = {name: rank for rank, name in enumerate(classes)}
         self._most = most
         self._overtaken: dict[C, int] = {}
@@ -178,11 +160,11 @@ class ClassOrder(Generic[C]):
 class FirstComeFirstServed(Admission[C]):
     """In order of arrival, but for what `order` picks first."""
 
-    def __init__(self, max_requests: int, max_tokens: int, order: ClassOrder[C] | None = None) -> None:
-        self._order: ClassOrder[C] = order or ClassOrder((OTHERS,), max_requests)
-        self._bounds = QueueBounds(max_requests, max_tokens)
+    def __init__(self, queue_requests: int, classes: Sequence[str] = (OTHERS,)) -> None:
+        """queue_requests: most that wait; classes: see `ClassOrder`."""
+        self._order: ClassOrder[C] = ClassOrder(classes)
+        self._bound = Bound("queue_requests", queue_requests, "requests")
         self._waiting: dict[C, None] = {}
-        self._tokens = 0
         self._closed = False
         self._lock = threading.Lock()
 
@@ -192,14 +174,12 @@ class FirstComeFirstServed(Admission[C]):
     def refuse_when_full(self) -> None:
         if self._closed:
             raise unloading()
-        self._bounds.require_place(len(self._waiting))
+        self._bound.require(len(self._waiting))
 
     def submit(self, request: C) -> None:
         with self._lock:
             self.refuse_when_full()
-            self._bounds.require_tokens(self._tokens, request.tokens)
             self._waiting[request] = None
-            self._tokens += request.tokens
 
     def admit(self, free: int, fits: Callable[[C], bool] = always) -> list[C]:
         if not self._waiting or not free:
@@ -207,20 +187,19 @@ class FirstComeFirstServed(Admission[C]):
         with self._lock:
             chosen = self._order.pick(self._waiting, free, fits)
             for request in chosen:
-                self._remove(request)
+                del self._waiting[request]
         return chosen
 
     def preempted(self, request: C) -> None:
         with self._lock:
             # Those that are preempted together come youngest first.
             self._waiting = {request: None, **self._waiting}
-            self._tokens += request.tokens
 
     def withdraw(self, request: C) -> bool:
         with self._lock:
             if request not in self._waiting:
                 return False
-            self._remove(request)
+            del self._waiting[request]
         return True
 
     def finished(self, request: C) -> None:
@@ -231,13 +210,4 @@ class FirstComeFirstServed(Admission[C]):
             self._closed = True
             waiting = list(self._waiting)
             self._waiting.clear()
-            self._tokens = 0
         return waiting
-
-    def check_integrity(self) -> None:
-        with self._lock:
-            assert self._tokens == sum(request.tokens for request in self._waiting), "the token count is wrong"
-
-    def _remove(self, request: C) -> None:
-        del self._waiting[request]
-        self._tokens -= request.tokens

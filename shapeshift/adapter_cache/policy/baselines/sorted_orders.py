@@ -6,16 +6,19 @@ import bisect
 import itertools
 from abc import abstractmethod
 
-from shapeshift.adapter_cache.policy.admission import AdmissionBase, T
+from shapeshift.adapter_cache.policy.admission import PATIENCE, AdmissionBase, T
 from shapeshift.adapter_cache.policy.request_size import Largest, weighted
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
+
+AGEING = 10.0
+"""Predicted tokens that one second of waiting subtracts."""
 
 
 class _SortedOrder(AdmissionBase[T]):
     """By a key that is fixed when the request arrives; the lowest is next."""
 
-    def __init__(self, inputs: SchedulerInputs) -> None:
-        super().__init__(inputs)
+    def __init__(self, inputs: SchedulerInputs, patience: float = PATIENCE) -> None:
+        super().__init__(inputs, patience)
         self._queue: list[tuple[float, int, T]] = []
         self._keys: dict[T, tuple[float, int, T]] = {}
         self._numbers = itertools.count()
@@ -40,22 +43,18 @@ class _SortedOrder(AdmissionBase[T]):
 
 
 class ShortestAnswerFirst(_SortedOrder[T]):
-    """By predicted answer length, less `ageing` tokens for each second of waiting."""
-
-    def __init__(self, inputs: SchedulerInputs) -> None:
-        super().__init__(inputs)
-        self._ageing = inputs.settings.ageing
+    """By predicted answer length, less AGEING tokens for each second of waiting."""
 
     def _key(self, request: T) -> float:
         # All requests age at the same rate, so the order of two requests never changes.
-        return request.predicted_tokens + self._ageing * request.arrived
+        return request.predicted_tokens + AGEING * request.arrived
 
 
 class SmallestRequestFirst(_SortedOrder[T]):
     """By weighted request size, relative to the largest request so far."""
 
-    def __init__(self, inputs: SchedulerInputs) -> None:
-        super().__init__(inputs)
+    def __init__(self, inputs: SchedulerInputs, patience: float = PATIENCE) -> None:
+        super().__init__(inputs, patience)
         self._largest = Largest(0, 0, 0)
 
     def _key(self, request: T) -> float:
