@@ -10,14 +10,18 @@ from typing import Any
 
 import pytest
 
+from shapeshift.adapter_cache.front import AdapterRequest
 from shapeshift.adapter_cache.policy.admission import AdmissionBase
 from shapeshift.adapter_cache.policy.multiqueue import FIRST_CLUSTERING, MAX_QUEUES, MultiQueue
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
 from shapeshift.adapter_cache.settings import SCHEDULERS
 from shapeshift.errors import OverloadedError
+from shapeshift.fused_decode.engine.blocks import BlockPool
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.policy.admission import OVERTAKEN
 from shapeshift.serving.metrics import Gauge
 from tests.adapter_cache.toy_memory import FakeRequest, ToyMemory
+from tests.fused_decode.toy import Run, ToyRuntime, ids, text_of
 
 
 class Clock:
@@ -149,6 +153,42 @@ def test_a_request_larger_than_all_memory_runs_alone(name: str) -> None:
     scheduler.finished(giant)
     memory.held_tokens = 0
     assert len(scheduler.admit(4)) == 1
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_reserved_request_larger_than_all_memory_runs_alone(name: str) -> None:
+    memory = ToyMemory(total_tokens=100, sizes={"a": 10}, loading=["a"])
+    scheduler = made(name, memory)
+    giant = FakeRequest("a", prompt_tokens=500)
+    scheduler.submit(giant)
+    assert scheduler.admit(4) == []
+    memory.end_load()
+    assert scheduler.admit(4) == [giant], "what waits for its adapter is no company of its own"
+    scheduler.check_integrity()
+
+
+class MemoryOfTexts(ToyMemory):
+    """Has the blocks of a pool, and no adapters."""
+
+    pool: BlockPool
+
+    @property
+    def free_tokens(self) -> int:
+        return self.pool.available * BLOCK_TOKENS
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_what_running_requests_share_is_counted_once(name: str) -> None:
+    """Six texts of three blocks, of which they share two, in a cache of nine: as many fit as without adapters."""
+    memory, prefix = MemoryOfTexts(), "the same beginning of every prompt"
+    run = Run(ToyRuntime(slots=6, blocks=9), caching=True, admission=made(name, memory, block_tokens=BLOCK_TOKENS))
+    memory.pool, run.request_type = run.loop.slots.pool, AdapterRequest
+    requests = [run.submit(prefix + letter, max_tokens=9) for letter in "abcdef"]
+    for _ in range(3):
+        run.loop.step()
+    assert all(request.slot is not None for request in requests)
+    run.until_idle()
+    assert [text_of(one) for one in requests] == [run.runtime.text(ids(prefix + letter), 9) for letter in "abcdef"]
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)

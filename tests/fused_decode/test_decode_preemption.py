@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shapeshift.fused_decode.policy.admission import FirstComeFirstServed, always
+from shapeshift.fused_decode.policy.admission import FirstComeFirstServed, always, nothing
 from shapeshift.fused_decode.request import ABORT, Request
 from tests.fused_decode.toy import LETTERS, Run, ToyRuntime, drive_at_random, ids
 
@@ -29,8 +29,10 @@ class RandomPreemption(FirstComeFirstServed[Request]):
         self.squashed += chosen
         return chosen
 
-    def admit(self, free: int, fits: Callable[[Request], bool] = always) -> list[Request]:
-        chosen = super().admit(free, fits)
+    def admit(
+        self, free: int, fits: Callable[[Request], bool] = always, shared: Callable[[Request], int] = nothing
+    ) -> list[Request]:
+        chosen = super().admit(free, fits, shared)
         self._running += chosen
         return chosen
 

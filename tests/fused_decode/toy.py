@@ -185,6 +185,7 @@ class Run:
         self.finished: list[Request] = []
         self.delivered: list[Request] = []
         self.log: list[str] = []
+        self.request_type: type[Request] = Request
         admission = options.pop("admission", FirstComeFirstServed(requests))
         caching = bool(options.pop("caching", False))
         pool = BlockPool(self.runtime.blocks, caching=caching)
@@ -202,7 +203,9 @@ class Run:
         given = SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **fields})  # type: ignore[arg-type]
         text = TextStream(TABLE, given.stop)
         length = self.runtime.max_length
-        return Request("one", ids(prompt), given, text, max_length=length, stream=stream, latency_ms=latency_ms)
+        return self.request_type(
+            "one", ids(prompt), given, text, max_length=length, stream=stream, latency_ms=latency_ms
+        )
 
     def submit(self, *arguments: object, **fields: object) -> Request:
         made = self.request(*arguments, **fields)  # type: ignore[arg-type]

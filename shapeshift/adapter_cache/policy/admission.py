@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import Generic, TypeVar
 
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs, SizedRequest
-from shapeshift.fused_decode.policy.admission import Admission, ClassOrder, always
+from shapeshift.fused_decode.policy.admission import Admission, ClassOrder, always, nothing
 from shapeshift.serving.bounds import Bound, unloading
 
 T = TypeVar("T", bound=SizedRequest)
@@ -69,6 +69,8 @@ class AdmissionBase(Admission[T]):
         # Of the current call of `admit`.
         self._admitted: list[T] = []
         self._free_slots = 0
+        self._shared: Callable[[T], int] = nothing
+        self._tokens: dict[T, int] = {}
         self._closed = False
         self._lock = threading.Lock()
 
@@ -120,10 +122,11 @@ class AdmissionBase(Admission[T]):
             self._on_submit(request)
             self._start_waiting(request)
 
-    def admit(self, free: int, fits: Callable[[T], bool] = always) -> list[T]:
+    def admit(self, free: int, fits: Callable[[T], bool] = always, shared: Callable[[T], int] = nothing) -> list[T]:
         """See `Admission`. Asks `scheduling.AdapterMemory` instead of `fits`."""
         with self._lock:
             self._admitted = []
+            self._shared, self._tokens = shared, {}
             self._admit_reserved()
             self._free_slots = free - sum(request.rows for request in (*self._admitted, *self._reserved))
             if self._admit_due():
@@ -179,6 +182,12 @@ class AdmissionBase(Admission[T]):
         return sum(map(self._cache_tokens, self._admitted)) + sum(map(self._cache_tokens, self._reserved))
 
     def _cache_tokens(self, request: T) -> int:
+        """Tokens of KV cache that `request`, which has no slot, takes at most beside what running ones have."""
+        if request not in self._tokens:
+            self._tokens[request] = self._whole_tokens(request) - self._shared(request)
+        return self._tokens[request]
+
+    def _whole_tokens(self, request: T) -> int:
         """Tokens of KV cache that `request` takes at most."""
         return request.rows * self._in_blocks(-(-request.tokens // request.rows))
 
@@ -234,7 +243,7 @@ class AdmissionBase(Admission[T]):
 
     def _acquire(self, request: T, reserved_tokens: int) -> bool:
         """Use the adapter of `request`; False if it is not resident or too little KV cache would be left."""
-        alone = not self._running and not self._reserved
+        alone = not self._running and self._reserved.keys() <= {request}
         tokens = 0 if alone else self._cache_tokens(request) + reserved_tokens
         return self._memory.acquire(request.adapter, tokens)
 

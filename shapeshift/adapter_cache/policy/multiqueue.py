@@ -13,7 +13,7 @@ from shapeshift.adapter_cache.policy.bypass import allowed, head_wait_s
 from shapeshift.adapter_cache.policy.quota_admission import Ledger, first_phase, second_phase
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
 from shapeshift.adapter_cache.policy.size_queues import RecentRequests, RequestCost, single
-from shapeshift.fused_decode.policy.admission import always
+from shapeshift.fused_decode.policy.admission import always, nothing
 from shapeshift.serving.metrics import Counter, Gauge, Metric
 
 MAX_QUEUES = 4
@@ -82,9 +82,9 @@ class MultiQueue(AdmissionBase[T]):
 
     # The admission protocol.
 
-    def admit(self, free: int, fits: Callable[[T], bool] = always) -> list[T]:
+    def admit(self, free: int, fits: Callable[[T], bool] = always, shared: Callable[[T], int] = nothing) -> list[T]:
         self._tick()
-        return super().admit(free, fits)
+        return super().admit(free, fits, shared)
 
     def squash(self) -> list[T]:
         with self._lock:
@@ -222,7 +222,7 @@ class MultiQueue(AdmissionBase[T]):
         running = (
             (
                 max(1, request.predicted_tokens - request.generated),
-                self._cache_tokens(request)
+                self._whole_tokens(request)
                 + (self._adapter_tokens(request.adapter) if users[request.adapter] == 1 else 0),
             )
             for request in self._running

@@ -140,7 +140,7 @@ class Scheduler:
         draft: proposes tokens; None: nothing is proposed.
         """
         if not self._preempt_for_growth():
-            admitted = self._admission.admit(self._table.free, self._table.fits)
+            admitted = self._admission.admit(self._table.free, self._table.fits, self._table.shared_with_others)
             # Before any of them gets a slot: should that fail, none may be lost.
             self.prefilling |= dict.fromkeys(admitted)
             for request in admitted:

@@ -114,7 +114,7 @@ class SlotTable:
         """Whether the tokens that `request` has fit beside those of the requests of which this was said already in this
         iteration, and whether there are slots for its beams; a few blocks are left for what runs."""
         texts = request.texts
-        shared = texts * self._shared_with_others(request)
+        shared = self.shared_with_others(request) // BLOCK_TOKENS
         needed = texts * blocks_of(len(request.prompt) + request.generated) + request.rows - texts - shared
         spare = self.pool.available - self._promised
         if min(needed + self._watermark, request.rows * blocks_of(request.longest) - shared) > spare:
@@ -288,12 +288,13 @@ class SlotTable:
             return len(request.prompt_logprobs) // BLOCK_TOKENS
         return (length - 1) // BLOCK_TOKENS
 
-    def _shared_with_others(self, request: Request) -> int:
-        """Blocks of each text of `request`, which has no slot, that running texts hold: they take no further memory."""
+    def shared_with_others(self, request: Request) -> int:
+        """Tokens of `request`, which has no slot, that running texts hold too: they take no further memory."""
         text = request.prompt if request.beams is not None else np.concatenate([request.prompt, request.kept])
         count = self._shareable_of(request, len(text))
         add_hashes(request.hashes, text.astype(np.int32), count, request.adapter_id)
-        return _whole_chunks(request, self.pool.count_held(request.hashes[:count]))
+        blocks = _whole_chunks(request, self.pool.count_held(request.hashes[:count]))
+        return request.texts * blocks * BLOCK_TOKENS
 
     def _take(self, slot: int, request: Request) -> None:
         """Give the free `slot` to `request`, without text or blocks."""

@@ -34,6 +34,11 @@ def always(request: QueuedRequest) -> bool:
     return True
 
 
+def nothing(request: QueuedRequest) -> int:
+    """No request shares anything."""
+    return 0
+
+
 class Admission(Protocol[C]):
     """The waiting requests. Any thread may call `submit` and `refuse_when_full`, the generating thread the rest."""
 
@@ -49,11 +54,12 @@ class Admission(Protocol[C]):
         """Queue `request`. Raises OverloadedError, naming the limit, where it does not fit."""
         ...
 
-    def admit(self, free: int, fits: Callable[[C], bool] = always) -> list[C]:
+    def admit(self, free: int, fits: Callable[[C], bool] = always, shared: Callable[[C], int] = nothing) -> list[C]:
         """At most `free` requests that get a slot now; they wait no longer.
 
         fits(request): asked of each of them in turn, whether memory and slots hold it beside those before it; beams
-        take a slot each. An admission that knows the memory itself, and gives each request one slot, need not ask.
+        take a slot each. An admission that knows the memory itself need not ask.
+        shared(request): the tokens of a request without slots that take no memory, since running ones have them
         """
         ...
 
@@ -181,7 +187,7 @@ class FirstComeFirstServed(Admission[C]):
             self.refuse_when_full()
             self._waiting[request] = None
 
-    def admit(self, free: int, fits: Callable[[C], bool] = always) -> list[C]:
+    def admit(self, free: int, fits: Callable[[C], bool] = always, shared: Callable[[C], int] = nothing) -> list[C]:
         if not self._waiting or not free:
             return []
         with self._lock:
