@@ -12,15 +12,14 @@ import numpy as np
 
 from shapeshift.errors import CancelledRequestError, InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.fused_decode import loading
-from shapeshift.fused_decode.answers import TEXT, AnswerOutputs
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.loop import DecodeLoop, LoopOptions
 from shapeshift.fused_decode.engine.sampling.logit_edits import GRAMMARS, token_rules
-from shapeshift.fused_decode.job import BeamsJob, ChoicesJob, GenerateJob, Prompt, sample_params
+from shapeshift.fused_decode.job import AnswerOutputs, BeamsJob, ChoicesJob, GenerateJob, Prompt, sample_params
 from shapeshift.fused_decode.loading import Loaded
 from shapeshift.fused_decode.policy.admission import Admission, FirstComeFirstServed
 from shapeshift.fused_decode.request import ABORT, Request
-from shapeshift.fused_decode.request_parser import ParsedRequest, RequestParser
+from shapeshift.fused_decode.request_parser import TEXT, ParsedRequest, RequestParser
 from shapeshift.serving import error_codes, parameters
 from shapeshift.serving.description import GENERATION, Description, checkpoint_name, checkpoint_version
 from shapeshift.serving.front import Affinity, Client, Front
@@ -263,8 +262,8 @@ class GenerateFront(Front[GenerateJob]):
             raise NotFoundError(f"stop_id: no request {stop_id!r} waits or runs")
         for request in stopped:
             self.loop.end(request, ABORT)
-        wanted = TEXT in triton_request.requested_output_names()
-        nothing = partial(self.response, {TEXT: np.array([b""], dtype=object)} if wanted else {})
+        takes_text = TEXT in triton_request.requested_output_names()
+        nothing = partial(self.response, {TEXT: np.array([b""], dtype=object)} if takes_text else {})
         self.responder.post([SingleResponse(sender, nothing, partial(self.responder.count, "OK"))])
 
     def _unread_tokens(self) -> float:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from shapeshift.fused_decode.answers import AnswerOutputs, Arrays, Piece
+import numpy as np
+import numpy.typing as npt
+
 from shapeshift.fused_decode.engine.detokenize import text_of
 from shapeshift.fused_decode.engine.sampling.logprobs import TokenLogprobs
 from shapeshift.fused_decode.request import STOP, Ids, Request
-from shapeshift.fused_decode.request_parser import ParsedRequest
+from shapeshift.fused_decode.request_parser import TEXT, ParsedRequest
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.serving.front import Client, Front
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceResponse, ResponseSender
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+# What JSON cannot say of a token without any probability; vLLM and OpenAI say the same.
+_LEAST_LOGPROB = -9999.0
 
 
 class Prompt(NamedTuple):
@@ -40,6 +48,106 @@ def sample_params(params: SamplingParams) -> list[SamplingParams]:
         )
         for sample in range(params.samples)
     ]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one response says of one choice: new text and tokens of the answer to `request`.
+
+    finish_reason  None: the choice goes on
+    score          of beam search, see `beam_search.Hypothesis`
+    """
+
+    request: Request
+    choice: int
+    text: bytes
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish_reason: str | None
+    score: float = math.nan
+
+
+class AnswerOutputs:
+    """Makes the outputs that a request asks for.
+
+    names        of the outputs that the request's inputs name, and that its client takes
+    token_bytes  the bytes of each token
+    """
+
+    def __init__(self, names: Collection[str], token_bytes: Sequence[bytes]) -> None:
+        self._names = frozenset(names)
+        self.token_bytes = token_bytes
+
+    def arrays(self, pieces: Sequence[Piece], prompts: Sequence[Request] = ()) -> Arrays:
+        """The outputs of a response: a row for each piece, tokens piece after piece.
+
+        prompts: a request of each prompt, in the first response.
+        """
+        arrays = self._rows(pieces) | self._tokens(pieces) | self._prompts(prompts)
+        if any(piece.finish_reason for piece in pieces):
+            arrays |= self._ends(pieces)
+        return {name: values for name, values in arrays.items() if name in self._names}
+
+    def _rows(self, pieces: Sequence[Piece]) -> Arrays:
+        return {
+            TEXT: _texts(piece.text for piece in pieces),
+            "choice_index": np.array([piece.choice for piece in pieces], np.int32),
+            "request_id": _texts(piece.request.id.encode() for piece in pieces[:1]),
+            "num_input_tokens": np.array([len(piece.request.prompt) for piece in pieces], np.uint32),
+            "num_output_tokens": np.array([len(piece.token_ids) for piece in pieces], np.uint32),
+            "sequence_score": np.array([piece.score for piece in pieces], np.float32),
+        }
+
+    def _ends(self, pieces: Sequence[Piece]) -> Arrays:
+        ends = [piece.finish_reason is not None for piece in pieces]
+        timings = [piece.request.timings_ms() for piece in pieces if piece.finish_reason is not None]
+        by_name: Arrays = {}
+        for name in timings[0]:
+            by_name[name] = np.full(len(pieces), np.nan, np.float32)
+            by_name[name][ends] = [one[name] for one in timings]
+        return {"finish_reason": _texts((piece.finish_reason or "").encode() for piece in pieces), **by_name}
+
+    def _tokens(self, pieces: Sequence[Piece]) -> Arrays:
+        arrays: Arrays = {}
+        if "token_ids" in self._names:
+            arrays["token_ids"] = np.array([token for piece in pieces for token in piece.token_ids], np.int32)
+        if "token_logprobs" in self._names:
+            tokens = [token for piece in pieces for token in piece.logprobs]
+            shape = len(tokens), max((len(token.top) for token in tokens), default=0)
+            arrays["token_logprobs"] = np.array([token.logprob for token in tokens], np.float32)
+            arrays["top_token_ids"] = np.array([token.top for token in tokens], np.int32).reshape(shape)
+            arrays["top_logprobs"] = np.array([token.top_logprobs for token in tokens], np.float32).reshape(shape)
+        if "logprobs" in self._names:
+            arrays["logprobs"] = _texts(self._json(piece.token_ids, piece.logprobs) for piece in pieces)
+        return arrays
+
+    def _prompts(self, prompts: Sequence[Request]) -> Arrays:
+        if not prompts:
+            return {}
+        arrays: Arrays = {"prompt_token_ids": np.concatenate([one.prompt for one in prompts]).astype(np.int32)}
+        if "prompt_logprobs" in self._names:
+            arrays["prompt_logprobs"] = _texts(
+                self._json(one.prompt.tolist()[1:], one.prompt_logprobs, first=(None,)) for one in prompts
+            )
+        return arrays
+
+    def _json(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], first: Iterable[None] = ()) -> bytes:
+        """In the form of vLLM's backend: for each token an object by ids, of the token and of the most likely ones."""
+        if not logprobs and tokens:
+            return b"null"
+        listed: list[Any] = list(first)
+        for token, scored in zip(tokens, logprobs, strict=False):
+            entries = {str(token): self._entry(token, scored.logprob, scored.rank)}
+            likeliest = zip(scored.top.tolist(), scored.top_logprobs.tolist(), strict=True)
+            for rank, (top, logprob) in enumerate(likeliest, 1):
+                entries.setdefault(str(top), self._entry(top, logprob, rank))
+            listed.append(entries)
+        return json.dumps(listed).encode()
+
+    def _entry(self, token: int, logprob: float, rank: int) -> dict[str, Any]:
+        content = self.token_bytes[token] if token < len(self.token_bytes) else b""
+        text = content.decode(errors="replace")
+        return {"logprob": max(logprob, _LEAST_LOGPROB), "rank": rank, "decoded_token": text, "bytes": list(content)}
 
 
 class GenerateJob:
@@ -69,7 +177,7 @@ class GenerateJob:
         self._wants_code = client.wants_code
         self._outputs = outputs
         self._echo = [prompt.text for prompt in prompts] if parsed.echo else []
-        self._parts = self._tokens = 0
+        self._sent: dict[Request, tuple[int, int]] = {}
         self._has_begun = False
 
     @property
@@ -94,17 +202,12 @@ class GenerateJob:
         (request,) = self.requests
         # Read first: once it is true, nothing more is added.
         last = request.is_finished
-        parts = request.parts[self._parts :]
-        if not last and not parts:
-            return None
         if last:
             self._front.watch.remove(self)
-        if request.error is not None and last:
-            return self._failed(request.error), True
-        self._parts += len(parts)
-        first, self._tokens = self._tokens, request.generated
-        piece = Piece(request, 0, self._begun(0) + "".join(parts).encode(), first, self._tokens, last)
-        return self._response([piece], [request]), last
+            if request.error is not None:
+                return self._failed(request.error), True
+        piece = self._piece(0, request, last)
+        return None if piece is None else (self._response([piece], [request]), last)
 
     def sent(self, last: bool) -> None:
         if last:
@@ -112,6 +215,20 @@ class GenerateJob:
 
     def broken(self) -> None:
         self._front.cancel(self)
+
+    def _piece(self, choice: int, request: Request, is_finished: bool) -> Piece | None:
+        """What is new of a choice; None where there is nothing."""
+        sent_parts, sent_tokens = self._sent.get(request, (0, 0))
+        parts = request.parts[sent_parts:]
+        if not (parts or is_finished):
+            return None
+        # Tokens and logprobs are there before they are counted.
+        end = request.generated
+        self._sent[request] = sent_parts + len(parts), end
+        new = slice(sent_tokens, end)
+        reason = request.finish_reason if is_finished else None
+        text = self._begun(choice) + "".join(parts).encode()
+        return Piece(request, choice, text, request.token_ids[new], request.logprobs[new], reason)
 
     def _begun(self, choice: int) -> bytes:
         """What the text of a choice begins with."""
@@ -138,8 +255,6 @@ class ChoicesJob(GenerateJob):
 
     def __init__(self, *fields: Any) -> None:
         super().__init__(*fields)
-        self._sent_parts: dict[Request, int] = {}
-        self._sent_tokens: dict[Request, int] = {}
         self._has_ended: set[Request] = set()
 
     @property
@@ -174,8 +289,12 @@ class ChoicesJob(GenerateJob):
 
     def _pieces(self, finished: Collection[Request], last: bool) -> list[Piece]:
         """What is new of each choice."""
-        found = (self._piece(choice, request, request in finished) for choice, request in enumerate(self._chosen(last)))
-        return [piece for piece in found if piece is not None]
+        pieces = []
+        for choice, request in enumerate(self._chosen(last)):
+            if request not in self._has_ended and (piece := self._piece(choice, request, request in finished)):
+                pieces.append(piece)
+        self._has_ended |= {piece.request for piece in pieces if piece.finish_reason is not None}
+        return pieces
 
     def _chosen(self, last: bool) -> list[Request]:
         """The samples that are choices, in their order; the likeliest ones are known when all have ended."""
@@ -184,37 +303,7 @@ class ChoicesJob(GenerateJob):
             return list(self.requests)
         assert last, "the most likely answers are not known before all have ended"
         prompts = (self.requests[first : first + samples] for first in range(0, len(self.requests), samples))
-        return [request for own in prompts for request in sorted(own, key=_mean_logprob, reverse=True)[:n]]
-
-    def _piece(self, choice: int, request: Request, is_finished: bool) -> Piece | None:
-        """What is new of a choice; None where there is nothing."""
-        sent = self._sent_parts.get(request, 0)
-        parts = request.parts[sent:]
-        if request in self._has_ended or not (parts or is_finished):
-            return None
-        self._sent_parts[request] = sent + len(parts)
-        first, end = self._sent_tokens.get(request, 0), request.generated
-        self._sent_tokens[request] = end
-        if is_finished:
-            self._has_ended.add(request)
-        return Piece(request, choice, self._begun(choice) + "".join(parts).encode(), first, end, is_finished)
-
-
-@dataclass
-class _Found:
-    """A text that a beam search has found, as an `answers.Answer`."""
-
-    request: Request
-    token_ids: list[int]
-    finish_reason: str | None
-
-    def __post_init__(self) -> None:
-        self.id, self.prompt = self.request.id, self.request.prompt
-        self.prompt_logprobs = self.request.prompt_logprobs
-        self.logprobs: list[TokenLogprobs] = []
-
-    def timings_ms(self) -> dict[str, float]:
-        return self.request.timings_ms()
+        return [request for prompt in prompts for request in sorted(prompt, key=_mean_logprob, reverse=True)[:n]]
 
 
 class BeamsJob(ChoicesJob):
@@ -228,12 +317,16 @@ class BeamsJob(ChoicesJob):
                 tokens = one.tokens.tolist()
                 # As without beam search, the token that ends a text is among its tokens and adds no text.
                 text = text_of(self._outputs.token_bytes, tokens[: len(tokens) - one.is_complete])
-                answer = _Found(request, tokens, STOP if one.is_complete else request.finish_reason)
-                begun = self._begun(len(pieces))
-                pieces.append(Piece(answer, len(pieces), begun + text.encode(), 0, len(tokens), True, one.score))
+                reason = STOP if one.is_complete else request.finish_reason
+                content = self._begun(len(pieces)) + text.encode()
+                pieces.append(Piece(request, len(pieces), content, tokens, [], reason, one.score))
         return pieces
 
 
 def _mean_logprob(request: Request) -> float:
     scores = [token.logprob for token in request.logprobs]
     return sum(scores) / len(scores) if scores else -math.inf
+
+
+def _texts(values: Iterable[bytes]) -> npt.NDArray[np.object_]:
+    return np.array(list(values), dtype=object)

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode import input_checks
-from shapeshift.fused_decode.answers import TEXT
 from shapeshift.fused_decode.declarations import INPUTS, MAX_CHOICES, MAX_PROMPTS
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.serving.parameters import hint
@@ -20,6 +19,7 @@ from shapeshift.serving.pb_utils import InferenceRequest, PbUtils
 
 Ids = npt.NDArray[np.int64]
 
+TEXT = "text_output"
 RETURNS: Mapping[str, tuple[str, ...]] = {
     "return_finish_reason": ("finish_reason",),
     "return_num_input_tokens": ("num_input_tokens",),

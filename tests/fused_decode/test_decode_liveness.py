@@ -83,7 +83,7 @@ def test_the_decode_loop(front: GenerateFront, toy: SlowToy, pb_utils: PbUtils) 
 
 def test_requests_that_wait_for_a_slot_are_no_stall(front: GenerateFront, toy: SlowToy) -> None:
     """A loop that runs and admits nobody does steps all the same."""
-    front.loop.admission.admit = lambda free, fits=None: []  # type: ignore[method-assign]
+    front.loop.admission.admit = lambda free, fits=None, shared=None: []  # type: ignore[method-assign]
     request = ask()
     front.execute([request])
     steps = front.loop.steps.steps
