@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode import input_checks
 from shapeshift.fused_decode.declarations import INPUTS, MAX_CHOICES, MAX_PROMPTS
-from shapeshift.fused_decode.sampling_params import SamplingParams
+from shapeshift.fused_decode.sampling_params import SamplingParams, flag, json_object, plain, sampling_checks, text
 from shapeshift.serving.parameters import hint
 from shapeshift.serving.pb_utils import InferenceRequest, PbUtils
 
@@ -84,13 +83,13 @@ class RequestParser:
         self._get = pb_utils.get_input_tensor_by_name
         self._vocab_size = vocab_size
         self._request_parameters = request_parameters
-        self._checks = input_checks.sampling_checks(vocab_size)
+        self._checks = sampling_checks(vocab_size)
 
     def stop_id(self, request: InferenceRequest) -> str | None:
         """The id of the request to end; None for a request for text. Raises InvalidInputError for both at once."""
-        name: str | None = self._one(request, "stop_id", input_checks.text)
-        if name is not None and (given := [one for one in _PROMPTS if self._get(request, one) is not None]):
-            raise InvalidInputError("stop_id", name, f"alone, without {given[0]}")
+        name: str | None = self._one(request, "stop_id", text)
+        if name is not None and (others := [one for one in _PROMPTS if self._get(request, one) is not None]):
+            raise InvalidInputError("stop_id", name, f"alone, without {others[0]}")
         if name == "":
             raise InvalidInputError("stop_id", name, "the id of a request")
         return name
@@ -100,22 +99,22 @@ class RequestParser:
         ids, texts = self._get(request, "input_ids"), self._get(request, "text_input")
         if ids is not None:
             return float(ids.as_numpy().size)
-        given = [] if texts is None else texts.as_numpy().reshape(-1).tolist()
-        return sum(len(text) for text in given if isinstance(text, bytes)) / _BYTES_PER_TOKEN
+        rows = [] if texts is None else texts.as_numpy().reshape(-1).tolist()
+        return sum(len(row) for row in rows if isinstance(row, bytes)) / _BYTES_PER_TOKEN
 
     def parse(self, request: InferenceRequest) -> ParsedRequest:
         """The inputs of a request for text. Raises InvalidInputError naming the input, its value and the limit."""
         prompts = self._prompts(request)
-        stream = bool(self._one(request, "stream", input_checks.flag))
-        echo = self._one(request, "exclude_input_in_output", input_checks.flag) is False
+        stream = bool(self._one(request, "stream", flag))
+        echo = self._one(request, "exclude_input_in_output", flag) is False
         if stream and echo:
             raise InvalidInputError("exclude_input_in_output", False, "true when stream is true")
         sampling = self._sampling_parameters(request)
-        adds = input_checks.flag(_ADDS, input_checks.plain(sampling.pop(_ADDS, True)))
-        if (as_input := self._one(request, _ADDS, input_checks.flag)) is not None:
+        adds = flag(_ADDS, plain(sampling.pop(_ADDS, True)))
+        if (as_input := self._one(request, _ADDS, flag)) is not None:
             adds = as_input
         request_parameters = {key: sampling.pop(key) for key in self._request_parameters if key in sampling}
-        returned = [outputs for name, outputs in RETURNS.items() if self._one(request, name, input_checks.flag)]
+        returned = [outputs for name, outputs in RETURNS.items() if self._one(request, name, flag)]
         params = self._sampling_params(request, sampling)
         if stream:
             _require_streamable(params)
@@ -145,15 +144,15 @@ class RequestParser:
                 raise InvalidInputError("text_input", None, "this input or input_ids is required")
             if lengths is not None:
                 raise InvalidInputError("input_lengths", lengths, "given with input_ids alone")
-            found: list[bytes | Ids] = [one.encode() if isinstance(one, str) else bytes(one) for one in texts]
+            prompts: list[bytes | Ids] = [one.encode() if isinstance(one, str) else bytes(one) for one in texts]
         else:
             if texts is not None:
                 raise InvalidInputError("input_ids", ids, "one of text_input and input_ids, not both")
-            found = [*self._divided(ids, [len(ids)] if lengths is None else lengths)]
-        if not 1 <= len(found) <= MAX_PROMPTS:
-            field = "text_input" if ids is None else "input_lengths"
-            raise InvalidInputError(field, f"{len(found)} prompts", f"1 to {MAX_PROMPTS}")
-        return found
+            prompts = [*self._divided(ids, [len(ids)] if lengths is None else lengths)]
+        if not 1 <= len(prompts) <= MAX_PROMPTS:
+            name = "text_input" if ids is None else "input_lengths"
+            raise InvalidInputError(name, f"{len(prompts)} prompts", f"1 to {MAX_PROMPTS}")
+        return prompts
 
     def _divided(self, ids: list[int], lengths: list[int]) -> list[Ids]:
         """The prompts of these lengths."""
@@ -165,42 +164,41 @@ class RequestParser:
         return np.split(np.array(ids, np.int64), np.cumsum(lengths)[:-1])
 
     def _sampling_params(self, request: InferenceRequest, sampling: Mapping[str, Any]) -> SamplingParams:
-        given = {
-            key: self._checks[key](key, value if key in _TEXTS else input_checks.plain(value))
-            for key, value in sampling.items()
+        values = {
+            key: self._checks[key](key, value if key in _TEXTS else plain(value)) for key, value in sampling.items()
         }
         for name, check in self._checks.items():
             value = (
                 self._values(request, name) if name in _SEVERAL else self._one(request, name, lambda _, value: value)
             )
             if value is not None:
-                if name in given:
+                if name in values:
                     raise InvalidInputError(name, value, "once: as an input or in sampling_parameters")
-                given[name] = check(name, value)
-        return SamplingParams(**given)
+                values[name] = check(name, value)
+        return SamplingParams(**values)
 
     def _sampling_parameters(self, request: InferenceRequest) -> dict[str, Any]:
         """The content of the input `sampling_parameters`. Raises InvalidInputError for an unknown key."""
-        text = self._one(request, "sampling_parameters", input_checks.text)
-        if not text:
+        content = self._one(request, "sampling_parameters", text)
+        if not content:
             return {}
-        given = input_checks.json_object("sampling_parameters", text)
+        sampling = json_object("sampling_parameters", content)
         for key, value in _NEUTRAL.items():
-            if (stated := given.pop(key, None)) not in (None, value):
-                raise InvalidInputError(f"sampling_parameters {key}", stated, f"{json.dumps(value)}, or left out")
+            if (other := sampling.pop(key, None)) not in (None, value):
+                raise InvalidInputError(f"sampling_parameters {key}", other, f"{json.dumps(value)}, or left out")
         # Its name in older releases of vLLM, which Triton's OpenAI frontend sends.
-        if "guided_decoding" in given:
-            given.setdefault("structured_outputs", given.pop("guided_decoding"))
+        if "guided_decoding" in sampling:
+            sampling.setdefault("structured_outputs", sampling.pop("guided_decoding"))
         # As OpenAI's chat API has it.
-        if isinstance(given.get("logprobs"), bool):
-            given["logprobs"] = 0 if given["logprobs"] else None
-        known = sorted((*self._checks, _ADDS, *self._request_parameters))
-        for key in given:
-            if key not in known:
-                listed = f"{', '.join(known)}{hint(key, known)}"
-                raise InvalidInputError(f"sampling_parameters {key}", given[key], f"unknown key; known: {listed}")
+        if isinstance(sampling.get("logprobs"), bool):
+            sampling["logprobs"] = 0 if sampling["logprobs"] else None
+        names = sorted((*self._checks, _ADDS, *self._request_parameters))
+        for key in sampling:
+            if key not in names:
+                listed = f"{', '.join(names)}{hint(key, names)}"
+                raise InvalidInputError(f"sampling_parameters {key}", sampling[key], f"unknown key; known: {listed}")
         # null means the default, as in vLLM.
-        return {key: value for key, value in given.items() if value is not None}
+        return {key: value for key, value in sampling.items() if value is not None}
 
     def _one(self, request: InferenceRequest, name: str, check: Callable[[str, Any], Any]) -> Any:
         values = self._values(request, name)

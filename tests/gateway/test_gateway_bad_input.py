@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from shapeshift import errors
 from shapeshift.errors import InvalidInputError, ModelError
-from shapeshift.fused_decode.input_checks import sampling_checks
+from shapeshift.fused_decode.sampling_params import sampling_checks
 from shapeshift.gateway.errors import api_error
 from shapeshift.gateway.schemas.chat import ChatRequest
 from shapeshift.gateway.schemas.completions import CompletionRequest
