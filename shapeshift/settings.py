@@ -21,7 +21,7 @@ T = TypeVar("T")
 REMOVED: dict[str, str] = {
     "max_latency_ms": "choose by `shapeshift cascade select --max-latency-ms`",
     "min_accuracy": "choose by `shapeshift cascade select --min-accuracy`, or send the request parameter",
-    "call_threads": "queue_calls bounds the calls to later levels",
+    "call_threads": "queue_rows bounds the calls to later levels",
     "retry_ms": "leave it out, a level that failed is called again after a second or longer",
     "compaction": "leave it out, nothing is copied where requests end",
     "stacked_ranks": "leave it out, low-rank terms have one form",
@@ -46,6 +46,21 @@ REMOVED: dict[str, str] = {
     "perplexity_text": "put the text into the checkpoint's folder as perplexity.txt",
     "queue_tokens": "leave it out of a model that generates, queue_requests bounds what waits",
     "forward_requests": "queue_requests of the model that generates bounds what waits",
+    "queue_tokens": "queue_rows and max_queue_ms bound the queue",
+    "time_scale": "write the scaled latencies into profile_file",
+    "threshold": "leave it out, the paper's 0.85 holds",
+    "decay": "leave it out, the paper's 0.9 holds",
+    "peek": "leave it out, the paper's 6 holds",
+    "cap_last": "leave it out, it follows from curve",
+    "drain": "leave it out, it follows from curve",
+    "batch_share": "leave batch_size out, or state it where batches should be larger",
+    "batch_window_ms": "leave it out, 500 ms hold",
+    "queue_images": "queue_mb bounds the images that wait",
+    "utility": "write it into task.json, or send the request parameter",
+    "seed": "leave it out",
+    "queue_calls": "queue_rows bounds the calls to later levels, too",
+    "call_timeout_ms": "leave it out, a call may take 60 s; or send the request parameter latency_ms",
+    "grpc_url": "set the environment variable SHAPESHIFT_GRPC_URL of the server",
 }
 """What to do instead of a setting that a former version had, by its name: the end of a sentence."""
 

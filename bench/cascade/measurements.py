@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shapeshift.cascade.candidates import Candidate, CandidateTable
+from shapeshift.cascade.candidates import Candidate, CandidateTable, ServingCandidate
 from shapeshift.cascade.policy.pruning import prune_texts
-from shapeshift.cascade.policy.routing import Array, combine, softmax
+from shapeshift.cascade.policy.routing import Array, LevelOutput, combine, softmax
 from shapeshift.cascade.profiling.observation import ModelRunner
-from shapeshift.cascade.request import Control, LevelOutput
 
 _WARM_UP = 30
 
@@ -105,26 +104,26 @@ class Answers:
 
 def run_cascade(measured: Measurements, table: CandidateTable, candidate: Candidate, seed: int) -> Answers:
     """A candidate's answers, by the decisions of the server, which are timed."""
-    control, draws = Control(table, candidate), random.Random(seed)
-    rows = [_one(measured, control, row, draws) for row in range(len(measured.texts))]
+    serving, draws = ServingCandidate(table, candidate), random.Random(seed)
+    rows = [_one(measured, serving, row, draws) for row in range(len(measured.texts))]
     return Answers(*(np.array(column, dtype=float) for column in zip(*rows, strict=True)))
 
 
-def _one(measured: Measurements, control: Control, row: int, draws: random.Random) -> tuple[float, ...]:
-    levels = control.candidate.levels
+def _one(measured: Measurements, serving: ServingCandidate, row: int, draws: random.Random) -> tuple[float, ...]:
+    levels = serving.candidate.levels
     outputs, took = measured.outputs[InputKey(levels[0])][row]
     spent, controlled, gone = took, 0.0, 0
     ensemble: Array | None = None
     for level in range(1, len(levels) + 1):
         before = time.perf_counter()
-        answer, ensemble = control.answer(level, outputs, ensemble)
-        onward = level < len(levels) and draws.random() < control.p_continue(level, outputs)
+        answer, ensemble = serving.answer(level, outputs, ensemble)
+        onward = level < len(levels) and draws.random() < serving.p_continue(level, outputs)
         if onward:
-            control.prune(measured.texts[row], level, outputs)
+            serving.prune(measured.texts[row], level, outputs)
         controlled += (time.perf_counter() - before) * 1e3
         if not onward:
             break
-        key = input_key(control.candidate, level)
+        key = input_key(serving.candidate, level)
         gone = measured.pruned[key.pruner, key.alpha][row] if key.alpha else 0
         outputs, took = measured.outputs[key][row]
         spent += took

@@ -73,9 +73,7 @@ class PolymorphBench:
         drift = Traffic(0.6, duration_s=1.5 * cell_s)
         self._cell("8 workers, allocations under drift", 8, drift, {**ALLOCATIONS, "INFaaS": INFAAS, "ours": OURS})
         bursty = Traffic(0.7, bursty=True, drift=0.1, duration_s=cell_s)
-        by_dispatch = {
-            name: SchemeSettings("exact", "clamped", False, algorithm) for name, algorithm in DISPATCHES.items()
-        }
+        by_dispatch = {name: SchemeSettings("exact", "clamped", algorithm) for name, algorithm in DISPATCHES.items()}
         self._cell("8 workers, dispatches under bursts", 8, bursty, by_dispatch)
         for load in (0.6, 0.7, 0.8):
             # Several draws of one traffic: the tail differs from draw to draw.

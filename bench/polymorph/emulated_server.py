@@ -51,17 +51,15 @@ class Cell:
         shutil.rmtree(folder, ignore_errors=True)
         parameters = {
             "bins": ",".join(map(str, edges())),
-            "time_scale": f"{self.slower:g}",
             "slo_ms": f"{SLO_MS * self.slower:g}",
             "workers": self.workers,
             "min_workers": self.workers,
             "queue_rows": 100000,
-            "queue_tokens": 10000000,
             # Every request is served, however long it waits: the schemes are compared by their waits.
             "max_queue_ms": 0,
             **scheme.parameters(),
         }
-        repository = emulated_front(folder, "emulated", self._tokens.tolist(), **parameters)
+        repository = emulated_front(folder, "emulated", self._tokens.tolist(), self.slower, **parameters)
         with running_fleet(folder, (repository,), {"emulated": self.workers}, self.period_s) as running:
             requests = planned(self._at_s, self._tokens, self.seed)
             with ForeignLoad() as foreign:

@@ -46,10 +46,10 @@ def read_curve(path: Path = PROFILE) -> LatencyCurve:
     return LatencyCurve(tuple(curve["lengths"]), tuple(curve["latency_ms"]))
 
 
-def emulated_front(folder: Path, name: str, tokens: Sequence[int], **parameters: object) -> Path:
+def emulated_front(folder: Path, name: str, tokens: Sequence[int], slower: float = 1.0, **parameters: object) -> Path:
     """Build a front with emulated engines of the measured curve in `folder`, and return its repository.
 
-    tokens: lengths whose mix the first plan uses, and `global` uses for every plan.
+    tokens: lengths whose mix the first plan uses, and `global` uses for every plan; slower: factor on all latencies.
     """
     source = folder / "source" / name
     source.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,8 @@ def emulated_front(folder: Path, name: str, tokens: Sequence[int], **parameters:
     config.name = name
     config.parameters.clear()
     curve = read_curve()
-    (source / "profile.json").write_text(json.dumps({"lengths": curve.lengths, "latency_ms": curve.latency_ms}))
+    latency_ms = [slower * ms for ms in curve.latency_ms]
+    (source / "profile.json").write_text(json.dumps({"lengths": curve.lengths, "latency_ms": latency_ms}))
     (source / "lengths.json").write_text(json.dumps(np.bincount(tokens)[1:].tolist()))
     settings = {
         "length_histogram": "lengths.json",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -11,32 +12,23 @@ from shapeshift.simulate.scenario import Model, Scheme
 
 @dataclass(frozen=True)
 class SchemeSettings:
-    """allocation, curve, cap_last, dispatch, drain: as in PolymorphSettings."""
+    """As in PolymorphSettings."""
 
     allocation: str
     curve: str
-    cap_last: bool
     dispatch: str
-    drain: float = 0.0
 
     def parameters(self) -> dict[str, str]:
         """For a front's config.pbtxt."""
-        cap = "true" if self.cap_last else "false"
-        return {
-            "allocation": self.allocation,
-            "curve": self.curve,
-            "cap_last": cap,
-            "dispatch": self.dispatch,
-            "drain": f"{self.drain:g}",
-        }
+        return dataclasses.asdict(self)
 
     def simulated(self, period_s: float, change_s: float) -> Scheme:
         """For the simulation."""
-        return Scheme(self.allocation, self.curve, self.cap_last, self.drain, self.dispatch, period_s, change_s)
+        return Scheme(self.allocation, self.curve, self.dispatch, period_s, change_s)
 
 
-PAPER = SchemeSettings("exact", "clamped", False, "multilevel")
-OURS = SchemeSettings("exact", "md1", True, "earliest_finish", 2.0)
+PAPER = SchemeSettings("exact", "clamped", "multilevel")
+OURS = SchemeSettings("exact", "md1", "earliest_finish")
 ALLOCATIONS: Mapping[str, SchemeSettings] = {
     "even": replace(PAPER, allocation="even"),
     "global": replace(PAPER, allocation="global"),
@@ -49,7 +41,7 @@ DISPATCHES: Mapping[str, str] = {
     "Algorithm 1": "multilevel",
     "earliest finish": "earliest_finish",
 }
-INFAAS = SchemeSettings("global", "clamped", False, "bin_packing")
+INFAAS = SchemeSettings("global", "clamped", "bin_packing")
 """INFaaS' dispatch over fixed counts: INFaaS scales the number of instances, not their bins."""
 
 

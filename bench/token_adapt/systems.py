@@ -33,7 +33,7 @@ class Scheme:
 
 
 OURS = Scheme(OURS_NAME, {})
-PAPER = Scheme(PAPER_NAME, {"algorithm": "paper", "batch_share": "0"})
+PAPER = Scheme(PAPER_NAME, {"algorithm": "paper", "batch_size": "64"})
 PETS = Scheme(PETS_NAME, {"algorithm": "by_rate", "use_gammas": "0"})
 PLANNED = Scheme("plain model, our plan", {"use_gammas": "0"})
 

@@ -11,13 +11,18 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shapeshift import files
-from shapeshift.cascade.policy import routing
+from shapeshift.cascade.policy import pruning, routing
+from shapeshift.cascade.policy.pruning import PrunedTexts
+from shapeshift.cascade.policy.routing import Answer, Array, LevelOutput, agreement, combine, softmax
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
@@ -227,11 +232,62 @@ class Entry:
 
 @dataclass(frozen=True)
 class ServingCandidate:
-    """The candidate that serves a task; pinned: also where a table comes from another CPU, see `local_candidates`."""
+    """The candidate that serves a task, and its decisions. Levels count from 1. Any thread may use it.
+
+    pinned: also where a table comes from another CPU, see `local_candidates`.
+    """
 
     table: CandidateTable
     candidate: Candidate
-    pinned: bool
+    pinned: bool = field(default=False, compare=False)
+
+    @property
+    def num_levels(self) -> int:
+        return len(self.candidate.levels)
+
+    @cached_property
+    def temperatures(self) -> Sequence[float]:
+        """Of the levels."""
+        return [self.table.model(name).temperature for name in self.candidate.levels]
+
+    def answer(self, level: int, output: LevelOutput, ensemble: Array | None = None) -> tuple[Answer, Array]:
+        """The answer after `level`, and the ensemble to pass in after the next level (Eq. 6).
+
+        ensemble: None for the first level that answers the text.
+        """
+        gap = self.candidate.gaps[level - 2] if level > 1 else None
+        if self.table.is_regression:
+            number = output.logits if ensemble is None or gap is None else combine(ensemble, output.logits, gap.w)
+            return Answer(number, self._confidence(level, output), level), number
+        if ensemble is None or gap is None:
+            probabilities = softmax(output.logits, self.temperatures[level - 1])
+            return Answer(probabilities, float(probabilities.max()), level), softmax(output.logits)
+        mixed = combine(ensemble, softmax(output.logits), gap.w)
+        # For a softmax, the logarithm of probabilities is as good as logits.
+        calibrated = softmax(np.log(np.maximum(mixed, 1e-30)), gap.temperature)
+        return Answer(mixed, float(calibrated.max()), level), mixed
+
+    def p_continue(self, level: int, output: LevelOutput) -> float:
+        """The probability with which a text goes on after `level` (Eqs. 3 and 4)."""
+        if level >= self.num_levels:
+            return 0.0
+        return routing.p_large(self._confidence(level, output), self.candidate.gaps[level - 1].rule)
+
+    def prune(self, texts: Sequence[bytes], level: int, output: LevelOutput) -> PrunedTexts:
+        """What the level after `level` reads (Eq. 5): the whole texts where `level` has no importance."""
+        alpha = self.candidate.gaps[level - 1].alpha
+        if not alpha or output.importance is None or output.offsets is None:
+            return PrunedTexts(list(texts), 0)
+        return pruning.prune_texts(texts, output.offsets, output.importance, alpha)
+
+    def _confidence(self, level: int, output: LevelOutput) -> float:
+        """That of a level alone; of a regression, in that the next level will agree."""
+        if not self.table.is_regression:
+            return float(softmax(output.logits, self.temperatures[level - 1]).max())
+        # The last level has no next level to agree with.
+        if level >= self.num_levels or output.embedding is None:
+            return 1.0
+        return agreement(output.embedding, self.candidate.gaps[level - 1].agreement)
 
 
 def entries(folder: Path) -> dict[str, Entry]:

@@ -16,17 +16,17 @@ from shapeshift import settings
 from shapeshift.cascade import candidates
 from shapeshift.cascade.candidates import LAYOUT, Candidate, ServingCandidate
 from shapeshift.cascade.level_client import LevelClient, LevelGoneError
-from shapeshift.cascade.request import ClassifyRequest, Row
-from shapeshift.cascade.service import CascadeService
+from shapeshift.cascade.service import CascadeService, ClassifyRequest, Row
 from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
 from shapeshift.errors import CancelledRequestError, InvalidInputError
+from shapeshift.loops import Loop
 from shapeshift.registry import FILE, FolderWatch, GeneratedRegistrySettings, RegistrySettings, follow
 from shapeshift.serving import description
 from shapeshift.serving.description import Description
 from shapeshift.serving.front import Client, Front
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Gauge, Histogram, Metric, RequestMetrics
-from shapeshift.serving.model_args import ModelArgs
+from shapeshift.serving.model_args import Log, ModelArgs
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils
 from shapeshift.serving.text_inputs import NUM_TOKENS, TEXT_PAIR, texts_of_request, wanted_outputs
@@ -51,7 +51,7 @@ class CascadeFront(Front[ClassifyRequest]):
     takes = ("truncate", "level", "min_accuracy")
 
     def __init__(
-        self, pb_utils: PbUtils, args: ModelArgs, client: AsyncClient | None = None, check_s: float = _CHECK_S
+        self, pb_utils: PbUtils, args: ModelArgs, levels: LevelClient | None = None, check_s: float = _CHECK_S
     ) -> None:
         super().__init__(pb_utils, args)
         settings.refuse_unknown(args.parameters, _PARAMETERS)
@@ -65,23 +65,21 @@ class CascadeFront(Front[ClassifyRequest]):
         self._pairs = TEXT_PAIR in args.inputs
         self._engines = (args.folder / generated.engines_dir).resolve()
         self._candidates = (args.folder / self._settings.candidates_dir).resolve()
-        server = own_endpoint(self._settings.grpc_url)
-        self._client = LevelClient(client or AsyncClient(server.address, server.tls), self._settings)
+        self._levels = levels or _level_client(self.log, self._settings.queue_rows)
         self._follower = follow(args.parameters, self._candidates, LAYOUT, self.log)
         self._check_s = check_s
         self._registry_file = FolderWatch(self._candidates / FILE)
         # The state that is read next is not a change.
         self._registry_file.has_changed()
-        self._serving = candidates.serving(self._candidates, self._settings.task)
+        serving = candidates.serving(self._candidates, self._settings.task)
         # The first service does not wait for its later levels: the first level can answer without them.
-        self._service = self._open(self._serving)
-        self._cascade_metrics = CascadeMetrics(self._serving.candidate)
+        self._service = self._open(serving)
+        self._cascade_metrics = CascadeMetrics(serving.candidate)
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._watching = threading.Thread(target=self._watch_candidates, name="candidates", daemon=True)
-        self._watching.start()
+        self._changes = Loop("candidates", self._follow_registry, self.log)
+        self._changes.start()
         self.begin(RequestMetrics("texts", _MAX_LENGTH, self._settings.slo_ms))
-        self.log(f"ready: task {self._settings.task}, candidate {self._serving.candidate.name}")
+        self.log(f"ready: task {self._settings.task}, candidate {serving.candidate.name}")
 
     # The way of a request.
 
@@ -112,16 +110,17 @@ class CascadeFront(Front[ClassifyRequest]):
 
     def describe(self) -> Description:
         service = self._service
+        table, candidate = service.serving.table, service.serving.candidate
         return Description(
             description.TEXT_CLASSIFICATION,
             precision=service.engines.precision,
             max_tokens=service.engines.max_tokens,
-            labels=service.table.labels,
+            labels=table.labels,
             pairs=self._pairs,
-            tasks=[service.table.task],
-            levels=service.candidate.levels,
+            tasks=[table.task],
+            levels=candidate.levels,
             engines=description.engines_version(service.manifest_sha256),
-            registry=description.registry_version({service.candidate.name: service.table.as_json()}),
+            registry=description.registry_version({candidate.name: table.as_json()}),
         )
 
     def load(self) -> float:
@@ -133,7 +132,7 @@ class CascadeFront(Front[ClassifyRequest]):
             Gauge("requests_waiting", "Texts that wait for the first level", lambda: self._service.executor.waiting),
             Gauge("requests_running", "Texts that it computes", lambda: self._service.executor.running),
             *self._cascade_metrics.exported(),
-            *self._client.metrics(),
+            *self._levels.metrics(),
             *self._follower.metrics,
         ]
 
@@ -142,10 +141,9 @@ class CascadeFront(Front[ClassifyRequest]):
 
     def stop(self) -> None:
         self._follower.close()
-        self._stop.set()
-        self._watching.join(5.0)
+        self._changes.stop(5.0)
         self._service.close()
-        self._client.close()
+        self._levels.close()
 
     # The candidate that serves.
 
@@ -155,35 +153,35 @@ class CascadeFront(Front[ClassifyRequest]):
             listed = "listed" if serving.table.pairs else "not listed"
             allowed = f"{listed}: candidates of task {serving.table.task} classify {inputs}"
             raise InvalidInputError(f"input {TEXT_PAIR}", "listed" if self._pairs else "not listed", allowed)
-        return CascadeService(serving, self._engines, self._settings, self._client, self.log, self.args.device)
+        return CascadeService(serving, self._engines, self._settings, self._levels, self.log, self.args.device)
 
-    def _watch_candidates(self) -> None:
-        while not self._stop.wait(self._check_s):
-            if self._registry_file.has_changed():
-                try:
-                    self._swap()
-                except Exception as error:  # noqa: BLE001  the current candidate keeps serving
-                    self._cascade_metrics.failed_swaps.add()
-                    name = self._serving.candidate.name
-                    self.log(f"{self._candidates}: the change is not applied, candidate {name} keeps serving: {error}")
+    def _follow_registry(self) -> float:
+        """One look at the registry. Returns the seconds until the next one."""
+        if self._registry_file.has_changed():
+            try:
+                self._swap()
+            except Exception as error:  # noqa: BLE001  the current candidate keeps serving
+                self._cascade_metrics.failed_swaps.add()
+                name = self._service.serving.candidate.name
+                self.log(f"{self._candidates}: the change is not applied, candidate {name} keeps serving: {error}")
+        return self._check_s
 
     def _swap(self) -> None:
         """Serve with the candidate that the registry names now, once its later levels answer."""
-        serving = candidates.serving(self._candidates, self._settings.task)
-        if (serving.candidate, serving.table) == (self._serving.candidate, self._serving.table):
+        serving, before = candidates.serving(self._candidates, self._settings.task), self._service
+        if serving == before.serving:
             return
         for model in serving.candidate.levels[1:]:
             self._wait_ready(model)
-        if self._stop.is_set():
+        if self._changes.stopped.is_set():
             return
         service = self._open(serving)
         with self._lock:
-            stopped = self._stop.is_set()
-            before, self._service = (service, self._service) if stopped else (self._service, service)
-        if stopped:
-            before.close()
+            if not self._changes.stopped.is_set():
+                self._service = service
+        if self._service is not service:
+            service.close()
             return
-        self._serving = serving
         self._cascade_metrics.profile(serving.candidate)
         self._cascade_metrics.swaps.add()
         self.log(f"candidate {serving.candidate.name} serves task {self._settings.task}")
@@ -191,10 +189,15 @@ class CascadeFront(Front[ClassifyRequest]):
 
     def _wait_ready(self, model: str) -> None:
         end = time.monotonic() + _READY_TIMEOUT_S
-        while not self._stop.is_set() and not self._client.is_ready(model):
+        while not self._changes.stopped.is_set() and not self._levels.is_ready(model):
             if time.monotonic() > end:
                 raise LevelGoneError(f"model {model} was not ready within {_READY_TIMEOUT_S:g} s")
-            self._stop.wait(min(_PROBE_S, self._check_s))
+            self._changes.stopped.wait(min(_PROBE_S, self._check_s))
+
+
+def _level_client(log: Log, most_calls: int) -> LevelClient:
+    server = own_endpoint()
+    return LevelClient(AsyncClient(server.address, server.tls), log, most_calls)
 
 
 class RecentMean:
@@ -260,7 +263,7 @@ class CascadeMetrics:
 
 
 def _label(request: ClassifyRequest) -> Any:
-    table = request.control.table
+    table = request.serving.table
     if table.is_regression:
         names = [f"{float(row.final.probabilities[0]):.6g}" for row in request.rows]
     else:

@@ -14,12 +14,11 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from shapeshift.cascade.policy.routing import Array
-from shapeshift.cascade.request import LevelOutput, LevelResult
-from shapeshift.cascade.settings import CascadeSettings
+from shapeshift.cascade.policy.routing import Array, LevelOutput
 from shapeshift.errors import (
     EngineError,
     InvalidInputError,
@@ -30,14 +29,17 @@ from shapeshift.errors import (
     ShapeshiftError,
     TimedOutError,
 )
+from shapeshift.loops import Failures
 from shapeshift.serving.bounds import Bound, unloading
 from shapeshift.serving.description import PLACEHOLDERS
 from shapeshift.serving.metrics import Counter, Gauge
-from shapeshift.serving.model_args import DESCRIPTION
+from shapeshift.serving.model_args import DESCRIPTION, Log
 from shapeshift.triton.async_client import AsyncClient, ClientThread, ModelCall
 
 ENGINE_MS = "ENGINE_MS"
 _REFUSED = ("INVALID_ARG", "UNSUPPORTED")
+# A level may let texts wait for half of it, its default `max_queue_ms`.
+TIMEOUT_S = 60.0
 # How long a model that failed is not called; each failure in a row doubles it, so many times.
 _RETRY_S, _MAX_DOUBLINGS = 1.0, 4
 _MIN_TIMEOUT_S, _POLL_S = 1e-3, 0.01
@@ -76,22 +78,35 @@ class LevelCall:
     checkpoint: str = ""
 
 
+class LevelResult(NamedTuple):
+    """What a level computed of several rows. engine_ms: [rows]."""
+
+    outputs: list[LevelOutput]
+    engine_ms: Array
+
+
 class LevelClient:
-    """Calls models over gRPC; any thread may call `submit`. A call that is given up holds nothing of the server."""
+    """Calls models over gRPC; any thread may call `submit`. A call that is given up holds nothing of the server.
+
+    most_calls: that run at once; timeout_s: of a call.
+    """
 
     def __init__(
         self,
         client: AsyncClient,
-        settings: CascadeSettings,
+        log: Log,
+        most_calls: int,
+        timeout_s: float = TIMEOUT_S,
         sign_period_s: float = _SIGN_PERIOD_S,
         retry_s: float = _RETRY_S,
     ) -> None:
         self._client = client
         self._thread = ClientThread(client.close)
+        self._failures = Failures(log, "a look for signs of the later levels")
         self._sign_period_s = sign_period_s
-        self._timeout_s = settings.call_timeout_ms / 1e3
+        self._timeout_s = timeout_s
         self._retry_s = retry_s
-        self._bound = Bound("queue_calls", settings.queue_calls, "calls", "run")
+        self._bound = Bound("queue_rows", most_calls, "calls", "run")
         self._lock = threading.Lock()
         self._backoffs: defaultdict[str, _Backoff] = defaultdict(_Backoff)
         self._in_flight, self._answered, self._failed, self._timeouts = 0, 0, 0, 0
@@ -186,7 +201,7 @@ class LevelClient:
         except (ModelGoneError, ModelDiedError) as error:
             outcome = LevelGoneError(str(error))
         except ModelError as error:
-            outcome = _own_error(error)
+            outcome = _meaning(error)
         except Exception as error:  # noqa: BLE001  whatever happens, the rows get an answer
             outcome = error.with_traceback(None)
         finally:
@@ -229,14 +244,19 @@ class LevelClient:
         """
         missed: defaultdict[str, int] = defaultdict(int)
         while True:
-            await asyncio.sleep(self._sign_period_s)
-            waiting = {model: set(limits) for model, limits in self._limits.items() if limits}
-            for model, more in zip(waiting, await asyncio.gather(*map(self._missed_signs, waiting)), strict=True):
-                missed[model] = missed[model] + more if more else 0
-                if missed[model] >= _MISSED_SIGNS:
-                    for limit in waiting[model] & self._limits[model]:
-                        with contextlib.suppress(RuntimeError):
-                            limit.reschedule(0.0)
+            await asyncio.sleep(self._sign_period_s + self._failures.pause_s)
+            with self._failures.caught():
+                await self._look_for_signs(missed)
+
+    async def _look_for_signs(self, missed: dict[str, int]) -> None:
+        """missed: by model, the signs in a row that were not given."""
+        waiting = {model: set(limits) for model, limits in self._limits.items() if limits}
+        for model, more in zip(waiting, await asyncio.gather(*map(self._missed_signs, waiting)), strict=True):
+            missed[model] = missed[model] + more if more else 0
+            if missed[model] >= _MISSED_SIGNS:
+                for limit in waiting[model] & self._limits[model]:
+                    with contextlib.suppress(RuntimeError):
+                        limit.reschedule(0.0)
 
     async def _missed_signs(self, model: str) -> int:
         try:
@@ -272,7 +292,7 @@ def _output(tensors: dict[str, Array], index: int) -> LevelOutput:
     return LevelOutput(**{name.lower(): values[index] for name, values in tensors.items()})
 
 
-def _own_error(error: ModelError) -> ShapeshiftError:
+def _meaning(error: ModelError) -> ShapeshiftError:
     if error.code in _REFUSED:
         return InvalidInputError("TEXT", str(error), "a text that the level accepts")
     return OverloadedError(str(error)) if error.code == "UNAVAILABLE" else EngineError(str(error))

@@ -1,4 +1,5 @@
-"""One candidate in service: rows go from level to level until an answer is confident or no level is left.
+"""One candidate in service: the rows of a request go from level to level until an answer is confident or no level is
+left.
 
 The engines of the first level run in this process, so that an early answer needs no call.
 """
@@ -8,28 +9,125 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from shapeshift.cascade.candidates import ServingCandidate
-from shapeshift.cascade.level_client import ENGINE_MS, LevelCall, LevelClient
-from shapeshift.cascade.policy.routing import Array
-from shapeshift.cascade.request import ClassifyRequest, Control, LevelOutput, LevelResult, Row
+from shapeshift.cascade.level_client import ENGINE_MS, LevelCall, LevelClient, LevelResult
+from shapeshift.cascade.policy.routing import Answer, Array, LevelOutput
 from shapeshift.cascade.settings import CascadeSettings
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.text.tokenizer import FILE_NAME, TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError
+from shapeshift.serving.front import Client
 from shapeshift.serving.model_args import Log
 from shapeshift.serving.parameters import RequestParameters
 
 # Longer than the first level lets texts wait by default.
 _DRAIN_S = 60.0
 _POLL_S = 0.02
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """One text, or one pair of texts, of a request.
+
+    texts, next_texts: what the last level that answered has read, and what the next one reads; next_pruned: words that
+    it does not read; words_pruned: those that levels which have answered did not read; answer: the one so far, and the
+    ensemble that the next level's output is added to; confidence: the first level's; num_tokens: that it has read;
+    fell_back: whether a level failed, and the answer is that of an earlier one.
+    """
+
+    texts: list[bytes]
+    next_texts: list[bytes]
+    next_pruned: int = 0
+    words_pruned: int = 0
+    answer: Answer | None = None
+    ensemble: Array | None = None
+    confidence: float | None = None
+    num_tokens: int = 0
+    fell_back: bool = False
+    engine_ms: float = 0.0
+    control_ms: float = 0.0
+
+    def record(self, answer: Answer, ensemble: Array) -> None:
+        """Replace the answer: a level has answered `next_texts`."""
+        self.answer, self.ensemble = answer, ensemble
+        if answer.level == 1:
+            self.confidence = answer.confidence
+        self.texts = self.next_texts
+        self.words_pruned += self.next_pruned
+        self.next_pruned = 0
+
+    @property
+    def final(self) -> Answer:
+        """The answer of a finished row."""
+        assert self.answer is not None
+        return self.answer
+
+
+class ClassifyRequest:
+    """The rows of a request. Calls done(request) once: when all rows are finished, or when `error` is set.
+
+    client: who gets the answer, and `outputs` of it. serving: the candidate that serves it, which `begin` sets.
+    deadline: monotonic seconds, None for none.
+    """
+
+    serving: ServingCandidate
+
+    def __init__(
+        self,
+        client: Client,
+        texts: Sequence[Sequence[bytes]],
+        outputs: Sequence[str],
+        params: RequestParameters,
+        done: Callable[[ClassifyRequest], None],
+    ) -> None:
+        self.client = client
+        self.outputs = outputs
+        self.rows = [Row(list(row), list(row)) for row in texts]
+        self.params = params
+        self.arrived = time.monotonic()
+        self.deadline = None if params.latency_ms is None else self.arrived + params.latency_ms / 1e3
+        self.error: Exception | None = None
+        self._done = done
+        self._release: Callable[[], object] = bool
+        self._unfinished = len(self.rows)
+        self._lock = threading.Lock()
+
+    def begin(self, serving: ServingCandidate, release: Callable[[], None]) -> None:
+        """A candidate serves it from now on. release: called when it has ended."""
+        self.serving = serving
+        self._release = release
+
+    def finish_rows(self, count: int) -> None:
+        """Count further rows whose answer is final."""
+        with self._lock:
+            if not self._unfinished or not count:
+                return
+            self._unfinished -= count
+            is_last = self._unfinished == 0
+        if is_last:
+            self._end()
+
+    def fail(self, error: Exception) -> None:
+        """End the request with `error`, unless it has ended."""
+        with self._lock:
+            if not self._unfinished:
+                return
+            self._unfinished = 0
+            self.error = error
+        self._end()
+
+    def _end(self) -> None:
+        self._release()
+        self._done(self)
 
 
 class CascadeService:
@@ -48,18 +146,19 @@ class CascadeService:
         log: Log,
         device: int | None = None,
     ) -> None:
-        self.table, self.candidate = serving.table, serving.candidate
-        self._control = Control(self.table, self.candidate)
+        self.serving = serving
+        self._table, self._levels = serving.table, serving.candidate.levels
         self._client = client
-        self._random = random.Random(settings.seed)
+        # Of Eq. 4; equal draws after each load.
+        self._random = random.Random(0)
         self._in_flight = 0
         self._in_flight_lock = threading.Lock()
-        first, *later = self.candidate.levels
+        first, *later = self._levels
         for model in later:
             # A later level may belong to another backend; its files are not here then.
             if (engines / model / manifest.FILE_NAME).is_file():
-                self.table.check_engines(engines / model, model, model == later[-1])
-        self.engines = self.table.check_engines(engines / first, first, not later)
+                self._table.check_engines(engines / model, model, model == later[-1])
+        self.engines = self._table.check_engines(engines / first, first, not later)
         self.manifest_sha256 = manifest.sha256(engines / first)
         self._tokenizer = TextTokenizer(
             engines / first / FILE_NAME,
@@ -81,7 +180,7 @@ class CascadeService:
         does not end then.
         """
         try:
-            request.begin(self._control_for(request.params), self._release)
+            request.begin(self._serving_for(request.params), self._release)
             if (request.params.level or 1) == 1:
                 self._run_here(request)
             else:
@@ -101,22 +200,23 @@ class CascadeService:
         with self._in_flight_lock:
             self._in_flight -= 1
 
-    def _control_for(self, params: RequestParameters) -> Control:
-        """The decisions for a request: of the same levels, the fastest candidate that assures `min_accuracy`."""
-        num_levels, least = self._control.num_levels, params.min_accuracy
+    def _serving_for(self, params: RequestParameters) -> ServingCandidate:
+        """What decides for a request: of the same levels, the fastest candidate that assures `min_accuracy`."""
+        num_levels, least = self.serving.num_levels, params.min_accuracy
         if params.level is not None and not 1 <= params.level <= num_levels:
             raise InvalidInputError("parameter level", params.level, f"1 to {num_levels}")
         if least is None:
-            return self._control
-        same_levels = [one for one in self.table.candidates if one.levels == self.candidate.levels]
+            return self.serving
+        same_levels = [one for one in self._table.candidates if one.levels == self._levels]
         accurate = [one for one in same_levels if one.assured_accuracy >= least]
         if not accurate:
             best = max(one.assured_accuracy for one in same_levels)
             allowed = f"at most {best:.4f}, the greatest lower bound of the accuracy of these levels' candidates"
-            if self.candidate.accuracy_bound is None:
+            if self.serving.candidate.accuracy_bound is None:
                 allowed = "0 for a table without accuracy bounds; run `shapeshift cascade register` again"
             raise InvalidInputError("parameter min_accuracy", least, allowed)
-        return Control(self.table, min(accurate, key=lambda one: (one.latency_ms, -one.accuracy, one.name)))
+        fastest = min(accurate, key=lambda one: (one.latency_ms, -one.accuracy, one.name))
+        return replace(self.serving, candidate=fastest)
 
     def _run_here(self, request: ClassifyRequest) -> None:
         """Have the first level compute all rows. Raises as `submit` does."""
@@ -141,7 +241,7 @@ class CascadeService:
 
     def _call(self, request: ClassifyRequest, rows: Sequence[Row], level: int) -> None:
         """Have a later level compute some rows of a request."""
-        model = self.table.model(self.candidate.levels[level - 1])
+        model = self._table.model(self._levels[level - 1])
         call = LevelCall(
             model.name,
             [row.next_texts for row in rows],
@@ -161,8 +261,8 @@ class CascadeService:
     ) -> None:
         try:
             if not isinstance(result, Exception) and not self._is_valid(result):
-                model = self.candidate.levels[level - 1]
-                result = EngineError(f"model {model}: LOGITS are not {len(self.table.labels)} finite numbers")
+                model = self._levels[level - 1]
+                result = EngineError(f"model {model}: LOGITS are not {len(self._table.labels)} finite numbers")
             if isinstance(result, Exception):
                 self._fall_back(request, rows, result)
             else:
@@ -172,12 +272,12 @@ class CascadeService:
 
     def _step(self, request: ClassifyRequest, rows: Sequence[Row], level: int, result: LevelResult) -> None:
         """Record what a level computed of some rows, decide which go on, and run the next level on those."""
-        control, unsure = request.control, []
+        serving, unsure = request.serving, []
         for row, output, engine_ms in zip(rows, result.outputs, result.engine_ms, strict=True):
             started = time.perf_counter()
-            row.record(*control.answer(level, output, row.ensemble))
-            if request.params.level is None and self._random.random() < control.p_continue(level, output):
-                row.next_texts, row.next_pruned = control.prune(row.texts, level, output)
+            row.record(*serving.answer(level, output, row.ensemble))
+            if request.params.level is None and self._random.random() < serving.p_continue(level, output):
+                row.next_texts, row.next_pruned = serving.prune(row.texts, level, output)
                 unsure.append(row)
             row.engine_ms += float(engine_ms)
             row.control_ms += (time.perf_counter() - started) * 1e3
@@ -188,13 +288,13 @@ class CascadeService:
     def _outputs(self, offered: Sequence[str], level: int) -> list[str]:
         """The outputs to ask a later level for."""
         names = ["LOGITS", ENGINE_MS]
-        if level < self._control.num_levels:
-            names += ["EMBEDDING"] if self.table.is_regression else []
+        if level < self.serving.num_levels:
+            names += ["EMBEDDING"] if self._table.is_regression else []
             names += ["IMPORTANCE", "OFFSETS"] if {"IMPORTANCE", "OFFSETS"} <= set(offered) else []
         return [name for name in names if name in offered]
 
     def _is_valid(self, result: LevelResult) -> bool:
-        shape = (len(self.table.labels),)
+        shape = (len(self._table.labels),)
         return all(one.logits.shape == shape and bool(np.isfinite(one.logits).all()) for one in result.outputs)
 
     def _fall_back(self, request: ClassifyRequest, rows: Sequence[Row], error: Exception) -> None:

@@ -27,32 +27,23 @@ _OUTPUTS = (
 
 @dataclass(frozen=True)
 class CascadeSettings(ExecutorSettings):
-    """Parameters of the serving process. Those of `ExecutorSettings` are about the first level.
+    """Parameters of the serving process. Those of `ExecutorSettings` are about the first level; but `queue_rows` is
+    also the most calls to later levels that run: a text whose call does not fit keeps its answer so far.
 
     candidates_dir   registry.json and the candidate tables: a URL, or a folder, absolute, in the model's folder, or
                      under build/checkpoints/ or checkpoints/
     task             the task to serve, by the candidate that the registry names
-    seed             of the random draws of Eq. 4
-    queue_calls      most calls to later levels that run; a text whose call does not fit keeps its answer so far
-    call_timeout_ms  timeout of a call to a later level, which may let texts wait as this one does
-    grpc_url         HOST:PORT of this server's gRPC interface; empty: that of `shapeshift serve`, else localhost:8001
     slo_ms           latency objective; half of it and 95% of it become bounds of the latency histogram; 0: none
     """
 
     candidates_dir: str
     task: str
-    seed: int = 0
-    queue_calls: int = 4096
-    call_timeout_ms: float = 60_000.0
-    grpc_url: str = ""
     slo_ms: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(bool(self.candidates_dir), "candidates_dir", self.candidates_dir, "a folder or a URL")
         require(bool(self.task), "task", self.task, "a task of the registry")
-        require(self.queue_calls >= 1, "queue_calls", self.queue_calls, "at least 1")
-        require(self.call_timeout_ms > 0, "call_timeout_ms", self.call_timeout_ms, "above 0")
         require(self.slo_ms >= 0, "slo_ms", self.slo_ms, "0 or more")
 
 

@@ -40,7 +40,6 @@ class TextEngineSettings:
     dynamic           whether to build the dynamic engine, which takes any shape
     packing           whether several short texts may share one engine call
     profile_file      emulated only: JSON {"lengths": [...], "latency_ms": [...]}
-    time_scale        emulated only: factor applied to those latencies
     """
 
     checkpoint: str
@@ -57,7 +56,6 @@ class TextEngineSettings:
     dynamic: bool = True
     packing: bool = True
     profile_file: str = ""
-    time_scale: float = 1.0
 
     def __post_init__(self) -> None:
         providers = ("auto", *lookup.PROVIDERS)
@@ -70,7 +68,6 @@ class TextEngineSettings:
         require(self.layers >= 0, "layers", self.layers, "0 or more")
         require(1 <= self.max_tokens <= 8192, "max_tokens", self.max_tokens, "1 to 8192")
         require(1 <= self.max_bins <= 64, "max_bins", self.max_bins, "1 to 64")
-        require(self.time_scale > 0, "time_scale", self.time_scale, "above 0")
         edges = self.explicit_edges()
         require(self.dynamic or self.bins != "none", "bins", self.bins, "not none when dynamic is false")
         require(
@@ -105,7 +102,6 @@ class ExecutorSettings:
 
     engine_threads  threads that run engines, one core each; 0: one for each core; on a GPU there is one
     queue_rows      most texts that may wait; a request that does not fit is answered UNAVAILABLE
-    queue_tokens    most tokens that may wait
     max_queue_ms    most milliseconds until a text that arrives while others wait is computed, as predicted from the
                     profile; a request that would take longer is refused on arrival; 0: any
     pack_tokens     most tokens of texts that share one engine call; 0: from the profile
@@ -115,14 +111,13 @@ class ExecutorSettings:
 
     engine_threads: int = 0
     queue_rows: int = 4096
-    queue_tokens: int = 1048576
     max_queue_ms: float = 30_000.0
     pack_tokens: int = 0
     memory_mb: int = 4096
 
     def __post_init__(self) -> None:
         require(0 <= self.engine_threads <= 256, "engine_threads", self.engine_threads, "0 to 256")
-        for name in ("queue_rows", "queue_tokens", "memory_mb"):
+        for name in ("queue_rows", "memory_mb"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("max_queue_ms", "pack_tokens"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")

@@ -51,14 +51,9 @@ class PolymorphSettings(ExecutorSettings):
     worker_pool     name of a pool of workers that several fronts share; empty: none
     pool_workers    workers of that pool, the same in each of its fronts
     dispatch        how the front chooses a worker: one of DISPATCHERS
-    threshold       multilevel: the load above which a level passes a text on
-    decay           multilevel: factor on the threshold for each further level
-    peek            number of candidate levels
     allocation      how the sidecar divides the workers among the bins: one of ALLOCATIONS
-    curve           latency curve of the allocation: md1, or clamped as in the paper
-    cap_last        whether the longest bin, too, must have the capacity that it needs
-    drain           texts that wait for a bin's workers add to its demand, as if to be served this often within a
-                    period; 0: they do not, as in the paper
+    curve           latency curve of the allocation: md1, or clamped. With clamped, as in the paper, the longest bin
+                    need not have the capacity that it needs, and waiting texts do not add to the demand
     """
 
     placement: str = "inline"
@@ -70,13 +65,8 @@ class PolymorphSettings(ExecutorSettings):
     worker_pool: str = ""
     pool_workers: int = 0
     dispatch: str = "earliest_finish"
-    threshold: float = 0.85
-    decay: float = 0.9
-    peek: int = 6
     allocation: str = "exact"
     curve: str = "md1"
-    cap_last: bool = True
-    drain: float = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,10 +77,6 @@ class PolymorphSettings(ExecutorSettings):
             value = getattr(self, field)
             require(value in allowed, field, value, f"one of {', '.join(allowed)}")
         require(self.slo_ms >= 0, "slo_ms", self.slo_ms, "0 or more")
-        require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
-        require(self.decay >= 0, "decay", self.decay, "at least 0")
-        require(self.peek >= 1, "peek", self.peek, "at least 1")
-        require(self.drain >= 0, "drain", self.drain, "at least 0")
         self._check_workers()
 
     @property

@@ -142,8 +142,8 @@ class _Cluster:
         """The demand plus the requests that wait at the instances, as in `sidecar.policy.plan`."""
         held = Counter(number for _, number in self._answers if number in self._instances)
         outstanding = ((self._instances[number].bin, requests) for number, requests in held.items())
-        times = self._scheme.drain * self._model.slo_ms / 1e3 / self._scheme.period_s
-        waiting = problem.backlog(outstanding, len(demand), times)
+        share = self._model.slo_ms / 1e3 / self._scheme.period_s
+        waiting = problem.backlog(outstanding, len(demand), share, self._scheme.curve)
         return [texts + more for texts, more in zip(demand, waiting, strict=True)]
 
     def _scale(self, latencies: Floats, now: float, demand: list[float]) -> None:
@@ -192,7 +192,7 @@ class _Cluster:
 
     def _counts(self, workers: int, demand: list[float]) -> Sequence[int]:
         model, scheme = self._model, self._scheme
-        services = problem.of_services(workers, demand, model.service_ms, model.slo_ms, scheme.curve, scheme.cap_last)
+        services = problem.of_services(workers, demand, model.service_ms, model.slo_ms, scheme.curve)
         return allocate(services, scheme.allocation).counts
 
     def _demand(self, first: int, last: int) -> list[float]:

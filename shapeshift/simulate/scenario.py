@@ -39,7 +39,7 @@ class Scheme:
     """The policies of the cluster.
 
     allocation  `even`, `global` (solved once for the whole trace) or `exact` (solved each period)
-    curve, cap_last, drain  see PolymorphSettings
+    curve       see PolymorphSettings
     dispatch    an algorithm of `polymorph.policy.dispatch`, or bin_packing
     period_s    seconds between two allocations
     change_s    seconds for which an instance is unavailable while its bin changes
@@ -49,8 +49,6 @@ class Scheme:
 
     allocation: str = "exact"
     curve: str = "md1"
-    cap_last: bool = True
-    drain: float = 2.0
     dispatch: str = "earliest_finish"
     period_s: float = 120.0
     change_s: float = 1.0

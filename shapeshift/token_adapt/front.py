@@ -133,7 +133,6 @@ class ImageFront(Front[ImageJob]):
         super().__init__(pb_utils, args)
         loaded = loading.load(args, self.log, open_model)
         self._settings, self._model, self._follower = loaded.settings, loaded.model, loaded.follower
-        self._images_bound = Bound("queue_images", self._settings.queue_images, "images")
         self._memory_bound = Bound("queue_mb", self._settings.queue_mb, "MiB")
         # Images of unanswered requests, and their bytes.
         self._num_unanswered, self._num_bytes = 0, 0
@@ -154,7 +153,6 @@ class ImageFront(Front[ImageJob]):
 
     def start(self, job: ImageJob) -> None:
         with self._lock:
-            self._images_bound.require_unless_empty(self._num_unanswered, job.num_images)
             self._memory_bound.require_unless_empty(_mebibytes(self._num_bytes), _mebibytes(job.num_bytes))
             self._count(job, 1)
         # The job outlives the images as they were received.
@@ -236,8 +234,7 @@ class ImageFront(Front[ImageJob]):
         latency_ms = parameters.latency_ms or settings.latency_ms or task.latency_ms
         if latency_ms > MAX_LATENCY_MS:
             raise InvalidInputError("parameter latency_ms", latency_ms, f"at most {MAX_LATENCY_MS:g}")
-        default = task.utility if settings.utility is None else settings.utility
-        utility = default if parameters.utility is None else parameters.utility
+        utility = task.utility if parameters.utility is None else parameters.utility
         if not 0 <= utility <= MAX_UTILITY:
             raise InvalidInputError("parameter utility", utility, f"0 to {MAX_UTILITY:g}")
         return ImageRequestOptions(task, latency_ms, utility)

@@ -26,6 +26,8 @@ from shapeshift.token_adapt.tasks import registry as task_registry
 
 Log = Callable[[str], None]
 Open = Callable[[ModelArgs, TokenAdaptSettings], ImageModel]
+# Of a batch whose size nobody states: at most so many images, and no more than for this share of the best throughput.
+_MOST_IMAGES, _THROUGHPUT_SHARE = 64, 0.9
 _PARAMETERS = settings.names(
     TokenAdaptSettings,
     EmulatedSettings,
@@ -34,7 +36,7 @@ _PARAMETERS = settings.names(
     RegistrySettings,
     GeneratedRegistrySettings,
 )
-_EMULATED: Choices[Callable[[Path, float], ImageModel]] = Choices(
+_EMULATED: Choices[Callable[[Path], ImageModel]] = Choices(
     "provider", {EMULATED: "shapeshift.token_adapt.model.emulated:read"}
 )
 
@@ -56,7 +58,7 @@ def open_model(args: ModelArgs, serving: TokenAdaptSettings) -> ImageModel:
     """The model that the parameters name."""
     emulation = settings.read(EmulatedSettings, args.parameters)
     if emulation.provider == EMULATED:
-        return _EMULATED[EMULATED](args.folder / emulation.profile_file, emulation.time_scale)
+        return _EMULATED[EMULATED](args.folder / emulation.profile_file)
     # Imports the engine libraries.
     from shapeshift.token_adapt.model import vision_model
 
@@ -98,12 +100,12 @@ def _available_mb(device: int | None) -> float:
 
 
 def _batch_size(profiles: Sequence[GammaProfile], serving: TokenAdaptSettings, memory_mb: float) -> int:
-    """The largest batch: limited by `batch_size`, by memory, and by `batch_share` of the best throughput."""
+    """The largest batch: limited by memory, and by `batch_size` or what the throughput needs."""
     smallest_mb = min(profile.memory_mb for profile in profiles)
-    limit = serving.batch_size
+    limit = serving.batch_size or _MOST_IMAGES
     if smallest_mb > 0:
         limit = int(min(limit, memory_mb / smallest_mb - 1e-9))
     require(limit >= 1, "memory_mb", memory_mb, f"above {smallest_mb:g}, the memory of one image")
-    if not serving.batch_share:
+    if serving.batch_size:
         return limit
-    return efficient_batch_size(min(profiles, key=lambda profile: abs(profile.gamma)), limit, serving.batch_share)
+    return efficient_batch_size(min(profiles, key=lambda profile: abs(profile.gamma)), limit, _THROUGHPUT_SHARE)

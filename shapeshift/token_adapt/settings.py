@@ -75,11 +75,10 @@ class ImageEngineSettings:
 
 @dataclass(frozen=True)
 class EmulatedSettings:
-    """Parameters of a model with provider `emulated`: its profile, and a factor on its latencies."""
+    """Parameters of a model with provider `emulated`: its profile."""
 
     provider: str = ""
     profile_file: str = ""
-    time_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -91,13 +90,10 @@ class TokenAdaptSettings(SchedulerSettings):
                        or a folder under build/checkpoints or checkpoints/
     task               default task; empty: with several tasks, a request must name one
     latency_ms         default latency requirement; 0: that of the task
-    utility            default utility; empty: that of the task
     use_gammas         gammas to choose from, separated by commas; empty: all gammas of the model
-    batch_size         Algorithm 1's epsilon
-    batch_share        limit batches to the smallest size with this share of the best throughput; 0: no such limit
+    batch_size         Algorithm 1's epsilon; 0: the smallest size with 90% of the best throughput, at most 64
     memory_mb          memory limit of a batch; 0: what is available when the model loads
-    queue_images       most waiting images; further requests get UNAVAILABLE
-    queue_mb           most MiB of waiting images, as received and as decoded together
+    queue_mb           most MiB of waiting images, as received and as decoded together; further requests get UNAVAILABLE
     max_pixels         most pixels in an image
     decode_threads     threads that decode and resize
     threads            threads of the engines; 0: one per core
@@ -108,12 +104,9 @@ class TokenAdaptSettings(SchedulerSettings):
     starter_dir: str = ""
     task: str = ""
     latency_ms: float = 0.0
-    utility: float | None = None
     use_gammas: str = ""
-    batch_size: int = 64
-    batch_share: float = 0.9
+    batch_size: int = 0
     memory_mb: int = 0
-    queue_images: int = 4096
     queue_mb: int = 1024
     max_pixels: int = 25_000_000
     decode_threads: int = 1
@@ -124,13 +117,9 @@ class TokenAdaptSettings(SchedulerSettings):
         super().__post_init__()
         valid = 0 <= self.latency_ms <= MAX_LATENCY_MS
         require(valid, "latency_ms", self.latency_ms, f"0 to {MAX_LATENCY_MS:g}")
-        valid = self.utility is None or 0 <= self.utility <= MAX_UTILITY
-        require(valid, "utility", self.utility, f"0 to {MAX_UTILITY:g}")
         for name in ("memory_mb", "slo_ms"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        require(1 <= self.batch_size <= 4096, "batch_size", self.batch_size, "1 to 4096")
-        require(0 <= self.batch_share <= 1, "batch_share", self.batch_share, "0 to 1")
-        require(self.queue_images >= 1, "queue_images", self.queue_images, "at least 1")
+        require(0 <= self.batch_size <= 4096, "batch_size", self.batch_size, "0 to 4096")
         require(self.queue_mb >= 1, "queue_mb", self.queue_mb, "at least 1")
         require(self.max_pixels >= 1, "max_pixels", self.max_pixels, "at least 1")
         require(1 <= self.decode_threads <= 64, "decode_threads", self.decode_threads, "1 to 64")

@@ -15,8 +15,8 @@ from bench.cascade.measurements import Measurements
 from bench.cascade.report import System
 from bench.common import public_data
 from shapeshift.cascade.candidates import Candidate, CandidateTable, Gap, LevelModel
+from shapeshift.cascade.policy.routing import LevelOutput
 from shapeshift.cascade.profiling.observation import ModelRunner
-from shapeshift.cascade.request import LevelOutput
 from shapeshift.errors import NotFoundError
 from shapeshift.workloads import trace
 

@@ -78,7 +78,7 @@ def test_builds_and_generates_what_a_server_loads(project: Project) -> None:
     status, out, err = project.make()
     assert status == 0
     assert (project.generated().parent / "summary.txt").read_text().startswith("engines: emulated, f32")
-    assert "front: built; emulated 1, f32" in out
+    assert "front: built; emulated 2, f32" in out
     assert all(name in out for name in ("dynamic", " 16 ", " 64 "))
     assert "not published" not in err
 
@@ -187,7 +187,6 @@ def test_second_build_waits_for_the_first(project: Project, monkeypatch: pytest.
 REBUILDS: dict[str, Callable[[Project], object]] = {
     "bins": lambda project: project.add(bins="16,32"),
     "max_tokens": lambda project: project.add(max_tokens=128),
-    "time_scale": lambda project: project.add(time_scale=2.0),
     "packing": lambda project: project.add(packing=False),
     "latencies": lambda project: project.add(latency_ms=(0.2, 0.3)),
     "weights": lambda project: (project.checkpoint / "model.safetensors").write_bytes(b"other"),
@@ -269,12 +268,6 @@ def test_histogram_bins_follow_the_models_own_lengths(project: Project) -> None:
     (folder / "h.json").write_text(json.dumps([0] * 9 + [50] + [0] * 29 + [50]))
     assert project.make()[0] == 0
     assert [entry.tokens for entry in manifest.load(project.engines()).engines] == [None, 10, 64]
-
-
-def test_time_scale_is_in_the_profile(project: Project) -> None:
-    project.add(bins="512", latency_ms=(10, 20), time_scale=0.5)
-    project.make()
-    assert manifest.load(project.engines()).engines[1].latency[0].median_ms == pytest.approx(10)
 
 
 # Invalid fronts.

@@ -20,6 +20,7 @@ from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.cascade import candidates
 from shapeshift.cascade.candidates import Candidate, CandidateTable, Gap, LevelModel
 from shapeshift.cascade.front import CascadeFront
+from shapeshift.cascade.level_client import LevelClient
 from shapeshift.engines import manifest
 from shapeshift.errors import ModelGoneError
 from shapeshift.serving import model_args
@@ -167,6 +168,7 @@ class Workspace:
         self.pb_utils = PbUtils()
         self.fronts: list[CascadeFront] = []
         self.check_s = 1.0
+        self.most_calls = 4096
 
     def table(self, *candidates: Candidate, kind: str = "classification", **others: Any) -> CandidateTable:
         """A table of these candidates; only `small` has engines and a known checkpoint."""
@@ -196,13 +198,17 @@ class Workspace:
         build_cascade.publish(front, self.paths)
         return self.paths.generated / "classify"
 
-    def open(self, table: CandidateTable | None = None, **parameters: Any) -> CascadeFront:
-        """A front that serves the table's first candidate."""
+    def open(self, table: CandidateTable | None = None, timeout_s: float = 60.0, **parameters: Any) -> CascadeFront:
+        """A front that serves the table's first candidate. timeout_s: of its calls to later levels."""
         if table is not None:
             self.put(table)
         self.publish(**parameters)
-        self.fronts.append(as_served(CascadeFront(self.pb_utils, self.args(), FakeClient(self.pb_utils), self.check_s)))
+        self.fronts.append(as_served(CascadeFront(self.pb_utils, self.args(), self.levels(timeout_s), self.check_s)))
         return self.fronts[-1]
+
+    def levels(self, timeout_s: float = 60.0) -> LevelClient:
+        """Calls the models of the test."""
+        return LevelClient(FakeClient(self.pb_utils), lambda line: None, self.most_calls, timeout_s)
 
     def args(self) -> ModelArgs:
         """What Triton tells the published model."""

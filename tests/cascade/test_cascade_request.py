@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapeshift.cascade.request import Answer, ClassifyRequest, Row
+from shapeshift.cascade.policy.routing import Answer
+from shapeshift.cascade.service import ClassifyRequest, Row
 from shapeshift.serving.parameters import RequestParameters
 
 CLIENT: Any = None

@@ -12,8 +12,7 @@ import pytest
 
 from shapeshift.cascade import service as service_module
 from shapeshift.cascade.candidates import CandidateTable, ServingCandidate
-from shapeshift.cascade.request import ClassifyRequest
-from shapeshift.cascade.service import CascadeService
+from shapeshift.cascade.service import CascadeService, ClassifyRequest
 from shapeshift.cascade.settings import CascadeSettings
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.errors import EngineError, InvalidInputError, OverloadedError

@@ -13,12 +13,9 @@ from tests.limits import Limits, cases, require_limit
 LEAST: Limits = {
     "engine_threads": (0, -1),
     "queue_rows": (1, 0),
-    "queue_tokens": (1, 0),
     "max_queue_ms": (0.0, -0.01),
     "pack_tokens": (0, -1),
     "memory_mb": (1, 0),
-    "queue_calls": (1, 0),
-    "call_timeout_ms": (0.01, 0.0),
     "slo_ms": (0.0, -0.01),
 }
 MOST: Limits = {

@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 
 from shapeshift.cascade import level_client
-from shapeshift.cascade.level_client import LevelCall, LevelClient, LevelGoneError
-from shapeshift.cascade.request import LevelResult
-from shapeshift.cascade.settings import CascadeSettings
+from shapeshift.cascade.level_client import TIMEOUT_S, LevelCall, LevelClient, LevelGoneError, LevelResult
 from shapeshift.errors import ModelDiedError, ModelGoneError, OverloadedError, TimedOutError
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.triton.async_client import ModelCall
@@ -44,10 +42,10 @@ class ScriptedClient(FakeClient):
 
 
 def level_client_of(
-    answer: Callable[[], dict[str, np.ndarray]], sign_period_s: float = 1.0, retry_s: float = 1.0, **settings: Any
+    answer: Callable[[], dict[str, np.ndarray]], most_calls: int = 1000, **seconds: float
 ) -> tuple[LevelClient, ScriptedClient]:
     client = ScriptedClient(answer)
-    return LevelClient(client, CascadeSettings("candidates", "task", **settings), sign_period_s, retry_s), client
+    return LevelClient(client, lambda line: None, most_calls, **seconds), client
 
 
 def to(model: str, rows: int = 1, deadline: float | None = None) -> LevelCall:
@@ -71,7 +69,7 @@ def test_every_call_to_a_level_ends_once() -> None:
         time.sleep(0.3 if next(numbers) % 4 == 2 else 0)
         return {"LOGITS": np.zeros((1, 2))}
 
-    client, _ = level_client_of(slow, queue_calls=1000, call_timeout_ms=150, retry_s=1e-3)
+    client, _ = level_client_of(slow, timeout_s=0.15, retry_s=1e-3)
     outcomes: list[Any] = []
     refused = 0
     for _ in range(60):
@@ -105,12 +103,12 @@ def test_a_failing_level_is_refused_with_its_failures_and_queue_bounds_hold() ->
 def test_no_more_calls_run_than_are_allowed() -> None:
     """One whose request has its answer counts until it ends: it is a call to the level still."""
     release = threading.Event()
-    client, _ = level_client_of(lambda: {"LOGITS": np.zeros((1, 2)) if release.wait(120) else NONE}, queue_calls=2)
+    client, _ = level_client_of(lambda: {"LOGITS": np.zeros((1, 2)) if release.wait(120) else NONE}, most_calls=2)
     outcomes: list[Any] = []
     client.submit(to("m"), outcomes.append)
     client.submit(to("m", deadline=time.monotonic() + 0.02), outcomes.append)
     wait_for(lambda: bool(outcomes))
-    with pytest.raises(OverloadedError, match="queue_calls: 2 calls run, 1 more .* retry later"):
+    with pytest.raises(OverloadedError, match="queue_rows: 2 calls run, 1 more .* retry later"):
         client.submit(to("m"), outcomes.append)
     release.set()
     wait_for(lambda: client.in_flight == 0)
@@ -138,7 +136,7 @@ def test_requests_with_short_deadlines_find_out_that_a_level_hangs() -> None:
         assert release.wait(120)
         return {"LOGITS": np.zeros((1, 2))}
 
-    client, asked = level_client_of(hang, call_timeout_ms=300, retry_s=60.0)
+    client, asked = level_client_of(hang, timeout_s=0.3, retry_s=60.0)
     outcomes: list[object] = []
     for number in range(3):
         client.submit(to("large", deadline=time.monotonic() + 0.02), outcomes.append)
@@ -159,7 +157,7 @@ def test_a_requests_own_deadline_says_nothing_of_a_level() -> None:
         assert gate.wait(120)
         return {"LOGITS": np.zeros((1, 2))}
 
-    client, _ = level_client_of(answer, call_timeout_ms=60_000)
+    client, _ = level_client_of(answer, timeout_s=60.0)
     outcomes: list[object] = []
     client.submit(to("large", deadline=time.monotonic() + 0.02), outcomes.append)
     wait_for(lambda: len(outcomes) == 1)
@@ -178,7 +176,7 @@ def test_calls_lost_to_a_hung_level_hold_nothing_back() -> None:
         assert release.wait(120)
         return {"LOGITS": np.zeros((1, 2))}
 
-    client, asked = level_client_of(hang_or_answer, call_timeout_ms=20, retry_s=1e-5)
+    client, asked = level_client_of(hang_or_answer, timeout_s=0.02, retry_s=1e-5)
     outcomes: list[object] = []
 
     def call() -> None:
@@ -200,7 +198,7 @@ def test_calls_lost_to_a_hung_level_hold_nothing_back() -> None:
 def test_calls_end_where_their_level_gives_no_sign(no_sign: Exception) -> None:
     """However slow a level that gives signs is: with the default it has as long as its own queue may take, and more."""
     release = threading.Event()
-    client, script = level_client_of(lambda: {"LOGITS": np.zeros((release.wait(60), 2))}, 0.01)
+    client, script = level_client_of(lambda: {"LOGITS": np.zeros((release.wait(60), 2))}, sign_period_s=0.01)
     outcomes: list[object] = []
     for _ in range(2):
         client.submit(to("large"), outcomes.append)
@@ -216,7 +214,7 @@ def test_calls_end_where_their_level_gives_no_sign(no_sign: Exception) -> None:
 
 
 def test_a_level_may_let_texts_wait_as_long_as_its_own_bound() -> None:
-    assert CascadeSettings("candidates", "task").call_timeout_ms > PolymorphSettings().max_queue_ms
+    assert PolymorphSettings().max_queue_ms < TIMEOUT_S * 1e3
 
 
 def test_closing_ends_calls_that_hang() -> None:
@@ -236,7 +234,7 @@ def test_closing_ends_calls_that_hang() -> None:
 class Level:
     """A later level and its client. now: of the client's clocks, in seconds; gate: without it calls do not end."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, timeout_s: float = 60.0) -> None:
         self.now = 100.0
         self.took_s, self.rows = 0.0, 1
         self.is_gone = False
@@ -245,7 +243,7 @@ class Level:
         self.outcomes: list[Any] = []
         clock = SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now, sleep=time.sleep)
         monkeypatch.setattr(level_client, "time", clock)
-        self.client, self.script = level_client_of(self._answer, **settings)
+        self.client, self.script = level_client_of(self._answer, timeout_s=timeout_s)
 
     def submit(self, model: str = "large", deadline: float | None = None) -> None:
         self.client.submit(to(model, self.rows, deadline), self.outcomes.append)
@@ -300,7 +298,7 @@ def test_the_wait_for_a_level_doubles_four_times(monkeypatch: pytest.MonkeyPatch
 
 
 def test_one_call_alone_tests_a_level_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    level = Level(monkeypatch, call_timeout_ms=60_000)
+    level = Level(monkeypatch, timeout_s=60.0)
     level.is_gone = True
     level.ask()
     level.now += 1.01
@@ -328,7 +326,7 @@ def test_a_call_whose_time_is_over_leaves_the_test_to_the_next(monkeypatch: pyte
 
 
 def test_a_call_without_an_answer_in_time_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    level = Level(monkeypatch, call_timeout_ms=20)
+    level = Level(monkeypatch, timeout_s=0.02)
     level.gate.clear()
     assert "no answer in time" in str(level.ask())
     assert exported(level.client) == {"calls": 0, "failures": 1, "timeouts": 1}

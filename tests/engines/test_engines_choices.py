@@ -124,8 +124,6 @@ def test_bins(bins: str, edges: list[int] | None) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 9000}, "max_tokens"),
         ({"max_bins": 0}, "max_bins"),
-        ({"time_scale": 0.0}, "time_scale"),
-        ({"time_scale": float("nan")}, "time_scale"),
         ({"bins": ""}, "bins"),
         ({"bins": "a,b"}, "bins"),
         ({"bins": "0,16"}, "bins"),

@@ -13,8 +13,8 @@ from shapeshift.engines.providers.emulated import PROVIDER, EmulatedRuntime
 from shapeshift.errors import InvalidInputError, UnsupportedError
 
 
-def opened(folder: Path, latency_ms: tuple[float, float] = (0.0, 0.0), time_scale: float = 1.0) -> EmulatedRuntime:
-    PROVIDER.describe(folder, [10, 110], latency_ms, {"EMBEDDING": 16, "LOGITS": 3}, time_scale)
+def opened(folder: Path, latency_ms: tuple[float, float] = (0.0, 0.0)) -> EmulatedRuntime:
+    PROVIDER.describe(folder, [10, 110], latency_ms, {"EMBEDDING": 16, "LOGITS": 3})
     return PROVIDER.open(folder, "f32", threads=1)
 
 
@@ -38,11 +38,9 @@ def test_vectors_depend_only_on_the_ids(tmp_path: Path) -> None:
     assert packed["EMBEDDING"].dtype == np.float32
 
 
-@pytest.mark.parametrize(
-    ("tokens", "scale", "seconds"), [(10, 1, 0.1), (60, 1, 0.2), (110, 1, 0.3), (500, 1, 0.3), (10, 0.5, 0.05)]
-)
+@pytest.mark.parametrize(("tokens", "seconds"), [(10, 0.1), (60, 0.2), (110, 0.3), (500, 0.3)])
 def test_sleeps_for_the_latency_of_the_profile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, scale: float, seconds: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, seconds: float
 ) -> None:
     slept: list[float] = []
     own, real = threading.get_ident(), time.sleep
@@ -52,13 +50,13 @@ def test_sleeps_for_the_latency_of_the_profile(
         (slept.append if threading.get_ident() == own else real)(wanted)
 
     monkeypatch.setattr(time, "sleep", sleep)
-    engine = opened(tmp_path, (100, 300), scale).engine(None, None)
+    engine = opened(tmp_path, (100, 300)).engine(None, None)
     engine.run(pack([np.arange(1, tokens + 1)], tokens, 1))
     assert slept == [pytest.approx(seconds)]
 
 
 def test_invalid_profiles_are_rejected(tmp_path: Path) -> None:
-    for lengths, latencies, scale in (([], [], 1.0), ([1, 2], [1.0], 1.0), ([1], [1.0], 0.0), ([1], [1.0], -1.0)):
+    for lengths, latencies in (([], []), ([1, 2], [1.0])):
         with pytest.raises(InvalidInputError, match="one latency for each length"):
-            PROVIDER.describe(tmp_path, lengths, latencies, {"EMBEDDING": 4}, scale)
+            PROVIDER.describe(tmp_path, lengths, latencies, {"EMBEDDING": 4})
     assert not list(tmp_path.iterdir())

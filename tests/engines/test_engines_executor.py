@@ -22,7 +22,7 @@ from tests.engines.fake_engines import FakeEngines, entry, manifest
 from tests.waiting import wait_for
 
 # Small bounds, and none of time.
-SETTINGS = {"engine_threads": 2, "queue_rows": 8, "queue_tokens": 64, "max_queue_ms": 0.0, "memory_mb": 1 << 20}
+SETTINGS = {"engine_threads": 2, "queue_rows": 8, "max_queue_ms": 0.0, "memory_mb": 1 << 20}
 Make = Callable[..., EngineExecutor]
 
 

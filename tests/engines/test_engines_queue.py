@@ -31,7 +31,7 @@ def items(*tokens: int) -> list[Item]:
 
 
 def test_first_in_first_out() -> None:
-    queue = BoundedQueue(10, 100)
+    queue = BoundedQueue(10)
     first, second = items(3, 4)
     queue.put([first])
     queue.put([second])
@@ -43,7 +43,7 @@ def test_first_in_first_out() -> None:
 
 
 def test_decide_sees_what_waits() -> None:
-    queue = BoundedQueue(10, 100)
+    queue = BoundedQueue(10)
     queue.put(items(3, 4, 5))
     seen = []
 
@@ -57,7 +57,7 @@ def test_decide_sees_what_waits() -> None:
 
 
 def test_rows_are_limited() -> None:
-    queue = BoundedQueue(3, 100)
+    queue = BoundedQueue(3)
     queue.put(items(1, 1))
     with pytest.raises(OverloadedError, match="queue_rows: 2 rows wait, 2 more would exceed 3; retry later"):
         queue.put(items(1, 1))
@@ -68,20 +68,8 @@ def test_rows_are_limited() -> None:
     queue.check_integrity()
 
 
-def test_tokens_are_limited() -> None:
-    queue = BoundedQueue(100, 50)
-    queue.put(items(30))
-    with pytest.raises(OverloadedError, match="30 tokens wait, 21 more would exceed 50; retry later"):
-        queue.put(items(10, 11))
-    assert len(queue) == 1
-    queue.put(items(20))
-    queue.take(take_one)
-    queue.put(items(30))
-    queue.check_integrity()
-
-
 def test_an_empty_queue_takes_anything() -> None:
-    queue = BoundedQueue(2, 10)
+    queue = BoundedQueue(2)
     queue.put(items(500, 500, 500))
     with pytest.raises(OverloadedError):
         queue.put(items(1))
@@ -91,7 +79,7 @@ def test_an_empty_queue_takes_anything() -> None:
 
 
 def test_close_returns_what_waits_and_wakes_everyone() -> None:
-    queue = BoundedQueue(10, 100)
+    queue = BoundedQueue(10)
     taken: list[list[Any]] = []
     consumers = [threading.Thread(target=lambda: taken.append(queue.take(take_one))) for _ in range(3)]
     for consumer in consumers:
@@ -107,7 +95,7 @@ def test_close_returns_what_waits_and_wakes_everyone() -> None:
 
 
 def test_close_hands_back_each_item_once() -> None:
-    queue = BoundedQueue(10, 100)
+    queue = BoundedQueue(10)
     waiting = items(1, 2)
     queue.put(waiting)
     assert queue.close() == waiting
@@ -116,7 +104,7 @@ def test_close_hands_back_each_item_once() -> None:
 
 
 def test_the_cost_of_what_waits() -> None:
-    queue = BoundedQueue(10, 100, lambda item: 1.5 * item.tokens)
+    queue = BoundedQueue(10, lambda item: 1.5 * item.tokens)
     queue.put(items(2, 4))
     queue.put(items(6))
     assert queue.waiting_ms == pytest.approx(18.0)
@@ -131,7 +119,7 @@ def test_the_cost_of_what_waits() -> None:
 
 
 def test_many_producers_and_consumers_lose_and_double_nothing() -> None:
-    queue = BoundedQueue(50, 400)
+    queue = BoundedQueue(50)
     sent: list[list[Item]] = [[] for _ in range(4)]
     taken: list[list[Any]] = [[] for _ in range(3)]
     refused = [0] * 4

@@ -10,7 +10,7 @@ from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.errors import InvalidInputError
 from tests.limits import Limits, cases, require_limit
 
-LEAST: Limits = {"layers": (0, -1), "max_tokens": (1, 0), "max_bins": (1, 0), "time_scale": (0.01, 0.0)}
+LEAST: Limits = {"layers": (0, -1), "max_tokens": (1, 0), "max_bins": (1, 0)}
 MOST: Limits = {"max_tokens": (8192, 8193), "max_bins": (64, 65)}
 
 

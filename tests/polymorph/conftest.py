@@ -269,7 +269,7 @@ class Router(router_module.Router):
         self.wait(lambda: self.waiting == self.running == 0 and not self.members.calls())
         self.wait(lambda: self.transport.pool.abandoned() == 0)
         with self._lock:
-            assert pending.tokens == 0 and not pending.all() and not self.assignment.waiting()
+            assert pending.rows == 0 and not pending.all() and not self.assignment.waiting()
             pending.check_integrity()
             for name in self.members.workers:
                 assert self.assignment.outstanding(name) == 0

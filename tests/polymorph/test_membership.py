@@ -28,7 +28,7 @@ class Site:
         monkeypatch.setattr(membership, "time", clock)
         monkeypatch.setattr("shapeshift.polymorph.router.assignment.time", clock)
         shared = SharedQueue(lambda edge: (1, 1), lambda edge, tokens: float(tokens))
-        self.members = Membership(shared, 100, 1000, self.log.append)
+        self.members = Membership(shared, 100, self.log.append)
         self.members.offer(["a", "b"])
 
     def worker(self, name: str = "a") -> WorkerState:

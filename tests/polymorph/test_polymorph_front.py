@@ -216,18 +216,6 @@ def test_a_full_queue_is_unavailable(make_front: MakeFront, gate: Gate) -> None:
     also.vectors()
 
 
-def test_tokens_fill_the_queue_too(make_front: MakeFront, gate: Gate) -> None:
-    front = make_front(queue_tokens=100)
-    gate.hold()
-    requests = [ids_request([5] * length) for length in (1, 90, 11)]
-    front.execute(requests[:1])
-    gate.wait_held()
-    front.execute(requests[1:])
-    assert "90 tokens wait, 11 more would exceed 100" in requests[2].refusal()[1]
-    gate.release()
-    requests[1].vectors()
-
-
 def test_a_deadline_that_passes_while_waiting_is_reported_at_once(make_front: MakeFront, gate: Gate) -> None:
     front = make_front(packing=False)
     gate.hold()
@@ -531,7 +519,6 @@ def damaged(args: dict[str, str], **parameters: str | None) -> dict[str, str]:
         ({"checkpoint_sha256": "0" * 64}, EngineError, "come from another checkpoint"),
         ({"queue_row": "1"}, InvalidInputError, "queue_row: .*unknown parameter; did you mean queue_rows. known: "),
         ({"queue_rows": "0"}, InvalidInputError, "queue_rows: got 0; at least 1"),
-        ({"queue_tokens": "-5"}, InvalidInputError, "queue_tokens: got -5; at least 1"),
         ({"engine_threads": "many"}, InvalidInputError, "engine_threads: got 'many'; must be a whole number"),
         ({"engine_threads": "1000"}, InvalidInputError, "engine_threads: got 1000; 0 to 256"),
         ({"pack_tokens": "-1"}, InvalidInputError, "pack_tokens: got -1; 0 or more"),

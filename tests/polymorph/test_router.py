@@ -24,7 +24,7 @@ SHARED, DISPATCHED = (0, 0), (16, 64, 512)
 
 @pytest.mark.parametrize("bins", [SHARED, DISPATCHED])
 def test_every_text_gets_its_answer(make_router: MakeRouter, bins: tuple[int, ...]) -> None:
-    router = make_router(*bins, queue_rows=10**4, queue_tokens=10**6)
+    router = make_router(*bins, queue_rows=10**4)
     rng = random.Random(1)
     asked = [router.ask(*(rng.randint(1, 512) for _ in range(rng.randint(1, 9)))) for _ in range(200)]
     assert [one.error() for one in asked] == [None] * 200
@@ -89,7 +89,7 @@ def test_a_worker_joins_once_however_often_it_reports(make_router: MakeRouter, b
 
 
 def test_a_full_queue_refuses_and_an_empty_one_takes_any_request(make_router: MakeRouter) -> None:
-    router = make_router(0, wait=False, queue_rows=3, queue_tokens=500)
+    router = make_router(0, wait=False, queue_rows=3)
     router.workers["a"].ready = False
     router.wait(lambda: router.joined())
     large = router.ask(*[100] * 5)
@@ -101,9 +101,9 @@ def test_a_full_queue_refuses_and_an_empty_one_takes_any_request(make_router: Ma
     router.workers["a"].ready = False
     router.wait(lambda: router.joined())
     waiting = router.ask(300)
-    with pytest.raises(OverloadedError, match="300 tokens wait, 201 more would exceed 500"):
-        router.ask(201)
-    also = router.ask(200)
+    with pytest.raises(OverloadedError, match="1 rows wait, 3 more would exceed 3"):
+        router.ask(1, 1, 1)
+    also = router.ask(200, 1)
     router.workers["a"].restart()
     assert waiting.error() is None and also.error() is None
     router.check_rest()

@@ -29,10 +29,10 @@ def test_demand_is_counted_by_bin_within_the_objective() -> None:
 def test_waiting_texts_count_as_demand_of_their_workers_bin() -> None:
     have = {"enc_w00": 32, "enc_w01": 32, "enc_w02": 512}
     seen = Traffic(60.0, outstanding={"enc_w00": 5, "enc_w01": 0, "enc_w02": 9, "enc_w09": 100})
-    one = front(drain=3)
-    per_text = 3 * plan.horizon_ms(one) / 60e3
+    one = front()
+    per_text = 2 * plan.horizon_ms(one) / 60e3
     assert plan.backlog_demand(one, seen, have) == pytest.approx((4 * per_text, 0.0, 8 * per_text))
-    assert plan.backlog_demand(front(drain=0), seen, have) == (0.0, 0.0, 0.0)
+    assert plan.backlog_demand(front(curve="clamped"), seen, have) == (0.0, 0.0, 0.0)
 
 
 def test_the_horizon_is_at_least_the_longest_service_time() -> None:
@@ -46,7 +46,7 @@ def test_the_horizon_is_at_least_the_longest_service_time() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_the_solution_is_the_best_of_all_counts(seed: int, curve: str) -> None:
     source = random.Random(seed)
-    one = front(curve=curve, cap_last="false", slo_ms=source.choice([150, 300, 1000]))
+    one = front(curve=curve, slo_ms=source.choice([150, 300, 1000]))
     workers = source.randint(2, 7)
     wanted = plan.assumed_demand(one, workers, source.uniform(0.2, 0.9))
     stated = plan.allocation_problem(one, workers, wanted)
@@ -65,7 +65,6 @@ def test_any_traffic_gives_a_plan_for_exactly_the_workers_there_are(seed: int) -
     one = front(
         slo_ms=source.choice([20, 150, 2000]),
         curve=source.choice(["md1", "clamped"]),
-        cap_last=source.choice(["true", "false"]),
         allocation=source.choice(["exact", "even", "global"]),
     )
     workers = source.randint(1, 12)

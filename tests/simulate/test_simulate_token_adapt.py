@@ -36,7 +36,7 @@ def poisson(per_s: float, seconds: float, seed: int) -> Load:
 
 def settings(algorithm: str, **changed: object) -> SchedulerSettings:
     defaults: dict[str, object] = {"price_window_ms": 0.0, "margin_ms": 0.0}
-    return SchedulerSettings(algorithm, 80.0, 80.0, 0.8, **{**defaults, **changed})  # type: ignore[arg-type]
+    return SchedulerSettings(algorithm, 80.0, 0.8, **{**defaults, **changed})  # type: ignore[arg-type]
 
 
 def test_a_single_image_runs_at_the_most_accurate_gamma() -> None:

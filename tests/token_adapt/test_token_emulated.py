@@ -27,12 +27,12 @@ def run(model: emulated.EmulatedImageModel, gamma: int, *tasks: str) -> list[np.
 def test_it_sleeps_for_the_profiled_latency(tmp_path: Path, sleeps: list[float]) -> None:
     file = tmp_path / "model.json"
     emulated.write(file, 8, list(PROFILES.values()), list(TASKS.values()), {2: 30.0})
-    model = emulated.read(file, time_scale=10.0)
+    model = emulated.read(file)
     assert model.gammas == (-4, 0, 2) and model.preprocessing.size == 8
     assert model.tasks == TASKS
     for gamma, count in ((0, 1), (0, 64), (2, 1), (2, 1), (0, 1), (0, 128)):
         run(model, gamma, *["animals"] * count)
-    assert sleeps == pytest.approx([10.0, 74.0, 15.0 + 300.0, 15.0, 10.0, 148.0])
+    assert sleeps == pytest.approx([1.0, 7.4, 1.5 + 30.0, 1.5, 1.0, 14.8])
 
 
 def test_the_accuracy_is_the_probability_of_the_first_label(sleeps: list[float]) -> None:
@@ -50,8 +50,6 @@ def test_an_invalid_description_is_refused(tmp_path: Path, text: str) -> None:
         emulated.read(tmp_path / "model.json")
 
 
-def test_a_missing_file_and_a_bad_scale_are_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="profile_file"):
         emulated.read(tmp_path / "none.json")
-    with pytest.raises(InvalidInputError, match="time_scale"):
-        emulated.read(tmp_path / "none.json", 0.0)

@@ -20,12 +20,12 @@ def load(model: RecordingModel | None = None, **parameters: object) -> tuple[loa
     return loading.load(arguments(**parameters), log.append, lambda args, serving: found), log
 
 
-def sizes(memory_mb: int, batch_share: float = 0.0, batch_size: int = 64, each_mb: tuple[float, ...] = (20.0,)) -> int:
+def sizes(memory_mb: int, batch_size: int = 64, each_mb: tuple[float, ...] = (20.0,)) -> int:
     """The largest batch of a model whose gammas, from 0, take so much memory for an image."""
     model = RecordingModel()
     model.profiles = {gamma: GammaProfile(gamma, 16, {1: 1.0, 64: 7.4}, mb) for gamma, mb in enumerate(each_mb)}
     model.gammas = tuple(model.profiles)
-    loaded, _ = load(model, memory_mb=memory_mb, batch_share=batch_share, batch_size=batch_size)
+    loaded, _ = load(model, memory_mb=memory_mb, batch_size=batch_size)
     return loaded.costs.max_size
 
 
@@ -48,19 +48,19 @@ def test_the_engine_of_the_least_memory_bounds_the_batch_and_none_without_memory
     assert sizes(61, batch_size=2) == 2
 
 
-@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
-def test_with_a_share_a_batch_is_as_large_as_the_throughput_asks(share: float) -> None:
+def test_a_batch_is_as_large_as_the_throughput_asks_where_nobody_says() -> None:
     """1 ms of one image, 7.4 ms of 64, and a line between them; that of the gamma nearest to 0 counts."""
     rates = [count / (1.0 + (count - 1) * 6.4 / 63) for count in range(1, 65)]
-    wanted = next(count for count, rate in enumerate(rates, 1) if rate >= share * max(rates) - 1e-12)
-    assert sizes(10_000, share) == wanted
-    assert sizes(10_000, 0.0) == 64
+    enough = next(count for count, rate in enumerate(rates, 1) if rate >= 0.9 * max(rates))
+    assert 1 < enough < 64
+    assert sizes(10_000, batch_size=0) == enough
+    assert sizes(61, batch_size=0) == 3
 
 
 def test_what_the_tasks_say_is_logged_and_then_what_is_served() -> None:
     model = RecordingModel()
     model.messages = ["task a: refused", "task b: refused"]
-    found, log = load(model, batch_size=8, batch_share=0.0)
+    found, log = load(model, batch_size=8)
     assert log[:2] == ["task a: refused", "task b: refused"] and len(log) == 3
     assert log[2].startswith("ready: 2 tasks, gammas -4, 0, 2, batches of up to 8, algorithm ")
     assert found.model is model and found.settings.batch_size == 8
@@ -80,7 +80,7 @@ def test_unknown_parameters_are_refused() -> None:
 @pytest.mark.parametrize(("memory_mb", "most"), [(0, 7), (9, 8)])
 def test_memory_is_stated_or_what_is_free(memory_mb: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "available_mb", lambda: 7.5)
-    _, log = load(memory_mb=memory_mb, batch_share=0.0)
+    _, log = load(memory_mb=memory_mb, batch_size=64)
     assert f"batches of up to {most}," in log[-1]
 
 

@@ -7,18 +7,14 @@ from typing import Any
 import pytest
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.token_adapt.settings import MAX_LATENCY_MS, MAX_UTILITY, TokenAdaptSettings, signature
+from shapeshift.token_adapt.settings import MAX_LATENCY_MS, TokenAdaptSettings, signature
 from tests.limits import Limits, cases, require_limit
 
-FROM_ZERO = (
-    *("latency_ms", "utility", "batch_window_ms", "batch_deadline_ms", "batch_utility"),
-    *("batch_share", "price_window_ms", "margin_ms", "slo_ms"),
-)
+FROM_ZERO = ("latency_ms", "batch_deadline_ms", "batch_utility", "price_window_ms", "margin_ms", "slo_ms")
 LEAST: Limits = {
     **dict.fromkeys(FROM_ZERO, (0.0, -0.01)),
     "memory_mb": (0, -1),
-    "batch_size": (1, 0),
-    "queue_images": (1, 0),
+    "batch_size": (0, -1),
     "queue_mb": (1, 0),
     "max_pixels": (1, 0),
     "decode_threads": (1, 0),
@@ -26,9 +22,7 @@ LEAST: Limits = {
 }
 MOST: Limits = {
     "latency_ms": (MAX_LATENCY_MS, MAX_LATENCY_MS + 1),
-    "utility": (MAX_UTILITY, MAX_UTILITY + 1),
     "batch_size": (4096, 4097),
-    "batch_share": (1.0, 1.01),
     "decode_threads": (64, 65),
     "threads": (1024, 1025),
 }
@@ -44,10 +38,6 @@ def test_other_words_are_refused(name: str, value: str) -> None:
     given: dict[str, Any] = {name: value}
     with pytest.raises(InvalidInputError, match=f"^{name}: got '{value}'"):
         TokenAdaptSettings(**given)
-
-
-def test_without_a_utility_that_of_the_task_counts() -> None:
-    assert TokenAdaptSettings().utility is None
 
 
 @pytest.mark.parametrize(("stated", "gammas"), [("", (-4, 0, 2)), ("2", (2,)), ("2, -4,2", (-4, 2))])

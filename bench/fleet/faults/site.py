@@ -35,8 +35,8 @@ class Site:
 
     def __init__(self, folder: Path, machines: Machines) -> None:
         empty(folder / "source")
-        settings = {"placement": "resident", "workers": _WORKERS, "min_workers": _WORKERS, "time_scale": "0.1"}
-        emulated_front(folder, FRONT, [32], **settings)
+        settings = {"placement": "resident", "workers": _WORKERS, "min_workers": _WORKERS}
+        emulated_front(folder, FRONT, [32], 0.1, **settings)
         self._file, self._machines = folder / "fleet.toml", machines
         self._port = next(free_ports())
         self.fleet = self._of(_NODES - 1)

@@ -60,7 +60,7 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> ImageFrontConf
 
 def check_emulated(front: EmulatedFrontConfig, paths: BuildPaths) -> emulated.EmulatedImageModel:
     """The described model. Raises InvalidInputError for a description or a default task that is not valid."""
-    model = emulated.read(front.folder / front.settings.profile_file, front.settings.time_scale)
+    model = emulated.read(front.folder / front.settings.profile_file)
     _require_task(front.serving.task, model.tasks)
     return model
 

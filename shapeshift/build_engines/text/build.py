@@ -107,10 +107,10 @@ def _build_emulated(planned: Plan, work: Path) -> BuildResult:
         raise InvalidInputError("profile_file", settings.profile_file, "lengths and latency_ms") from None
     outputs = engine_outputs(planned, hidden_size(planned.checkpoint.config))
     widths = {name: dims[-1] for name, dims in outputs.items()}
-    PROVIDER.describe(work, lengths, medians, widths, settings.time_scale)
+    PROVIDER.describe(work, lengths, medians, widths)
 
     def points(at: Sequence[int]) -> tuple[Latency, ...]:
-        values = np.interp(at, lengths, medians) * settings.time_scale
+        values = np.interp(at, lengths, medians)
         return tuple(Latency(n, 1, float(ms), float(ms), float(ms)) for n, ms in zip(at, values, strict=True))
 
     def entry(tokens: int | None, at: Sequence[int]) -> EngineEntry:

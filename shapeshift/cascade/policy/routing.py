@@ -35,6 +35,26 @@ def agreement(embedding: Array, weights: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
+class LevelOutput:
+    """What a level computed of one text. logits: [labels]; where the level has them, importance: [tokens], offsets:
+    [tokens, 2] and embedding: [width]."""
+
+    logits: Array
+    importance: Array | None = None
+    offsets: Array | None = None
+    embedding: Array | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a text so far: PROBABILITIES (of a regression the number), CONFIDENCE and LEVEL."""
+
+    probabilities: Array
+    confidence: float
+    level: int
+
+
+@dataclass(frozen=True)
 class RoutingRule:
     """c: every text with at most this confidence goes on; k: slope of the sigmoid above c; algorithm: its name."""
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shapeshift.cascade.policy.routing import Array
-from shapeshift.cascade.request import LevelOutput
+from shapeshift.cascade.policy.routing import Array, LevelOutput
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.engine_set import EngineSet
 from shapeshift.engines.interfaces import Ids

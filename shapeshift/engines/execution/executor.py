@@ -107,7 +107,7 @@ class EngineExecutor:
         self._row_ms = row_costs(self._pack_ms, self._pack_tokens, self._max_rows)
         self._measured = MeasuredFactor()
         self.time_bound = TimeBound("max_queue_ms", settings.max_queue_ms)
-        self.queue = BoundedQueue(settings.queue_rows, settings.queue_tokens, self.row_ms)
+        self.queue = BoundedQueue(settings.queue_rows, self.row_ms)
         self._stopping = threading.Event()
         self._runtime = lookup.PROVIDERS[manifest.provider].open(folder, manifest.precision, 1, device)
         self._manifest = manifest

@@ -126,16 +126,14 @@ class TextRequest:
 
 
 class BoundedQueue:
-    """Rows that wait, with bounds on their number and their tokens; producers never wait, consumers do.
+    """Rows that wait, with a bound on their number; producers never wait, consumers do.
 
     cost_ms: of a row, by the profile.
     """
 
-    def __init__(self, max_rows: int, max_tokens: int, cost_ms: Callable[[Row], float] = lambda row: 0.0) -> None:
-        self._rows_bound = Bound("queue_rows", max_rows, "rows")
-        self._tokens_bound = Bound("queue_tokens", max_tokens, "tokens")
+    def __init__(self, max_rows: int, cost_ms: Callable[[Row], float] = lambda row: 0.0) -> None:
+        self._bound = Bound("queue_rows", max_rows, "rows")
         self._waiting: deque[Row] = deque()
-        self._tokens = 0
         self._cost_ms = cost_ms
         self._waiting_ms = 0.0
         self._closed = False
@@ -154,15 +152,11 @@ class BoundedQueue:
 
         An empty queue takes any request, however large, so that no limit makes one impossible.
         """
-        tokens = sum(row.tokens for row in rows)
         with self._ready:
             if self._closed:
                 raise unloading()
-            if self._waiting:
-                self._rows_bound.require(len(self._waiting), len(rows))
-                self._tokens_bound.require(self._tokens, tokens)
+            self._bound.require_unless_empty(len(self._waiting), len(rows))
             self._waiting.extend(rows)
-            self._tokens += tokens
             self._waiting_ms += sum(map(self._cost_ms, rows))
             self._ready.notify(len(rows))
 
@@ -178,7 +172,6 @@ class BoundedQueue:
                 return []
             count = decide((row.tokens for row in self._waiting), len(self._waiting))
             taken = [self._waiting.popleft() for _ in range(count)]
-            self._tokens -= sum(row.tokens for row in taken)
             # An empty queue costs nothing, whatever the rounding of the sums.
             self._waiting_ms = self._waiting_ms - sum(map(self._cost_ms, taken)) if self._waiting else 0.0
             return taken
@@ -194,12 +187,11 @@ class BoundedQueue:
             self._closed = True
             left = list(self._waiting)
             self._waiting.clear()
-            self._tokens, self._waiting_ms = 0, 0.0
+            self._waiting_ms = 0.0
             self._ready.notify_all()
         return left
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where the count of tokens, or the cost, is not that of the rows."""
+        """Raise AssertionError where the cost is not that of the rows."""
         with self._ready:
-            assert self._tokens == sum(row.tokens for row in self._waiting), "token count is off"
             assert math.isclose(self._waiting_ms, sum(map(self._cost_ms, self._waiting)), abs_tol=1e-6), "cost is off"

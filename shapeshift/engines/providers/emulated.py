@@ -20,17 +20,17 @@ from shapeshift.engines.interfaces import MAX_TOKENS, TOKEN_OUTPUTS, Array, Runt
 from shapeshift.errors import InvalidInputError, UnsupportedError
 
 FILE_NAME = "emulated.json"
-VERSION = "1"
+VERSION = "2"
 
 
 class EmulatedEngine:
-    """Sleeps for `latency(tokens) * time_scale` and returns unit vectors that depend only on the ids."""
+    """Sleeps for `latency(tokens)` and returns unit vectors that depend only on the ids."""
 
     def __init__(self, spec: Mapping[str, Any], tokens: int | None, rows: int | None) -> None:
         self.tokens = tokens
         self.rows = rows
         self._lengths = np.asarray(spec["lengths"], dtype=float)
-        self._latency_s = np.asarray(spec["latency_ms"], dtype=float) * spec["time_scale"] / 1e3
+        self._latency_s = np.asarray(spec["latency_ms"], dtype=float) / 1e3
         self._outputs = {name: int(width) for name, width in spec["outputs"].items()}
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -73,17 +73,11 @@ class EmulatedProvider:
         lengths: Sequence[int],
         latency_ms: Sequence[float],
         outputs: Mapping[str, int],
-        time_scale: float,
     ) -> None:
         """Write what the engines in `folder` emulate: latencies by total tokens, and the width of each output."""
-        if time_scale <= 0 or not lengths or len(lengths) != len(latency_ms):
-            raise InvalidInputError("time_scale", time_scale, "above 0, with one latency for each length")
-        spec = {
-            "lengths": list(lengths),
-            "latency_ms": list(latency_ms),
-            "outputs": dict(outputs),
-            "time_scale": time_scale,
-        }
+        if not lengths or len(lengths) != len(latency_ms):
+            raise InvalidInputError("latency_ms", list(latency_ms), "one latency for each length")
+        spec = {"lengths": list(lengths), "latency_ms": list(latency_ms), "outputs": dict(outputs)}
         (folder / FILE_NAME).write_text(json.dumps(spec) + "\n")
 
     def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:

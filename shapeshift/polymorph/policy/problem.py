@@ -14,6 +14,8 @@ from shapeshift.polymorph.policy.curves import MD1, Clamped, Curve
 
 # A cap that is exceeded by rounding only is met.
 _ROUNDING = 1e-9
+# Waiting requests are demand as if to be served this often between two plans.
+_DRAIN = 2.0
 
 
 @dataclass(frozen=True)
@@ -79,27 +81,29 @@ class Problem:
 
 
 def of_services(
-    gpus: int, demand: Sequence[float], services: Sequence[float], horizon_ms: float, curve: str, cap_last: bool
+    gpus: int, demand: Sequence[float], services: Sequence[float], horizon_ms: float, curve: str
 ) -> Problem:
     """The problem of instances that take `services[i]` ms for a request, with the demand of one horizon.
 
-    curve: `clamped`, with whole requests as capacities, as in the paper; or `md1`.
+    curve: `clamped`, with whole requests as capacities and none of the longest runtime, as in the paper; or `md1`.
     """
     if curve == "clamped":
         whole = [float(max(1, math.floor(horizon_ms / service))) for service in services]
-        return Problem(gpus, tuple(demand), tuple(whole), tuple(map(Clamped, services)), cap_last)
+        return Problem(gpus, tuple(demand), tuple(whole), tuple(map(Clamped, services)))
     most = [horizon_ms / service for service in services]
     curves = tuple(MD1(service, full) for service, full in zip(services, most, strict=True))
-    return Problem(gpus, tuple(demand), tuple(max(1.0, full) for full in most), curves, cap_last)
+    return Problem(gpus, tuple(demand), tuple(max(1.0, full) for full in most), curves, cap_last=True)
 
 
-def backlog(outstanding: Iterable[tuple[int, int]], bins: int, times: float) -> list[float]:
+def backlog(outstanding: Iterable[tuple[int, int]], bins: int, share: float, curve: str) -> list[float]:
     """The waiting requests of instances, as demand of their bins.
 
-    outstanding: (bin, requests) of each instance; times: demand that each waiting request counts for. A queue that
-    outlasts its period shows a bin whose demand, although right on average, gave it too little capacity.
+    outstanding: (bin, requests) of each instance; share: a horizon's of the time between two plans. A queue that
+    outlasts its period shows a bin whose demand, although right on average, gave it too little capacity. With curve
+    `clamped` nothing waits, as in the paper.
     """
     waiting = [0.0] * bins
+    times = 0.0 if curve == "clamped" else _DRAIN * share
     for index, requests in outstanding:
         # The first request of an instance runs.
         waiting[index] += times * max(requests - 1, 0)

@@ -135,9 +135,9 @@ class Membership:
     workers: the candidates, by name; `offer` replaces the mapping, so that reading it needs no lock.
     """
 
-    def __init__(self, assignment: Assignment, max_rows: int, max_tokens: int, log: Log) -> None:
+    def __init__(self, assignment: Assignment, max_rows: int, log: Log) -> None:
         self.workers: Mapping[str, WorkerState] = {}
-        self.pending = PendingRows(assignment, max_rows, max_tokens)
+        self.pending = PendingRows(assignment, max_rows)
         self.retries = 0
         self.measured = MeasuredFactor()
         self._assignment = assignment

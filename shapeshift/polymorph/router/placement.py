@@ -66,8 +66,7 @@ def _dispatched(
     settings: PolymorphSettings, edges: list[int], times: ServiceTimes, limits: PackLimits
 ) -> DispatchedQueues:
     services = [times.of_bin(edge) for edge in edges]
-    rules = Rules(settings.dispatch, settings.threshold, settings.decay, settings.peek)
-    dispatcher: RowDispatcher = DISPATCHERS[settings.dispatch](edges, services, rules)
+    dispatcher: RowDispatcher = DISPATCHERS[settings.dispatch](edges, services, Rules(settings.dispatch))
     return DispatchedQueues(dispatcher, edges, capacities(settings.slo_ms, services), limits, times.of_row)
 
 

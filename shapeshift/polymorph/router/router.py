@@ -54,7 +54,7 @@ class Router:
         self._transport = transport
         self._times = times
         self._lock = threading.Lock()
-        self.members = Membership(assignment, settings.queue_rows, settings.queue_tokens, log)
+        self.members = Membership(assignment, settings.queue_rows, log)
         self.members.offer(transport.workers())
         self.time_bound = TimeBound("max_queue_ms", settings.max_queue_ms)
         self._closing = threading.Event()

@@ -54,12 +54,12 @@ def observed_demand(front: Front, traffic: Traffic) -> tuple[float, ...]:
 
 
 def backlog_demand(front: Front, traffic: Traffic, bins: Mapping[str, int]) -> tuple[float, ...]:
-    """The texts that wait for the workers `bins` (worker: bin), as demand that is served `drain` times a period."""
+    """The texts that wait for the workers `bins` (worker: bin), as demand."""
     outstanding = (
         (front.edges.index(fitting_bin(front, bin_)), traffic.outstanding.get(name, 0)) for name, bin_ in bins.items()
     )
-    times = front.settings.drain * horizon_ms(front) / (1000.0 * traffic.seconds)
-    return tuple(allocation.backlog(outstanding, len(front.edges), times))
+    share = horizon_ms(front) / (1000.0 * traffic.seconds)
+    return tuple(allocation.backlog(outstanding, len(front.edges), share, front.settings.curve))
 
 
 def assumed_demand(front: Front, workers: int, utilization: float = ASSUMED_UTILIZATION) -> tuple[float, ...]:
@@ -84,8 +84,7 @@ def assumed_demand(front: Front, workers: int, utilization: float = ASSUMED_UTIL
 
 def allocation_problem(front: Front, workers: int, demand: Sequence[float]) -> Problem:
     """The allocation problem with the front's latency curve."""
-    serving = front.settings
-    return allocation.of_services(workers, demand, front.service_ms, horizon_ms(front), serving.curve, serving.cap_last)
+    return allocation.of_services(workers, demand, front.service_ms, horizon_ms(front), front.settings.curve)
 
 
 def solve(front: Front, workers: int, demand: Sequence[float]) -> Solution:

@@ -7,7 +7,6 @@ It runs the real server with models and devices that are unavailable. Results me
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -96,18 +95,13 @@ def write(
     file.write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
 
 
-def read(file: Path, time_scale: float = 1.0) -> EmulatedImageModel:
-    """The model that a file describes, with all latencies multiplied by `time_scale`.
-
-    Raises InvalidInputError for an unreadable or invalid file.
-    """
-    if not (math.isfinite(time_scale) and time_scale > 0):
-        raise InvalidInputError("time_scale", time_scale, "above 0")
+def read(file: Path) -> EmulatedImageModel:
+    """The model that a file describes. Raises InvalidInputError for an unreadable or invalid file."""
     try:
         description = json.loads(file.read_text(encoding="utf-8"))
-        profiles = {int(entry["gamma"]): _profile(entry, time_scale) for entry in description["profiles"]}
+        profiles = {int(entry["gamma"]): _profile(entry) for entry in description["profiles"]}
         tasks = {str(entry["name"]): _task(entry) for entry in description["tasks"]}
-        switch_ms = {int(gamma): ms * time_scale for gamma, ms in description.get("switch_ms", {}).items()}
+        switch_ms = {int(gamma): ms for gamma, ms in description.get("switch_ms", {}).items()}
         size = int(description["image_size"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         cause = f"{type(error).__name__}: {error}"
@@ -121,8 +115,8 @@ def read(file: Path, time_scale: float = 1.0) -> EmulatedImageModel:
     return EmulatedImageModel(size, profiles, tasks, switch_ms)
 
 
-def _profile(entry: Mapping[str, Any], time_scale: float) -> GammaProfile:
-    latencies = {int(count): float(ms) * time_scale for count, ms in entry["latency_ms"].items()}
+def _profile(entry: Mapping[str, Any]) -> GammaProfile:
+    latencies = {int(count): float(ms) for count, ms in entry["latency_ms"].items()}
     return GammaProfile(int(entry["gamma"]), int(entry["tokens"]), latencies, float(entry["memory_mb"]))
 
 

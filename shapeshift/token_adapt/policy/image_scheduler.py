@@ -51,6 +51,8 @@ _BASELINES: Choices[Callable[[Costs], Baseline]] = Choices(
     {"paper": _BY_RATE, "paper_printed": _BY_RATE, "by_rate": _BY_RATE, "infaas": f"{_RATE_BASED}:Infaas"},
 )
 ALGORITHMS = tuple(dict.fromkeys((*plan.ALGORITHMS, *_BASELINES)))
+# Algorithm 1's delta.
+_WINDOW_MS = 500.0
 # The paper's beta, and its initial stage.
 _FEW_BATCHES, _INITIAL_MS = 5, 2000.0
 
@@ -60,13 +62,13 @@ class SchedulerSettings:
     """How the scheduler decides.
 
     algorithm          grid, front, paper, paper_printed, by_rate or infaas
-    batch_window_ms, batch_deadline_ms, batch_utility  Algorithm 1's delta, eta and mu
+    batch_deadline_ms  most difference between the deadlines of a batch (Algorithm 1's eta)
+    batch_utility      most difference between the utilities of a batch (Algorithm 1's mu)
     price_window_ms    grid, front: window of the shadow price of device time (`ShadowPrice`); 0: time is free
     margin_ms          time between the end of a batch and its answers; deadlines count as this much earlier
     """
 
     algorithm: str = "grid"
-    batch_window_ms: float = 500.0
     batch_deadline_ms: float = 500.0
     batch_utility: float = 0.8
     price_window_ms: float = 3000.0
@@ -74,7 +76,7 @@ class SchedulerSettings:
 
     def __post_init__(self) -> None:
         require(self.algorithm in ALGORITHMS, "algorithm", self.algorithm, f"one of {', '.join(ALGORITHMS)}")
-        for name in ("batch_window_ms", "batch_deadline_ms", "batch_utility", "price_window_ms", "margin_ms"):
+        for name in ("batch_deadline_ms", "batch_utility", "price_window_ms", "margin_ms"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
 
 
@@ -112,7 +114,7 @@ class ImageScheduler(Generic[ImageT]):
         self.costs = costs
         self.settings = settings
         self._queue: BatchQueue[ImageT] = BatchQueue(
-            settings.batch_window_ms, costs.max_size, settings.batch_deadline_ms, settings.batch_utility
+            _WINDOW_MS, costs.max_size, settings.batch_deadline_ms, settings.batch_utility
         )
         self._initial_until = started + _INITIAL_MS
         has_baseline = settings.algorithm in _BASELINES
