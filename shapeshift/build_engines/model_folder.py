@@ -8,7 +8,7 @@ from typing import Any
 
 from shapeshift import files
 from shapeshift.engines import hardware
-from shapeshift.engines.interfaces import Provider
+from shapeshift.engines.interfaces import PROVIDERS, Provider
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import InvalidInputError
 from shapeshift.triton import model_config
@@ -70,7 +70,7 @@ def provider_of(source: Path, requested: str) -> tuple[Provider, Sequence[int]]:
     name = lookup.resolve(requested, gpus)
     if name not in lookup.ON_GPU and gpus and is_placed(source):
         raise InvalidInputError("provider", name, f"with KIND_GPU one of {', '.join(lookup.ON_GPU)}, or auto")
-    return lookup.PROVIDERS[name], lookup.usable(name, gpus)
+    return PROVIDERS[name], lookup.usable(name, gpus)
 
 
 def is_placed(source: Path) -> bool:

@@ -52,12 +52,10 @@ class GeneratedCascadeSettings:
     """Parameters that `make engines` adds to the generated config.pbtxt.
 
     engines_dir  folder of all models' engines, relative to the model's folder
-    generation   raised by each load that replaces a dead process
     device_memory  what the first level wants of its GPU's memory, see `engines.device_plan`
     """
 
     engines_dir: str = ""
-    generation: int = 0
     device_memory: str = ""
 
 

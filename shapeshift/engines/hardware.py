@@ -12,6 +12,7 @@ from typing import Any
 from shapeshift.errors import UnsupportedError
 from shapeshift.settings import Choices
 
+PRECISIONS = ("auto", "f32", "bf16", "f16")
 _REPORTED_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 _BF16_FLAGS = ("avx512_bf16", "amx_bf16")
 DEVICE_MEMORY: Choices[Callable[[int], tuple[float, str]]] = Choices(

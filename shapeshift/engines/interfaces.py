@@ -24,6 +24,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from shapeshift.settings import Choices
+
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
 
@@ -98,3 +100,17 @@ class Provider(Protocol):
         has too little memory.
         """
         ...
+
+
+PROVIDERS: Choices[Provider] = Choices(
+    "provider",
+    {
+        "openvino": "shapeshift.engines.providers.openvino:PROVIDER",
+        "onnxruntime": "shapeshift.engines.providers.onnxruntime:PROVIDER",
+        "onnxruntime_tensorrt": "shapeshift.engines.providers.onnxruntime_tensorrt:PROVIDER",
+        "torch": "shapeshift.engines.providers.torch:PROVIDER",
+        "tensorrt": "shapeshift.engines.providers.tensorrt:PROVIDER",
+        "emulated": "shapeshift.engines.providers.emulated:PROVIDER",
+    },
+)
+"""By name. Each is imported at its first use."""

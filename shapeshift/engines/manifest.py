@@ -25,6 +25,31 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class GeneratedSettings:
+    """Parameters that `make engines` adds to the generated config.pbtxt.
+
+    engines          folder of engines, relative to the model's folder
+    manifest_sha256, checkpoint_sha256  hashes that the engines must have
+    answers_version  of a text model, see `Manifest.answers_version`; empty: unknown
+    checkpoint_name  `checkpoint` as the user wrote it, where it became a path; else empty
+    profile          measured latencies, JSON
+    labels           the class names of LOGITS or TOKEN_LOGITS, a JSON list
+    prompts          the texts that `prompt_name` chooses from, JSON {name: text}
+    device_memory    what the model wants of its GPU's memory, see `device_plan`
+    """
+
+    engines: str = ""
+    manifest_sha256: str = ""
+    checkpoint_sha256: str = ""
+    answers_version: str = ""
+    checkpoint_name: str = ""
+    profile: str = ""
+    labels: str = "[]"
+    prompts: str = "{}"
+    device_memory: str = ""
+
+
+@dataclass(frozen=True)
 class Latency:
     """One measured point: `rows` texts of `tokens` tokens in all, one thread, in milliseconds.
 

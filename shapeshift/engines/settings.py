@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shapeshift.engines.interfaces import MAX_TOKENS
-from shapeshift.engines.providers import lookup
+from shapeshift.engines.hardware import PRECISIONS
+from shapeshift.engines.interfaces import MAX_TOKENS, PROVIDERS
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
 
-PRECISIONS = ("auto", "f32", "bf16", "f16")
 # The names of sentence-transformers.
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 NORMALIZE = ("auto", "true", "false")
@@ -58,7 +57,7 @@ class TextEngineSettings:
     profile_file: str = ""
 
     def __post_init__(self) -> None:
-        providers = ("auto", *lookup.PROVIDERS)
+        providers = ("auto", *PROVIDERS)
         require(bool(self.checkpoint), "checkpoint", self.checkpoint, "a folder or a hub id")
         require(self.provider in providers, "provider", self.provider, f"one of {', '.join(providers)}")
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
@@ -121,28 +120,3 @@ class ExecutorSettings:
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("max_queue_ms", "pack_tokens"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-
-
-@dataclass(frozen=True)
-class GeneratedSettings:
-    """Parameters that `make engines` adds to the generated config.pbtxt.
-
-    engines          folder of engines, relative to the model's folder
-    manifest_sha256, checkpoint_sha256  hashes that the engines must have
-    answers_version  of a text model, see `Manifest.answers_version`; empty: unknown
-    checkpoint_name  `checkpoint` as the user wrote it, where it became a path; else empty
-    profile          measured latencies, JSON
-    labels           the class names of LOGITS or TOKEN_LOGITS, a JSON list
-    prompts          the texts that `prompt_name` chooses from, JSON {name: text}
-    device_memory    what the model wants of its GPU's memory, see `device_plan`
-    """
-
-    engines: str = ""
-    manifest_sha256: str = ""
-    checkpoint_sha256: str = ""
-    answers_version: str = ""
-    checkpoint_name: str = ""
-    profile: str = ""
-    labels: str = "[]"
-    prompts: str = "{}"
-    device_memory: str = ""

@@ -12,8 +12,8 @@ from shapeshift.engines import manifest
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.interfaces import Ids
-from shapeshift.engines.manifest import Manifest
-from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
+from shapeshift.engines.manifest import GeneratedSettings, Manifest
+from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.engines.text.tokenizer import FILE_NAME, TextTokenizer
 from shapeshift.errors import CancelledRequestError, EngineError, InvalidInputError, OverloadedError
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings

@@ -106,13 +106,11 @@ class PlacementSettings:
     bin_edges         JSON [tokens, ...]: the longest texts of the bins that workers may hold, ascending
     plan_histogram    JSON [weight, ...]: the expected share of texts in each bin before any traffic
     placement_reason  why `make engines` chose the placement for `auto`
-    generation        number of loads that replaced a dead process
     """
 
     bin_edges: str = "[]"
     plan_histogram: str = "[]"
     placement_reason: str = ""
-    generation: int = 0
 
     def edges(self) -> list[int]:
         """The bin edges. Raises InvalidInputError unless they ascend strictly from at least 1."""
@@ -134,13 +132,11 @@ class WorkerSettings:
 
     worker_of   the front that it serves
     bin         longest text that it takes, in tokens; 0: any, all engines are loaded
-    generation  number of loads that replaced a dead process
     bin_shapes  of a worker in Triton's own backend, see `engine_model`; else empty
     """
 
     worker_of: str = ""
     bin: int = 0
-    generation: int = 0
     bin_shapes: str = ""
 
     def __post_init__(self) -> None:

@@ -17,10 +17,9 @@ import numpy as np
 from shapeshift import settings
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.engine_set import BackgroundLoader, EngineSet, first_and_rest, longest_call_s
-from shapeshift.engines.interfaces import Array, Ids
-from shapeshift.engines.manifest import EngineEntry
-from shapeshift.engines.providers import lookup
-from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
+from shapeshift.engines.interfaces import PROVIDERS, Array, Ids
+from shapeshift.engines.manifest import EngineEntry, GeneratedSettings
+from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.polymorph.service_times import bin_edges, entry_of_bin
 from shapeshift.polymorph.settings import (
@@ -58,11 +57,11 @@ class TextWorker:
         self._widths = {output.name: output.dims for output in engines.outputs}
         self._vocabulary = engines.vocabulary
         self._max_tokens = worker.bin or engines.max_tokens
-        self._identity = worker.bin, worker.generation, os.getpid()
+        self._identity = worker.bin, args.generation, os.getpid()
         self._version = engines.answers_version()
         self._busy_ns = 0
         self._lengths_seen = [0] * (engines.max_tokens + 1)
-        self._runtime = lookup.PROVIDERS[engines.provider].open(folder, engines.precision, 1, args.device)
+        self._runtime = PROVIDERS[engines.provider].open(folder, engines.precision, 1, args.device)
         self.engines = EngineSet(engines)
         first, rest = (entry_of_bin(engines, worker.bin), []) if worker.bin else first_and_rest(engines)
         self._load(first)
@@ -78,7 +77,7 @@ class TextWorker:
         stalled = Liveness(lambda: [self._executing], self._log).metric
         self._metrics = MetricsFlusher(pb_utils, args.name, [self._calls, self._rows, loaded, stalled], self._log)
         self._log(
-            f"ready: bin {worker.bin or 'any'}, generation {worker.generation}, {engines.provider} {engines.precision}"
+            f"ready: bin {worker.bin or 'any'}, generation {args.generation}, {engines.provider} {engines.precision}"
         )
 
     def execute(self, requests: Sequence[InferenceRequest]) -> list[InferenceResponse]:

@@ -120,9 +120,16 @@ class Signature:
         return {"decoupled": True} if self.decoupled else None
 
 
+GENERATION = "generation"
+"""The parameter that is raised to load a model again: Triton loads nothing that has not changed."""
+
+
 @dataclass(frozen=True)
 class ModelArgs:
-    """The parts of the `args` of a backend's `initialize` that this project uses."""
+    """The parts of the `args` of a backend's `initialize` that this project uses.
+
+    parameters: those of the technique; generation: of the load, which any model may have.
+    """
 
     name: str
     folder: Path
@@ -131,6 +138,7 @@ class ModelArgs:
     kind: str
     device_id: int
     version: str = "1"
+    generation: int = 0
 
     @property
     def inputs(self) -> list[str]:
@@ -155,14 +163,17 @@ class ModelArgs:
 def read(args: Mapping[str, str]) -> ModelArgs:
     """Parse the `args` of `initialize`."""
     config = json.loads(args["model_config"])
+    parameters = _parameters(config)
+    generation = parameters.pop(GENERATION, "")
     return ModelArgs(
         name=args["model_name"],
         folder=Path(args["model_repository"]),
         config=config,
-        parameters=_parameters(config),
+        parameters=parameters,
         kind=args["model_instance_kind"],
         device_id=int(args["model_instance_device_id"] or 0),
         version=args["model_version"],
+        generation=int(generation) if generation.isdecimal() else 0,
     )
 
 

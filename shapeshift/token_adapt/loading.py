@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shapeshift import settings
 from shapeshift.engines import hardware
-from shapeshift.engines.settings import GeneratedSettings
+from shapeshift.engines.manifest import GeneratedSettings
 from shapeshift.errors import InvalidInputError
 from shapeshift.registry import (
     Follower,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shapeshift.engines.providers import lookup
-from shapeshift.engines.settings import PRECISIONS
+from shapeshift.engines.hardware import PRECISIONS
+from shapeshift.engines.interfaces import PROVIDERS
 from shapeshift.errors import InvalidInputError
 from shapeshift.serving.model_args import DESCRIPTION, Signature, Tensor
 from shapeshift.settings import require
@@ -55,7 +55,7 @@ class ImageEngineSettings:
     gammas: str = "-20,-15,-10,-5,0,2,4,8"
 
     def __post_init__(self) -> None:
-        providers = ("auto", *(name for name in lookup.PROVIDERS if name != EMULATED))
+        providers = ("auto", *(name for name in PROVIDERS if name != EMULATED))
         require(bool(self.checkpoint), "checkpoint", self.checkpoint, "a folder or a hub id")
         require(self.provider in providers, "provider", self.provider, f"one of {', '.join(providers)}")
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")

@@ -107,7 +107,7 @@ class Provider:
 @pytest.fixture
 def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
     made = Provider()
-    monkeypatch.setattr(lookup, "PROVIDERS", {"onnxruntime": made})
+    monkeypatch.setattr("shapeshift.build_engines.model_folder.PROVIDERS", {"onnxruntime": made})
     monkeypatch.setitem(
         sys.modules, "shapeshift.engines.text.reference_model", SimpleNamespace(ReferenceModel=Reference)
     )

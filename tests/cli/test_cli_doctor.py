@@ -86,7 +86,7 @@ def test_the_default_provider_is_needed_and_others_are_not(monkeypatch: pytest.M
         def version(self) -> str:
             raise UnsupportedError("provider x: not installed; run `pip install x`")
 
-    monkeypatch.setattr(lookup, "PROVIDERS", {"openvino": Broken(), "tensorrt": Broken()})
+    monkeypatch.setattr(software, "PROVIDERS", {"openvino": Broken(), "tensorrt": Broken()})
     monkeypatch.setattr(lookup, "resolve", lambda requested, gpus: "openvino")
     assert [software.provider(name).state for name in ("openvino", "tensorrt")] == [MISSING, NOTE]
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.engines.execution.engine_set import pack, unpack
-from shapeshift.engines.interfaces import Array, Ids
-from shapeshift.engines.providers import lookup
+from shapeshift.engines.interfaces import PROVIDERS, Array, Ids
 
 WORDS = 60
 VOCABULARY = 64
@@ -159,7 +158,7 @@ def outputs_of_engines(
 
     All texts share one engine call where the family packs rows.
     """
-    made: Any = lookup.PROVIDERS[provider]
+    made: Any = PROVIDERS[provider]
     packs, offset = reference.packs_rows, reference.position_offset
     groups = [list(texts)] if packs else [[text] for text in texts]
     example = pack(groups[0][:2], 1 + sum(map(len, groups[0][:2])), len(groups[0][:2]), offset)

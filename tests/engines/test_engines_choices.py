@@ -14,6 +14,7 @@ import pytest
 
 from shapeshift.engines import hardware
 from shapeshift.engines.hardware import cores, cpu_model
+from shapeshift.engines.interfaces import PROVIDERS
 from shapeshift.engines.profile import measure_interleaved
 from shapeshift.engines.providers import lookup
 from shapeshift.engines.settings import TextEngineSettings
@@ -79,12 +80,12 @@ def test_the_hardware_in_one_line(tmp_path: Path) -> None:
 
 
 def test_providers_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in lookup.PROVIDERS:
-        assert lookup.PROVIDERS[name].name == name
+    for name in PROVIDERS:
+        assert PROVIDERS[name].name == name
     with pytest.raises(
         InvalidInputError, match="provider: got 'tflite'; one of openvino, onnxruntime, onnxruntime_tensorrt, torch"
     ):
-        lookup.PROVIDERS["tflite"]
+        PROVIDERS["tflite"]
     assert (lookup.resolve("auto", []), lookup.resolve("auto", [1])) == ("openvino", "torch")
     assert lookup.resolve("onnxruntime", [1]) == "onnxruntime"
     assert (lookup.usable("torch", [1, 2]), lookup.usable("openvino", [1, 2])) == ([1, 2], ())
@@ -101,7 +102,7 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UnsupportedError, match=f"provider {name}: not installed"):
-        lookup.PROVIDERS[name].version()
+        PROVIDERS[name].version()
 
 
 @pytest.mark.parametrize(

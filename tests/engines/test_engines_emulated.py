@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shapeshift.engines.execution.engine_set import pack
-from shapeshift.engines.providers import lookup
+from shapeshift.engines.interfaces import PROVIDERS
 from shapeshift.engines.providers.emulated import PROVIDER, EmulatedRuntime
 from shapeshift.errors import InvalidInputError, UnsupportedError
 
@@ -19,7 +19,7 @@ def opened(folder: Path, latency_ms: tuple[float, float] = (0.0, 0.0)) -> Emulat
 
 
 def test_is_a_provider() -> None:
-    assert lookup.PROVIDERS["emulated"] is PROVIDER
+    assert PROVIDERS["emulated"] is PROVIDER
     assert PROVIDER.version()
     with pytest.raises(UnsupportedError, match="emulated"):
         PROVIDER.export(None, {}, Path(), "f32")

@@ -13,7 +13,6 @@ import pytest
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.manifest import EngineEntry
-from shapeshift.engines.providers import lookup
 from shapeshift.engines.settings import ExecutorSettings
 from shapeshift.errors import EngineError, OverloadedError
 from shapeshift.serving.metrics import Counter, Gauge
@@ -39,7 +38,8 @@ def log() -> list[str]:
 @pytest.fixture
 def make(fake: FakeEngines, log: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setitem(globals(), "FAKE", fake)
-    monkeypatch.setattr(lookup, "PROVIDERS", Choices("provider", {"fake": f"{__name__}:FAKE"}))
+    fakes: Choices[Any] = Choices("provider", {"fake": f"{__name__}:FAKE"})
+    monkeypatch.setattr("shapeshift.engines.execution.executor.PROVIDERS", fakes)
     made: list[EngineExecutor] = []
 
     def start(device: int | None = None, engines: tuple[EngineEntry, ...] = (), **settings: Any) -> EngineExecutor:

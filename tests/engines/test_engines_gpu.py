@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shapeshift.engines import cuda_device, gpu, hardware
-from shapeshift.engines.providers import lookup
+from shapeshift.engines.interfaces import PROVIDERS
 from shapeshift.errors import EngineError, UnsupportedError
 from tests.engines.driver import Driver, Management, install
 
@@ -77,7 +77,7 @@ def test_a_torch_that_cannot_use_the_gpu_says_why(
     install(monkeypatch, driver)
     torch_for(monkeypatch, cuda, architectures, usable)
     with pytest.raises(EngineError, match=rf"GPU 0 \(H100\): torch .*{text}.*; {OFFER}"):
-        lookup.PROVIDERS["torch"].open(tmp_path, "f32", 1, 0)
+        PROVIDERS["torch"].open(tmp_path, "f32", 1, 0)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from shapeshift.engines import gpu, hardware, verify
-from shapeshift.engines.interfaces import INPUT_AXES
+from shapeshift.engines.interfaces import INPUT_AXES, PROVIDERS
 from shapeshift.engines.providers import lookup, onnxruntime_tensorrt
 from shapeshift.engines.providers.onnxruntime_tensorrt import PROFILE_FILE, PROVIDER
 from shapeshift.errors import EngineError, UnsupportedError
@@ -103,6 +103,6 @@ def test_without_tensorrt_nothing_else_is_taken_silently(folder: Path, library: 
 
 def test_it_is_a_provider_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "describe", lambda device: SimpleNamespace(has_bf16=False))
-    assert lookup.PROVIDERS["onnxruntime_tensorrt"] is PROVIDER
+    assert PROVIDERS["onnxruntime_tensorrt"] is PROVIDER
     assert lookup.usable(PROVIDER.name, [1]) == [1]
     assert hardware.resolve_precision("auto", PROVIDER.name, 1) == "f16" and "f16" in verify.MIN_COSINE

@@ -12,7 +12,8 @@ import torch
 
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.execution.engine_set import pack, unpack
-from shapeshift.engines.providers import lookup, packed_attention
+from shapeshift.engines.interfaces import PROVIDERS
+from shapeshift.engines.providers import packed_attention
 from shapeshift.engines.providers.packed_attention import offsets_of, takes_varlen, varlen_kernels
 from shapeshift.engines.text import sentence_modules
 from shapeshift.engines.text.families import FAMILIES, family_of
@@ -227,7 +228,7 @@ def test_a_pack_on_a_gpu(tmp_path: Path, family: str) -> None:
     """Graph and eager, in f16, with texts of other lengths in the graph than it was captured with."""
     reference = reference_of(save_model(tmp_path / "model", family))
     opened(tmp_path, reference, "f16")
-    runtime, rng = lookup.PROVIDERS["torch"].open(tmp_path, "f16", 1, 0), np.random.default_rng(3)
+    runtime, rng = PROVIDERS["torch"].open(tmp_path, "f16", 1, 0), np.random.default_rng(3)
     graph, eager = runtime.engine(64, 8), runtime.engine(None, None)
     for lengths in ((5, 1, 17, 9, 3), (48,), (1, 1, 1, 30)):
         given = [rng.integers(3, VOCABULARY, length, dtype=np.int64) for length in lengths]

@@ -14,7 +14,8 @@ import torch
 
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.execution.engine_set import pack, unpack
-from shapeshift.engines.providers import cuda_graph, lookup, torch_model
+from shapeshift.engines.interfaces import PROVIDERS
+from shapeshift.engines.providers import cuda_graph, torch_model
 from shapeshift.engines.text.sentence_modules import SentenceModules
 from shapeshift.engines.verify import MIN_COSINE, compare
 from shapeshift.errors import EngineError
@@ -91,7 +92,7 @@ def test_image_engines_match_in_every_precision(tmp_path: Path) -> None:
 
 
 def opened(folder: Path, source: Any, kind: str, threads: int = 1) -> Any:
-    provider = lookup.PROVIDERS["torch"]
+    provider = PROVIDERS["torch"]
     if hasattr(source, "module"):
         module, example = source.module(), pack(texts()[:2], 24, 2, source.position_offset)
     else:
@@ -149,7 +150,7 @@ def test_the_gammas_of_a_model_share_their_weights(tmp_path: Path) -> None:
         folder = tmp_path / f"{gamma} {kind}"
         opened(folder, image_module(folder, gamma), kind)
         beside = runtimes[0] if runtimes else None
-        runtimes.append(lookup.PROVIDERS["torch"].open(folder, kind, 1, beside=beside))
+        runtimes.append(PROVIDERS["torch"].open(folder, kind, 1, beside=beside))
     first, second, other = ([weight.data_ptr() for weight in one.model.weights.values()] for one in runtimes)
     assert first == second and not set(first) & set(other)
     module = image_module(tmp_path / "-3 f32", 0)
@@ -165,7 +166,7 @@ def test_weights_that_differ_are_not_shared(tmp_path: Path) -> None:
         module.model.patch.weight.add_(1.0)
     (tmp_path / "other").mkdir()
     opened(tmp_path / "other", module, "f32")
-    second = lookup.PROVIDERS["torch"].open(tmp_path / "other", "f32", 1, beside=first)
+    second = PROVIDERS["torch"].open(tmp_path / "other", "f32", 1, beside=first)
     inputs = module.example(2, seed=1)
     np.testing.assert_allclose(second.engine(None, None).run(inputs)["FEATURES"], module.features(inputs), atol=1e-5)
 
@@ -215,7 +216,7 @@ def test_a_captured_graph_computes_what_the_eager_engine_does(tmp_path: Path, de
     reference = reference_of(save_model(tmp_path / "model", "bert"))
     opened(tmp_path, reference, "f32")
     for _ in range(2):
-        runtime: Any = lookup.PROVIDERS["torch"].open(tmp_path, "f32", 1, device)
+        runtime: Any = PROVIDERS["torch"].open(tmp_path, "f32", 1, device)
         eager, graphs = runtime.engine(None, None), [runtime.as_on_gpu(tokens, 8) for tokens in (64, 40)]
         assert all(isinstance(one, cuda_graph.CudaGraphEngine) for one in graphs)
         # The graphs share memory: each is replayed after the other, with other texts.
@@ -234,7 +235,7 @@ def test_a_captured_graph_computes_what_the_eager_engine_does(tmp_path: Path, de
 def test_graphs_of_batches_compute_what_the_eager_engine_does(tmp_path: Path, gamma: int, device: int | None) -> None:
     module = image_module(tmp_path, gamma)
     opened(tmp_path, module, "f32")
-    runtime: Any = lookup.PROVIDERS["torch"].open(tmp_path, "f32", 1, device)
+    runtime: Any = PROVIDERS["torch"].open(tmp_path, "f32", 1, device)
     eager, graphs = torch_model.TorchEngine(runtime.model, None, None), runtime.as_on_gpu(None, None)
     assert isinstance(graphs, cuda_graph.SizedGraphs)
     for images in (1, 3, 64, 65, 2):

@@ -15,8 +15,7 @@ from shapeshift.build_engines.image import engines as image_engines
 from shapeshift.build_engines.image import front as images
 from shapeshift.build_engines.image import plan
 from shapeshift.engines import cuda_device, hardware, manifest, verify
-from shapeshift.engines.interfaces import Engine, Runtime
-from shapeshift.engines.providers import lookup
+from shapeshift.engines.interfaces import PROVIDERS, Engine, Runtime
 from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.token_adapt import loading
@@ -45,7 +44,7 @@ def test_engines_compute_what_the_eager_model_does(project: Path, provider: str)
     folded = model.fold(prompts)
     pixels = noise(7)
     for entry in made.engines:
-        runtime = lookup.PROVIDERS[provider].open(folder / entry.folder, "f32", 1)
+        runtime = PROVIDERS[provider].open(folder / entry.folder, "f32", 1)
         inputs: dict[str, np.ndarray] = {"PIXELS": pixels}
         own = None
         if entry.gamma > 0:
@@ -69,7 +68,7 @@ def test_an_export_runs_the_model_once(tmp_path: Path, monkeypatch: pytest.Monke
         return forward(pixels)
 
     monkeypatch.setattr(module, "forward", counted)
-    lookup.PROVIDERS["openvino"].export(module, module.example(2), tmp_path, "f32")
+    PROVIDERS["openvino"].export(module, module.example(2), tmp_path, "f32")
     assert runs == [2]
 
 
@@ -139,7 +138,7 @@ def test_a_gamma_outside_the_tolerance_in_bf16_is_built_in_f32(
         return verify.Deviation(0.3, 0.95) if module.gamma < 0 and opened[-1] == "bf16" else found
 
     opened: list[str] = []
-    provider = lookup.PROVIDERS["openvino"]
+    provider = PROVIDERS["openvino"]
 
     def open_it(
         self: Any, folder: Path, stated: str, threads: int, device: int | None, beside: Runtime | None = None

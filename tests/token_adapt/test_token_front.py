@@ -494,6 +494,13 @@ def test_metrics_count_images_batches_and_requests(model: RecordingModel) -> Non
 # Loading.
 
 
+def test_an_image_model_can_be_loaded_again(model: RecordingModel) -> None:
+    """By `shapeshift reload`, and by the sidecar after its process has died: both raise the generation."""
+    args = arguments(generation=3)
+    assert args.generation == 3 and "generation" not in args.parameters
+    ImageFront(PbUtils(), args, lambda args, own: model).close()
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

@@ -15,7 +15,7 @@ from torch.nn import functional
 from shapeshift.build_engines.image import front as images
 from shapeshift.build_engines.image.labels import Agreement
 from shapeshift.engines import hardware
-from shapeshift.engines.providers import lookup
+from shapeshift.engines.interfaces import PROVIDERS
 from shapeshift.engines.providers.openvino import OpenVinoEngine
 from shapeshift.engines.verify import VerificationError
 from shapeshift.errors import InvalidInputError
@@ -68,7 +68,7 @@ def cpu(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 def spoiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """Replaces OpenVINO by torch; its one number is the share of wrong rows of a bf16 engine that merges."""
     share, modules = [0.0], {}
-    provider = type(lookup.PROVIDERS["openvino"])
+    provider = type(PROVIDERS["openvino"])
 
     def export(self: object, module: GammaModule, example: object, folder: Path, precision: str) -> list[str]:
         (folder / "model.torch").touch()
@@ -155,7 +155,7 @@ def test_the_matching_is_marked_to_stay_in_f32(project: Path, tmp_path: Path) ->
     """In the file on every CPU. On one with bf16 also in the compiled engine, where nothing of it runs in bf16."""
     model, _, _ = read_model(project / "checkpoints" / "small")
     module = GammaModule(model, -5).eval()
-    provider = lookup.PROVIDERS["openvino"]
+    provider = PROVIDERS["openvino"]
     provider.export(module, module.example(2), tmp_path, "bf16")
     layers = list(ElementTree.parse(tmp_path / "model.xml").iterfind("./layers/layer"))
     inside = [layer for layer in layers if ".matching/" in layer.get("name", "")]

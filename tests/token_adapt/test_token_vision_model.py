@@ -113,7 +113,7 @@ def test_engines_share_weights_and_have_the_threads_that_are_stated_or_all_cores
     write_engines(tmp_path)
     provider = Provider()
     monkeypatch.setitem(globals(), "PROVIDER", provider)
-    monkeypatch.setattr(vision_model.lookup, "PROVIDERS", Choices("provider", {"fake": f"{__name__}:PROVIDER"}))
+    monkeypatch.setattr(vision_model, "PROVIDERS", Choices("provider", {"fake": f"{__name__}:PROVIDER"}))
     model = vision_model.open_model(tmp_path, tmp_path, threads, device=7)
     each = threads or cores()
     assert [one[:4] for one in provider.opened] == [

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from shapeshift.build_engines.image import engines, plan
 from shapeshift.build_engines.image import front as images
-from shapeshift.engines.providers import lookup
+from shapeshift.engines.interfaces import PROVIDERS
 from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.token_adapt.checkpoints.huggingface import FAMILIES
 from shapeshift.token_adapt.checkpoints.reading import open_vision
@@ -62,7 +62,7 @@ def test_the_same_numbers_as_the_library(tmp_path: Path, name: str) -> None:
 def test_an_engine_equals_the_library(tmp_path: Path, name: str, request: pytest.FixtureRequest) -> None:
     theirs = write(BY_NAME[name], tmp_path)
     model, weight, bias = read_model(tmp_path)
-    provider = lookup.PROVIDERS["openvino"]
+    provider = PROVIDERS["openvino"]
     in_full = "long" in request.config.option.markexpr
     for gamma in (0, -5, 2) if in_full else (0,):
         module = GammaModule(model, gamma).eval()

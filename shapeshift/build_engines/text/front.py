@@ -17,8 +17,8 @@ from shapeshift.build_engines.text.config import TextFrontConfig, length_histogr
 from shapeshift.build_engines.text.plan import Plan, engine_outputs, is_current, plan, with_dims
 from shapeshift.build_engines.text.workers import choose_placement, placement_parameters, write_workers
 from shapeshift.engines import device_plan, manifest, weight_headers
-from shapeshift.engines.manifest import Manifest
-from shapeshift.engines.settings import GeneratedSettings, TextEngineSettings
+from shapeshift.engines.manifest import GeneratedSettings, Manifest
+from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.engines.text import tokenizer_files
 from shapeshift.engines.text.families import FAMILIES, family_of, hidden_size, longest_text, vocabulary_size
 from shapeshift.errors import InvalidInputError, UnsupportedError

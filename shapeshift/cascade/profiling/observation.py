@@ -12,9 +12,8 @@ import numpy as np
 from shapeshift.cascade.policy.routing import Array, LevelOutput
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.engine_set import EngineSet
-from shapeshift.engines.interfaces import Ids
+from shapeshift.engines.interfaces import PROVIDERS, Ids
 from shapeshift.engines.manifest import Manifest
-from shapeshift.engines.providers import lookup
 from shapeshift.engines.text.tokenizer import FILE_NAME, Encoded, TextTokenizer
 from shapeshift.errors import EngineError
 
@@ -51,7 +50,7 @@ class ModelRunner:
             type_stride=self.manifest.type_stride,
             vocab_size=self.manifest.vocabulary,
         )
-        runtime = lookup.PROVIDERS[self.manifest.provider].open(folder, self.manifest.precision, threads=1)
+        runtime = PROVIDERS[self.manifest.provider].open(folder, self.manifest.precision, threads=1)
         self._engine_set = EngineSet(self.manifest)
         for entry in self.manifest.engines:
             self._engine_set.add(runtime.engine(entry.tokens, entry.rows), entry)

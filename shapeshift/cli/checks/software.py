@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from shapeshift import installation
 from shapeshift.cli.checks.finding import MISSING, NOTE, OK, Finding
 from shapeshift.engines import hardware
+from shapeshift.engines.interfaces import PROVIDERS
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import listed
 from shapeshift.fused_decode.model import kernel_build
@@ -31,7 +32,7 @@ def check(build: Path, triton: Path | None = None) -> list[Finding]:
     return [
         _python(),
         _packages(),
-        *(provider(name) for name in lookup.PROVIDERS if name != "emulated"),
+        *(provider(name) for name in PROVIDERS if name != "emulated"),
         _torch(),
         _compiler(),
         _gurobi(),
@@ -101,7 +102,7 @@ def provider(name: str) -> Finding:
     """Whether a provider's library can be imported. MISSING for the one that `auto` means."""
     label = f"provider {name}"
     try:
-        return Finding(label, OK, lookup.PROVIDERS[name].version())
+        return Finding(label, OK, PROVIDERS[name].version())
     except Exception as error:  # noqa: BLE001  a library that is installed badly raises anything
         reason = str(error).partition("\n")[0].removeprefix(f"{label}: ") or type(error).__name__
         return Finding(label, MISSING if name == lookup.resolve("auto", range(hardware.gpus())) else NOTE, reason)

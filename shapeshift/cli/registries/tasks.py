@@ -13,7 +13,7 @@ from typing import Any
 
 from shapeshift import settings
 from shapeshift.cli.registries import front_model
-from shapeshift.engines.settings import GeneratedSettings
+from shapeshift.engines.manifest import GeneratedSettings
 from shapeshift.errors import InvalidInputError
 from shapeshift.progress import Progress
 from shapeshift.token_adapt.settings import ImageEngineSettings, TokenAdaptSettings

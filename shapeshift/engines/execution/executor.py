@@ -12,9 +12,9 @@ from shapeshift.engines.execution import engine_set
 from shapeshift.engines.execution.engine_set import BackgroundLoader, EngineSet, first_and_rest
 from shapeshift.engines.execution.request import BoundedQueue, Row, TextRequest
 from shapeshift.engines.hardware import cores
+from shapeshift.engines.interfaces import PROVIDERS
 from shapeshift.engines.manifest import EngineEntry, Manifest
 from shapeshift.engines.policy.packs import MeasuredFactor, row_costs, rows_to_take
-from shapeshift.engines.providers import lookup
 from shapeshift.engines.settings import ExecutorSettings
 from shapeshift.errors import EngineError
 from shapeshift.serving.bounds import TimeBound, unloading
@@ -109,7 +109,7 @@ class EngineExecutor:
         self.time_bound = TimeBound("max_queue_ms", settings.max_queue_ms)
         self.queue = BoundedQueue(settings.queue_rows, self.row_ms)
         self._stopping = threading.Event()
-        self._runtime = lookup.PROVIDERS[manifest.provider].open(folder, manifest.precision, 1, device)
+        self._runtime = PROVIDERS[manifest.provider].open(folder, manifest.precision, 1, device)
         self._manifest = manifest
         self._log = log
         # A GPU has one: the graphs of its engines share memory.

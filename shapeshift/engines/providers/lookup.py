@@ -1,4 +1,4 @@
-"""The engine providers by name. Each is imported at its first use."""
+"""Which provider builds the engines of a model."""
 
 from __future__ import annotations
 
@@ -6,21 +6,8 @@ import contextlib
 from collections.abc import Sequence
 
 from shapeshift.engines import hardware
-from shapeshift.engines.interfaces import Provider
+from shapeshift.engines.interfaces import PROVIDERS, Provider
 from shapeshift.errors import UnsupportedError
-from shapeshift.settings import Choices
-
-PROVIDERS: Choices[Provider] = Choices(
-    "provider",
-    {
-        "openvino": "shapeshift.engines.providers.openvino:PROVIDER",
-        "onnxruntime": "shapeshift.engines.providers.onnxruntime:PROVIDER",
-        "onnxruntime_tensorrt": "shapeshift.engines.providers.onnxruntime_tensorrt:PROVIDER",
-        "torch": "shapeshift.engines.providers.torch:PROVIDER",
-        "tensorrt": "shapeshift.engines.providers.tensorrt:PROVIDER",
-        "emulated": "shapeshift.engines.providers.emulated:PROVIDER",
-    },
-)
 
 ON_GPU = ("onnxruntime", "onnxruntime_tensorrt", "tensorrt", "torch")
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from shapeshift.engines.hardware import cores
-from shapeshift.engines.interfaces import Array, Engine, Runtime
+from shapeshift.engines.interfaces import PROVIDERS, Array, Engine, Runtime
 from shapeshift.engines.manifest import check_files, hashes_file
-from shapeshift.engines.providers import lookup
 from shapeshift.errors import InvalidInputError
 from shapeshift.registry import FILE, FolderWatch
 from shapeshift.token_adapt.interfaces import GammaProfile, Pixels, Probabilities, Task
@@ -38,7 +37,7 @@ def open_model(
     """
     manifest = image_manifest.load(folder, expect_sha256)
     check_files(folder, manifest.files, hashes_file(folder))
-    provider = lookup.PROVIDERS[manifest.provider]
+    provider = PROVIDERS[manifest.provider]
     engines: dict[int, Engine] = {}
     first: Runtime | None = None
     for entry in manifest.engines:
