@@ -19,7 +19,6 @@ LEFT = {
     "shapeshift/engines": 38,
     "shapeshift/fleet": 17,
     "shapeshift/fused_decode": 140,
-    "shapeshift/gateway": 95,
     "shapeshift/serving": 14,
     "shapeshift/sidecar": 2,
     "shapeshift/token_adapt": 20,

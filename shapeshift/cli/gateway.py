@@ -21,6 +21,12 @@ LOG_FILE = "gateway.log"
 _PORT_FILE = "gateway.port"
 _HOST = GatewaySettings.host
 _START_S, _POLL_S = 15.0, 0.1
+# Options that a former version had, and what to do instead.
+_REMOVED = {
+    "--max-body-mb": "bodies have at most 32 MiB; a proxy may allow less",
+    "--max-connections": "--max-requests bounds what a server has to do",
+    "--registry": "--adapter-root lets requests change the adapters of --build",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,15 +49,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
     parser.add_argument("--adapter-root", type=Path, metavar="DIR", help="let requests add adapters that lie under DIR")
     parser.add_argument(
-        "--max-body-mb", type=int, default=defaults.max_body_bytes >> 20, help="longest body, MiB (%(default)s)"
-    )
-    parser.add_argument(
         "--max-requests", type=int, default=defaults.max_requests, help="most requests in flight (%(default)s)"
     )
     parser.add_argument(
         "--request-timeout", type=float, default=defaults.request_timeout_s, metavar="SECONDS", help="most time for one"
     )
     parser.add_argument("--until-eof", action="store_true", help="exit when standard input ends")
+    for option in _REMOVED:
+        parser.add_argument(option, action=_Removed, help=argparse.SUPPRESS)
+
+
+class _Removed(argparse.Action):
+    """Refuses its option with what to do instead."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        option = self.option_strings[0]
+        parser.error(f"{option}: this option is gone: {_REMOVED[option]}")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -148,9 +161,8 @@ def _settings(options: argparse.Namespace) -> GatewaySettings:
         port=options.port,
         api_keys=options.api_keys,
         cors_origins=tuple(options.cors_origin or ()),
-        registry=None if options.adapter_root is None else options.build,
+        build=options.build,
         adapter_root=options.adapter_root,
-        max_body_bytes=options.max_body_mb << 20,
         max_requests=options.max_requests,
         request_timeout_s=options.request_timeout,
     )

@@ -12,8 +12,6 @@ from shapeshift.errors import TimedOutError
 from shapeshift.gateway.errors import ApiError, invalid
 from shapeshift.gateway.settings import GatewaySettings
 
-# Checking an adapter reads its weights, and imports torch.
-_TIMEOUT_S = 120.0
 # Seconds that a command has to undo its change.
 _UNDO_S = 10.0
 
@@ -22,31 +20,35 @@ def folder_under(root: Path, path: str) -> Path:
     """The folder that `path` names, absolute or below `root`. Raises ApiError where it leads out of `root`."""
     allowed = root.resolve()
     try:
-        found = (allowed / path).resolve()
+        folder = (allowed / path).resolve()
     except (OSError, ValueError):
-        found = Path("/")
-    if not found.is_relative_to(allowed) or not found.is_dir():
+        folder = Path("/")
+    if not folder.is_relative_to(allowed) or not folder.is_dir():
         raise invalid("lora_path", path, "a folder under the gateway's --adapter-root")
-    return found
+    return folder
 
 
 class AdapterCommands:
-    """Runs one change at a time, each within its time. One that has begun goes on when its client is gone."""
+    """Runs one change at a time. One that has begun goes on when its client is gone.
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        self._settings = settings
+    timeout_s: for one change, which reads the weights of an adapter and imports torch.
+    """
+
+    def __init__(self, settings: GatewaySettings, timeout_s: float = 120.0) -> None:
+        self._build = settings.build
+        self._root = settings.adapter_root
+        self._timeout_s = timeout_s
         self._changing = asyncio.Lock()
         self._change: asyncio.Task[tuple[int, bytes]] | None = None
 
     async def add(self, model: str, name: str, path: str) -> None:
         """Register the adapter in `path`. Raises ApiError where it is refused, or changes are not allowed."""
-        build, root = self._allowed()
-        await self._run(build, model, ["add", name, str(folder_under(root, path))])
+        await self._run(model, ["add", name, str(folder_under(self._allowed_root(), path))])
 
     async def remove(self, model: str, name: str) -> None:
         """Refuse new requests for the adapter. Raises as `add` does."""
-        build, _ = self._allowed()
-        await self._run(build, model, ["remove", name])
+        self._allowed_root()
+        await self._run(model, ["remove", name])
 
     async def close(self) -> None:
         """Have the change that runs undone, if one does."""
@@ -54,18 +56,18 @@ class AdapterCommands:
             self._change.cancel()
             await asyncio.wait([self._change])
 
-    def _allowed(self) -> tuple[Path, Path]:
-        if self._settings.registry is None or self._settings.adapter_root is None:
+    def _allowed_root(self) -> Path:
+        if self._root is None:
             text = "adapters are changed by `shapeshift adapters`, or by a gateway with --adapter-root"
             raise ApiError(501, text, "not_supported_error", code="unsupported")
-        return self._settings.registry, self._settings.adapter_root
+        return self._root
 
-    async def _run(self, build: Path, model: str, arguments: Sequence[str]) -> None:
-        options = [f"--model={model}", f"--build={build}"]
+    async def _run(self, model: str, arguments: Sequence[str]) -> None:
+        options = [f"--model={model}", f"--build={self._build}"]
         command = ["-P", "-m", "shapeshift.cli.main", "adapters", *options, arguments[0], "--", *arguments[1:]]
         await self._changing.acquire()
         # From here on the change is no longer its client's: it ends or is undone as a whole.
-        self._change = asyncio.create_task(_status_of(command, model))
+        self._change = asyncio.create_task(_status_of(command, model, self._timeout_s))
         self._change.add_done_callback(lambda _: self._changing.release())
         status, said = await asyncio.shield(self._change)
         if status:
@@ -76,7 +78,7 @@ class AdapterCommands:
             raise ApiError(400, text, param="lora_path" if arguments[0] == "add" else "lora_name", code="invalid_value")
 
 
-async def _status_of(command: Sequence[str], model: str) -> tuple[int, bytes]:
+async def _status_of(command: Sequence[str], model: str, timeout_s: float) -> tuple[int, bytes]:
     """The exit status of the command, and its standard error. Raises TimedOutError; an end before its own undoes it."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -86,10 +88,10 @@ async def _status_of(command: Sequence[str], model: str) -> tuple[int, bytes]:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             _, said = await process.communicate()
     except TimeoutError:
-        raise TimedOutError(f"adapters of {model}: no change after {_TIMEOUT_S:g} s") from None
+        raise TimedOutError(f"adapters of {model}: no change after {timeout_s:g} s") from None
     finally:
         if process.returncode is None:
             await _undo(process)

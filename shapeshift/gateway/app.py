@@ -1,68 +1,50 @@
-"""The application: its routes, what every request passes before them, and what errors become."""
+"""The application: its parts, its routes, and what every request passes before them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi_offline import FastAPIOffline
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 import shapeshift
-from shapeshift.errors import ShapeshiftError
 from shapeshift.gateway.adapter_commands import AdapterCommands
+from shapeshift.gateway.apis import adapters, chat, classify, completions, embeddings, models, probes, rerank, tei
 from shapeshift.gateway.catalogue import Catalogue
-from shapeshift.gateway.chat_renderer import ChatRenderer
-from shapeshift.gateway.errors import ApiError, api_error
-from shapeshift.gateway.http.api_keys import ApiKeys, RequireKey
-from shapeshift.gateway.http.bodies import field_of
-from shapeshift.gateway.http.limits import Admission, Faults, RequestIds, Traffic
-from shapeshift.gateway.routes import (
-    adapters,
-    chat,
-    classify,
-    completions,
-    embeddings,
-    models,
-    page,
-    probes,
-    rerank,
-    tei,
-)
-from shapeshift.gateway.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from shapeshift.gateway.schemas.chat import ChatRequest
-from shapeshift.gateway.schemas.classify import ClassifyRequest
-from shapeshift.gateway.schemas.completions import CompletionRequest
-from shapeshift.gateway.schemas.embeddings import EmbeddingRequest
-from shapeshift.gateway.schemas.rerank import RerankRequest
-from shapeshift.gateway.schemas.tei import EmbedRequest, PredictRequest, TeiRerankRequest
-from shapeshift.gateway.settings import GatewaySettings
-from shapeshift.gateway.state import Gateway
+from shapeshift.gateway.conversation import ChatRenderer
+from shapeshift.gateway.endpoint import Gateway
+from shapeshift.gateway.errors import ApiError
+from shapeshift.gateway.http.api_keys import ApiKeys
+from shapeshift.gateway.http.entrance import Entrance, Traffic
+from shapeshift.gateway.settings import GatewaySettings, Limits
 from shapeshift.gateway.upstream import Upstream
 from shapeshift.triton.async_client import AsyncClient
 from shapeshift.triton.endpoint import tls_from_environment
 
-_ROUTES = (models, chat, completions, embeddings, rerank, classify, tei, adapters, probes, page)
-_BODIES: tuple[type[BaseModel], ...] = (
-    *(ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest, ClassifyRequest),
-    *(EmbedRequest, TeiRerankRequest, PredictRequest, LoadAdapterRequest, UnloadAdapterRequest),
-)
+_APIS = [module.api for module in (models, chat, completions, embeddings, rerank, classify, tei, adapters, probes)]
 
 
-def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = ()) -> FastAPI:
+def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = (), limits: Limits | None = None) -> FastAPI:
     """The application of a gateway. clients: those of `settings.triton`, made where there are none."""
     tls = tls_from_environment()
+    limits = limits or Limits()
     upstream = Upstream(clients or [AsyncClient(one, tls) for one in settings.triton])
-    catalogue = Catalogue(upstream, settings.refresh_s)
-    keys = None if settings.api_keys is None else ApiKeys(settings.api_keys)
-    gateway = Gateway(settings, upstream, catalogue, Traffic(), AdapterCommands(settings), keys, ChatRenderer())
+    gateway = Gateway(
+        settings,
+        limits,
+        upstream,
+        Catalogue(upstream, limits.refresh_s),
+        Traffic(),
+        AdapterCommands(settings),
+        None if settings.api_keys is None else ApiKeys(settings.api_keys),
+        ChatRenderer(),
+    )
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -83,14 +65,12 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = ()) -> 
         swagger_ui_parameters={"validatorUrl": None},
     )
     app.state.gateway = gateway
-    for one in _ROUTES:
+    for api in _APIS:
         # Not by include_router, which matches each request against router after router: 0.1 ms.
-        app.router.routes.extend(one.router.routes)
+        app.router.routes.extend(api.routes)
+    app.add_exception_handler(HTTPException, _no_route)
     # The last one is the outermost.
-    app.add_middleware(Faults)
-    if keys is not None:
-        app.add_middleware(RequireKey, keys=keys)
-    app.add_middleware(Admission, traffic=gateway.traffic, max_requests=settings.max_requests)
+    app.add_middleware(Entrance, traffic=gateway.traffic, max_requests=settings.max_requests, keys=gateway.keys)
     if settings.cors_origins:
         # Before keys are asked for: the question whether a page may ask has none.
         app.add_middleware(
@@ -100,16 +80,8 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = ()) -> 
             allow_headers=("*",),
             expose_headers=("X-Request-Id", "Retry-After"),
         )
-    app.add_middleware(RequestIds)
-    for kind in (ShapeshiftError, ApiError):
-        app.add_exception_handler(kind, _answer)
-    app.add_exception_handler(HTTPException, _no_route)
     _describe_bodies(app)
     return app
-
-
-async def _answer(request: Request, error: Exception) -> Response:
-    return api_error(error, functools.partial(field_of, request)).response()
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -119,15 +91,16 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 def _describe_bodies(app: FastAPI) -> None:
-    """Put the schemas of the bodies into /openapi.json; routes read them themselves, see `bodies`."""
+    """Put the schemas of the bodies into /openapi.json: routes read them themselves, see `endpoint`."""
     generate = app.openapi
+    bodies = {body: None for api in _APIS for body in api.bodies}
 
     def described() -> dict[str, Any]:
-        found = generate()
+        document = generate()
         _, definitions = models_json_schema(
-            [(body, "validation") for body in _BODIES], ref_template="#/components/schemas/{model}"
+            [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
         )
-        found.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-        return found
+        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        return document
 
     app.openapi = described  # type: ignore[method-assign]

@@ -23,8 +23,6 @@ _SEPARATOR = ":"
 _CALL_TIMEOUT_S = 5.0
 # A request for an unknown name has the servers asked again, at most this often.
 _LOOK_AGAIN_S = 1.0
-# For so long after a model was seen last it may be one that is loaded again.
-_RELOADS_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,8 @@ class Front:
 
     def number(self, name: str, default: int) -> int:
         """A limit that it states, such as `max_batch_size`."""
-        found = self.description.get(name)
-        return default if found is None else int(found)
+        number = self.description.get(name)
+        return default if number is None else int(number)
 
 
 @dataclass(frozen=True)
@@ -80,17 +78,22 @@ class Target:
 
 
 class Catalogue:
-    """Asks every front of every server to describe itself, and finds fronts by name."""
+    """Asks every front of every server to describe itself, and finds fronts by name.
 
-    def __init__(self, upstream: Upstream, refresh_s: float) -> None:
+    refresh_s: seconds between two looks; reloads_s: for so long after it was seen last, a model may be one that is
+    loaded again.
+    """
+
+    def __init__(self, upstream: Upstream, refresh_s: float, reloads_s: float = 30.0) -> None:
         self._upstream = upstream
         self._refresh_s = refresh_s
+        self._reloads_s = reloads_s
         self._fronts: dict[str, Front] = {}
         # By name: when a front that is not there now was seen last, by time.monotonic.
         self._seen: dict[str, float] = {}
         self._of_server: dict[Server, dict[str, Front]] = {}
         # With which of `PLACEHOLDERS` each model has described itself.
-        self._asked_with: dict[str, Sequence[Mapping[str, Any]]] = {}
+        self._placeholders: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._looked_at = 0.0
         self._looking = asyncio.Lock()
         self.since = int(time.time())
@@ -115,14 +118,15 @@ class Catalogue:
             if self._looked_at > since:
                 return
             await asyncio.gather(*(self._look_at(server) for server in self._upstream.servers))
-            found = reversed(self._of_server.values())
-            before, self._fronts = self._fronts, {name: front for fronts in found for name, front in fronts.items()}
+            # Of a front that several servers have, the first one's.
+            served = reversed(self._of_server.values())
+            before, self._fronts = self._fronts, {name: front for fronts in served for name, front in fronts.items()}
             self._seen |= dict.fromkeys(before, self._looked_at)
             self._looked_at = time.monotonic()
             self._seen = {
                 name: at
                 for name, at in self._seen.items()
-                if name not in self._fronts and self._looked_at - at < _RELOADS_S
+                if name not in self._fronts and self._looked_at - at < self._reloads_s
             }
 
     async def find(self, name: str, kinds: Collection[str]) -> Target:
@@ -164,25 +168,25 @@ class Catalogue:
     def ids(self) -> list[tuple[str, Front, str]]:
         """All names that a request may use: (name, front, adapter). An adapter has a bare name where that is unique."""
         bare = [adapter for front in self.fronts for adapter in front.adapters]
-        found = [(front.name, front, "") for front in self.fronts]
+        ids = [(front.name, front, "") for front in self.fronts]
         for front in self.fronts:
             for adapter in front.adapters:
-                found.append((f"{front.name}{_SEPARATOR}{adapter}", front, adapter))
+                ids.append((f"{front.name}{_SEPARATOR}{adapter}", front, adapter))
                 if bare.count(adapter) == 1 and adapter not in self._fronts:
-                    found.append((adapter, front, adapter))
-        return found
+                    ids.append((adapter, front, adapter))
+        return ids
 
     def _named(self, name: str) -> Target | None:
         if front := self._fronts.get(name):
             return Target(self._fronts.get(front.stream, front), "", name)
-        return next((Target(front, adapter, name) for own, front, adapter in self.ids() if own == name), None)
+        return next((Target(front, adapter, name) for one, front, adapter in self.ids() if one == name), None)
 
     def _of(self, kinds: Collection[str]) -> list[str]:
         return [front.name for front in self.fronts if front.serves_as(kinds)]
 
     def _unknown(self, name: str, kinds: Collection[str]) -> ApiError:
-        known = [own for own, front, _ in self.ids() if front.serves_as(kinds)]
-        near = did_you_mean(name, known) or (f"; there are {', '.join(known[:20])}" if known else "")
+        served = [one for one, front, _ in self.ids() if front.serves_as(kinds)]
+        near = did_you_mean(name, served) or (f"; there are {', '.join(served[:20])}" if served else "")
         shown = name if len(name) <= 80 else f"{name[:79]}…"
         return ApiError(404, f"model: {shown!r} is not served{near}", param="model", code="model_not_found")
 
@@ -192,20 +196,20 @@ class Catalogue:
         except ShapeshiftError:
             server.models = frozenset()
             return
-        asked = [name for name in names if worker_front(name) is None]
-        described = await asyncio.gather(*(self._described(server, name) for name in asked))
+        fronts = [name for name in names if worker_front(name) is None]
+        described = await asyncio.gather(*(self._described(server, name) for name in fronts))
         self._of_server[server] = {front.name: front for front in described if front is not None}
         server.models = frozenset(self._of_server[server])
 
     async def _described(self, server: Server, name: str) -> Front | None:
         """What the model says of itself; None for one that says nothing, or is gone."""
         try:
-            for inputs in self._asked_with.get(name, PLACEHOLDERS):
+            for inputs in self._placeholders.get(name, PLACEHOLDERS):
                 with contextlib.suppress(EngineError):
-                    found = await self._asked(server, name, inputs)
-                    self._asked_with[name] = (inputs,)
-                    return found
-            self._asked_with.pop(name, None)
+                    front = await self._front(server, name, inputs)
+                    self._placeholders[name] = (inputs,)
+                    return front
+            self._placeholders.pop(name, None)
             return None
         except ModelError:
             return None
@@ -213,8 +217,8 @@ class Catalogue:
             # It may be busy: what it said before is still so, and its requests fail by themselves where it is gone.
             return self._of_server.get(server, {}).get(name)
 
-    async def _asked(self, server: Server, name: str, inputs: Mapping[str, Any]) -> Front:
+    async def _front(self, server: Server, name: str, inputs: Mapping[str, Any]) -> Front:
         # A decoupled model answers streams only, and a stream reaches the others as well.
-        found = await server.client.first(ModelCall(name, inputs, _CALL_TIMEOUT_S, (DESCRIPTION.name,)))
-        own = told(found)
-        return Front(name, str(own["kind"]), own)
+        answer = await server.client.first(ModelCall(name, inputs, _CALL_TIMEOUT_S, (DESCRIPTION.name,)))
+        description = told(answer)
+        return Front(name, str(description["kind"]), description)

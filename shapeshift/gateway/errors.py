@@ -14,7 +14,6 @@ from shapeshift.errors import InvalidInputError, ModelDiedError, ModelGoneError,
 from shapeshift.serving.error_codes import code_name
 
 INVALID = "invalid_request_error"
-_RETRY = {"retry-after": "1"}
 TOO_LONG = "context_length_exceeded"
 _TOKENS = re.compile(r"'?\d+ tokens'?; at most ")
 # The field may be followed by a part of it, as in `logit_bias 15`, `stop[0]` and `structured_outputs choice[0]`.
@@ -46,6 +45,16 @@ def invalid(param: str, value: object, allowed: str, code: str = "invalid_value"
     return ApiError(400, str(InvalidInputError(param, value, allowed)), param=param, code=code)
 
 
+def overloaded(text: str) -> ApiError:
+    """The refusal of a request that may be sent again."""
+    return ApiError(429, text, "rate_limit_error", code="overloaded", headers={"retry-after": "1"})
+
+
+def unavailable(text: str) -> ApiError:
+    """The answer while something that requests need is away."""
+    return ApiError(503, text, "service_unavailable_error", code="unavailable", headers={"retry-after": "1"})
+
+
 def api_error(error: BaseException, field_of: Callable[[str], str] = str) -> ApiError:
     """The answer to a request that ended with `error`. field_of: what the request calls an input of the model."""
     if isinstance(error, ApiError):
@@ -55,7 +64,7 @@ def api_error(error: BaseException, field_of: Callable[[str], str] = str) -> Api
     if isinstance(error, TimedOutError):
         return ApiError(504, text, "timeout_error", code="timeout")
     if isinstance(error, ModelGoneError | ModelDiedError):
-        return ApiError(503, text, "service_unavailable_error", code="unavailable", headers=dict(_RETRY))
+        return unavailable(text)
     code = code_name(error)
     if code == "INVALID_ARG":
         return _refused(text, field_of)
@@ -63,7 +72,7 @@ def api_error(error: BaseException, field_of: Callable[[str], str] = str) -> Api
         param = "task" if text.startswith("task") else "model"
         return ApiError(404, text, param=param, code="model_not_found")
     if code == "UNAVAILABLE":
-        return ApiError(429, text, "rate_limit_error", code="overloaded", headers=dict(_RETRY))
+        return overloaded(text)
     if code == "UNSUPPORTED":
         return ApiError(501, text, "not_supported_error", code="unsupported")
     if code == "CANCELLED":

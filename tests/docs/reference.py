@@ -140,7 +140,7 @@ def options(module: str) -> str:
     parser = argparse.ArgumentParser(add_help=False)
     importlib.import_module(module).add_arguments(parser)
     rows = []
-    for action in parser._actions:
+    for action in (action for action in parser._actions if action.help != argparse.SUPPRESS):
         words = f" {action.metavar}" if isinstance(action.metavar, str) else ""
         default = (
             f"`{action.default}`" if action.default not in (None, "", []) and action.default is not False else "none"

@@ -18,7 +18,7 @@ import yaml
 
 from shapeshift.cli.gateway import child
 from shapeshift.fleet import settings as fleet_settings
-from shapeshift.gateway.http.limits import Traffic
+from shapeshift.gateway.http.entrance import Traffic
 from shapeshift.triton.embedded.server import TritonServer
 from tests.docs.docs_pages import PAGES, PROJECT, TECHNIQUES, Block, blocks
 from tests.docs.docs_sources import declared_metrics, exported_names

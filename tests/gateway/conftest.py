@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import uvicorn
 
 from shapeshift.gateway.http.server import make_server
-from shapeshift.gateway.settings import GatewaySettings
+from shapeshift.gateway.settings import GatewaySettings, Limits
 from tests.gateway.fake_triton import FakeTriton
 from tests.waiting import wait_for
 
@@ -20,13 +21,15 @@ StartGateway = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def start_gateway(free_ports: Callable[[int], list[int]]) -> Iterator[StartGateway]:
-    """A function that starts a gateway over Tritons of this process, with these settings; returns its URL."""
+    """A function that starts a gateway over Tritons of this process, with settings and limits; returns its URL."""
     started: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def start(*servers: FakeTriton, **settings: Any) -> str:
         (port,) = free_ports(1)
-        own = GatewaySettings(triton=tuple(one.url for one in servers), port=port, **settings)
-        server = make_server(own, servers)
+        names = settings.keys() & {field.name for field in dataclasses.fields(Limits)}
+        limits = {name: settings.pop(name) for name in names}
+        options = GatewaySettings(triton=tuple(one.url for one in servers), port=port, **settings)
+        server = make_server(options, servers, Limits(**limits))
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         wait_for(lambda: server.started, timeout_s=30, pause_s=0.01)
@@ -60,4 +63,4 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 def _fresh(request: pytest.FixtureRequest) -> None:
     if "triton" in request.fixturenames:
         fake: FakeTriton = request.getfixturevalue("triton")
-        fake.calls, fake.failure, fake.gone, fake.pause_s = [], None, False, 0.0
+        fake.calls, fake.failure, fake.late_failure, fake.gone, fake.pause_s = [], None, None, False, 0.0

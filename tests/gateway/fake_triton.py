@@ -91,7 +91,7 @@ FRONTS: dict[str, dict[str, Any]] = {
 class FakeTriton(AsyncClient):
     """Answers for `fronts`. calls: those that were made, without those for descriptions.
 
-    failure: what every call raises; pause_s: before each piece of a stream.
+    failure: what every call raises; late_failure: what a stream raises behind its first piece; pause_s: before each.
     cancelled: `id` of the calls of streams that were left early.
     A generated answer repeats the prompt's words.
     """
@@ -101,6 +101,7 @@ class FakeTriton(AsyncClient):
         self.fronts = FRONTS if fronts is None else fronts
         self.calls: list[ModelCall] = []
         self.failure: Exception | None = None
+        self.late_failure: Exception | None = None
         self.gone = False
         self.pause_s = 0.0
         self.cancelled: list[int] = []
@@ -137,6 +138,8 @@ class FakeTriton(AsyncClient):
             for tensors in _generated(call):
                 await asyncio.sleep(self.pause_s)
                 yield tensors
+                if self.late_failure is not None:
+                    raise self.late_failure
             ended = True
         finally:
             if not ended:

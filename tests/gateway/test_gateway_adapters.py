@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,14 @@ import httpx2
 import pytest
 
 from shapeshift.errors import InvalidInputError, TimedOutError
-from shapeshift.gateway import adapter_commands
 from shapeshift.gateway.adapter_commands import AdapterCommands
 from shapeshift.gateway.http import api_keys
 from shapeshift.gateway.settings import GatewaySettings
 from tests.gateway.fake_triton import FakeTriton
 
-PYTHON = sys.executable
 KEY = "sk-of-this-test"
 # In place of `shapeshift adapters`: it writes down how it was called, or refuses.
-COMMAND = """#!{python}
+COMMAND = """
 import sys
 if "refused" in sys.argv:
     sys.exit("shapeshift adapters: rank: got 999; at most 64")
@@ -30,7 +27,7 @@ if "absent" in sys.argv:
 open("{log}", "a").write(" ".join(sys.argv[1:]) + "\\n")
 """
 # One that waits for a file before it ends, and undoes what it did at SIGTERM.
-SLOW = """#!{python}
+SLOW = """
 import pathlib, signal, sys, time
 begun = pathlib.Path("{log}." + sys.argv[-2])
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -45,14 +42,21 @@ open("{log}", "a").write(sys.argv[-2] + "\\n")
 """
 
 
+def put_in_place(folder: Path, command: str, log: Path) -> None:
+    """Write the module `shapeshift.cli.main` below a folder that is looked into first."""
+    package = folder / "first" / "shapeshift" / "cli"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "main.py").write_text(command.format(log=log))
+    (package / "__init__.py").touch()
+    (package.parent / "__init__.py").touch()
+
+
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    found = tmp_path / "calls"
-    command = tmp_path / "python"
-    command.write_text(COMMAND.format(python=PYTHON, log=found))
-    command.chmod(0o755)
-    monkeypatch.setattr("shapeshift.gateway.adapter_commands.sys.executable", str(command))
-    return found
+    calls = tmp_path / "calls"
+    put_in_place(tmp_path, COMMAND, calls)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "first"))
+    return calls
 
 
 @pytest.fixture
@@ -61,7 +65,7 @@ def url(start_gateway: Callable[..., str], tmp_path: Path) -> str:
     (tmp_path / "root" / "style").mkdir(parents=True)
     (tmp_path / "outside").mkdir()
     (tmp_path / "root" / "link").symlink_to(tmp_path / "outside")
-    settings = {"registry": tmp_path / "build", "adapter_root": tmp_path / "root", "api_keys": tmp_path / "keys"}
+    settings = {"build": tmp_path / "build", "adapter_root": tmp_path / "root", "api_keys": tmp_path / "keys"}
     return start_gateway(FakeTriton(), **settings)
 
 
@@ -79,7 +83,7 @@ def test_an_adapter_is_added_and_removed_by_the_command(url: str, log: Path, tmp
     assert load(url, "shout", str(tmp_path / "root" / "style"), load_inplace=True)[0] == 200
     gone = post(f"{url}/v1/unload_lora_adapter", {"lora_name": "shout"})
     assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'shout' removed successfully.")
-    head = f"-P -m shapeshift.cli.main adapters --model=generate_lora --build={tmp_path}/build"
+    head = f"adapters --model=generate_lora --build={tmp_path}/build"
     style = tmp_path / "root" / "style"
     assert log.read_text().splitlines() == [
         f"{head} add -- new {style}",
@@ -104,24 +108,22 @@ def test_what_the_command_refuses(url: str, log: Path) -> None:
     assert not log.exists()
 
 
-def test_without_a_registry_nothing_is_changed(start_gateway: Callable[..., str], log: Path) -> None:
+def test_without_a_root_nothing_is_changed(start_gateway: Callable[..., str], log: Path) -> None:
     url = start_gateway(FakeTriton())
     status, text = load(url, "new", "/tmp")
     assert status == 501 and "--adapter-root" in text and not log.exists()
 
 
-def test_a_registry_wants_keys_and_a_root() -> None:
-    with pytest.raises(InvalidInputError, match="adapter_root"):
-        GatewaySettings(registry=Path("build"), api_keys=Path("keys"))
+def test_changes_want_keys() -> None:
     with pytest.raises(InvalidInputError, match="api_keys"):
-        GatewaySettings(registry=Path("build"), adapter_root=Path("root"))
+        GatewaySettings(adapter_root=Path("root"))
 
 
-def commands(tmp_path: Path, log: Path) -> AdapterCommands:
-    (tmp_path / "python").write_text(SLOW.format(python=PYTHON, log=log))
+def commands(tmp_path: Path, log: Path, timeout_s: float = 600.0) -> AdapterCommands:
+    put_in_place(tmp_path, SLOW, log)
     (tmp_path / "root").mkdir()
     build, root, keys = (tmp_path / name for name in ("build", "root", "keys"))
-    return AdapterCommands(GatewaySettings(registry=build, adapter_root=root, api_keys=keys))
+    return AdapterCommands(GatewaySettings(build=build, adapter_root=root, api_keys=keys), timeout_s)
 
 
 async def until(file: Path) -> None:
@@ -146,10 +148,9 @@ def test_a_change_that_has_begun_is_finished_when_its_client_is_gone(tmp_path: P
 
 
 @pytest.mark.parametrize("is_late", [True, False])
-def test_a_change_that_is_late_or_whose_gateway_stops_is_undone(
-    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool
-) -> None:
-    changes = commands(tmp_path, log)
+def test_a_change_that_is_late_or_whose_gateway_stops_is_undone(tmp_path: Path, log: Path, is_late: bool) -> None:
+    # On a slow machine the command has not begun by then.
+    changes = commands(tmp_path, log, timeout_s=1.0 if is_late else 600.0)
 
     async def run() -> None:
         change = asyncio.create_task(changes.add("m", "one", ""))
@@ -159,7 +160,5 @@ def test_a_change_that_is_late_or_whose_gateway_stops_is_undone(
         with pytest.raises(TimedOutError if is_late else asyncio.CancelledError):
             await change
 
-    # On a slow machine the command has not begun by then.
-    monkeypatch.setattr(adapter_commands, "_TIMEOUT_S", 1.0 if is_late else 600.0)
     asyncio.run(asyncio.wait_for(run(), 60))
     assert not log.exists() and not Path(f"{log}.one").exists()

@@ -17,14 +17,15 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from shapeshift import errors
+from shapeshift.cli.main import main
 from shapeshift.errors import InvalidInputError, ModelError
 from shapeshift.fused_decode.sampling_params import sampling_checks
+from shapeshift.gateway.apis.chat import ChatRequest
+from shapeshift.gateway.apis.completions import CompletionRequest
+from shapeshift.gateway.apis.embeddings import EmbeddingRequest
+from shapeshift.gateway.apis.rerank import RerankRequest
+from shapeshift.gateway.apis.tei import PredictRequest
 from shapeshift.gateway.errors import api_error
-from shapeshift.gateway.schemas.chat import ChatRequest
-from shapeshift.gateway.schemas.completions import CompletionRequest
-from shapeshift.gateway.schemas.embeddings import EmbeddingRequest
-from shapeshift.gateway.schemas.rerank import RerankRequest
-from shapeshift.gateway.schemas.tei import PredictRequest
 from shapeshift.gateway.settings import GatewaySettings
 from tests.gateway.fake_triton import FakeTriton
 from tests.waiting import wait_for
@@ -340,7 +341,7 @@ def test_an_unexpected_exception_is_logged_and_not_shown(
         ("triton", ("nowhere",)),
         ("port", 0),
         ("max_requests", 0),
-        ("refresh_s", 0.0),
+        ("request_timeout_s", 0.0),
         ("host", "0.0.0.0"),
         ("cors_origins", ("example.org",)),
         ("cors_origins", ("https://example.org/",)),
@@ -350,3 +351,10 @@ def test_settings_are_checked(field: str, value: Any) -> None:
     with pytest.raises(InvalidInputError, match=f"^{field}: "):
         GatewaySettings(**{field: value})
     assert GatewaySettings(host="0.0.0.0", api_keys=Path("keys")).host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("option", ["--max-body-mb", "--max-connections", "--registry"])
+def test_an_option_that_is_gone_says_what_to_do(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["gateway", option, "8"])
+    assert f"{option}: this option is gone: " in capsys.readouterr().err

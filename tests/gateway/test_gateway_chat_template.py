@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import multiprocessing
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -13,9 +15,9 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.gateway import chat_renderer
-from shapeshift.gateway.chat_renderer import ChatRenderer, TemplateSource
+from shapeshift.gateway.conversation import ChatRenderer, Conversation, TemplateSource
 from shapeshift.serving.chat_templates.conversation import ChatTemplate, TemplateError, render
+from tests.waiting import wait_for
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 # In the manner of well-known models: what their templates use of Jinja, in words of our own.
@@ -229,7 +231,7 @@ def chats() -> Iterator[ChatRenderer]:
 
 
 def rendered(chats: ChatRenderer, source: str, messages: list[dict[str, Any]] = ASKED) -> str:
-    return asyncio.run(chats.render(TemplateSource(source, {}), messages, None))
+    return asyncio.run(chats.render(TemplateSource(source, {}), Conversation(messages)))
 
 
 @pytest.mark.parametrize("source", FAILING)
@@ -249,36 +251,40 @@ TOO_LONG = {
 
 
 @pytest.mark.parametrize("case", TOO_LONG)
-def test_a_template_that_takes_too_long_is_ended(
-    case: str, chats: ChatRenderer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_that_takes_too_long_is_ended(case: str) -> None:
     source, text = TOO_LONG[case]
-    rendered(chats, "a")
-    monkeypatch.setattr(chat_renderer, "MAX_SECONDS", 0.5)
+    chats = ChatRenderer(max_seconds=2.0)
 
     async def beside() -> str:
-        slow = asyncio.create_task(chats.render(TemplateSource(source, {}), [{"role": "user", "content": text}], None))
+        endless = Conversation([{"role": "user", "content": text}])
+        slow = asyncio.create_task(chats.render(TemplateSource(source, {}), endless))
         await asyncio.sleep(0)
-        monkeypatch.setattr(chat_renderer, "MAX_SECONDS", 60.0)
-        text_beside = await chats.render(TemplateSource("{{ messages[0].role }}", {}), ASKED, None)
+        text_beside = await chats.render(TemplateSource("{{ messages[0].role }}", {}), Conversation(ASKED))
         with pytest.raises(InvalidInputError, match="renders within"):
             await slow
         return text_beside
 
-    assert asyncio.run(beside()) == "user"
-    assert rendered(chats, "{{ 'a' ~ messages[0].role }}") == "auser"
+    try:
+        # Its processes may need longer to start.
+        wait_for(lambda: is_rendered(chats), timeout_s=60)
+        assert asyncio.run(beside()) == "user"
+        assert rendered(chats, "{{ 'a' ~ messages[0].role }}") == "auser"
+    finally:
+        chats.close()
+
+
+def is_rendered(chats: ChatRenderer) -> bool:
+    with contextlib.suppress(InvalidInputError):
+        return rendered(chats, "a") == "a"
+    return False
 
 
 def test_a_process_that_ends_costs_one_conversation(chats: ChatRenderer) -> None:
     # The rest of the conversations are rendered by the other process, and by the next one.
-    first = asyncio.run(_pid(chats))
-    os.kill(first, 9)
+    rendered(chats, "a")
+    pids = [process.pid for process in multiprocessing.active_children() if process.pid]
+    os.kill(pids[0], 9)
     assert [rendered(chats, "b") for _ in range(4)] == ["b"] * 4
-
-
-async def _pid(chats: ChatRenderer) -> int:
-    pid: int = await asyncio.wrap_future(chats._pool.schedule(os.getpid))
-    return pid
 
 
 def test_a_refusal_passes_between_processes() -> None:
@@ -288,5 +294,5 @@ def test_a_refusal_passes_between_processes() -> None:
 
 def test_a_long_conversation_is_within_the_bounds(chats: ChatRenderer) -> None:
     messages = [{"role": ("user", "assistant")[row % 2], "content": "word " * 20} for row in range(1000)]
-    text = asyncio.run(chats.render(TemplateSource(TEMPLATES["chatml"], TOKENS), messages, None))
+    text = asyncio.run(chats.render(TemplateSource(TEMPLATES["chatml"], TOKENS), Conversation(messages)))
     assert text.count("<|im_start|>") == 1002

@@ -159,17 +159,9 @@ def test_an_error_before_the_first_piece_has_its_status(client: openai.OpenAI, t
     ],
 )
 def test_an_error_in_a_stream_is_an_event(
-    client: openai.OpenAI, triton: FakeTriton, monkeypatch: Any, failure: Exception, said: str, param: str | None
+    client: openai.OpenAI, triton: FakeTriton, failure: Exception, said: str, param: str | None
 ) -> None:
-    answers = triton.stream
-
-    async def breaks(call: Any) -> Any:
-        async for tensors in answers(call):
-            yield tensors
-            if call.outputs != ("DESCRIPTION",):
-                raise failure
-
-    monkeypatch.setattr(triton, "stream", breaks)
+    triton.late_failure = failure
     pieces = client.completions.create(model="generate", prompt="a b", stream=True)
     assert next(pieces).choices[0].text == "a "
     with pytest.raises(openai.APIError, match=said) as caught:

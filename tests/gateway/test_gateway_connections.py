@@ -15,8 +15,7 @@ import httpx2
 import pytest
 
 from shapeshift.gateway.http import api_keys
-from shapeshift.gateway.http.server import fit_connections
-from shapeshift.gateway.settings import GatewaySettings
+from shapeshift.gateway.http.server import within
 from tests.gateway.fake_triton import FakeTriton
 from tests.waiting import wait_for
 
@@ -124,7 +123,7 @@ def test_a_client_that_does_not_read_is_dropped(start_gateway: Callable[..., str
 
 
 @pytest.mark.parametrize(
-    ("limits", "soft", "connections"),
+    ("now", "soft", "connections"),
     [
         ((1024, 1 << 20), 8192 + 128, 8192),
         ((1024, 4096), 4096, 4096 - 128),
@@ -134,32 +133,18 @@ def test_a_client_that_does_not_read_is_dropped(start_gateway: Callable[..., str
         ((resource.RLIM_INFINITY,) * 2, resource.RLIM_INFINITY, 8192),
     ],
 )
-def test_connections_fit_the_open_files(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    limits: tuple[int, int],
-    soft: int,
-    connections: int,
-) -> None:
-    now = limits
-
-    def set_limit(_: int, value: tuple[int, int]) -> None:
-        nonlocal now
-        now = value
-
-    monkeypatch.setattr(resource, "getrlimit", lambda _: now)
-    monkeypatch.setattr(resource, "setrlimit", set_limit)
-    assert fit_connections(GatewaySettings()).max_connections == connections
-    assert now == (soft, limits[1])
-    assert len(caplog.records) == (connections < 8192)
+def test_connections_fit_the_open_files(now: tuple[int, int], soft: int, connections: int) -> None:
+    assert within(*now, 8192) == (soft, connections)
 
 
 def test_beyond_the_open_files_connections_are_refused(tmp_path: Path) -> None:
     """A gateway whose hard limit leaves room for a few connections answers all of them, the others with 429."""
     command = [sys.executable, "-c", FEW_FILES]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path) as process:
         try:
-            assert process.stdout is not None
+            assert process.stdout is not None and process.stderr is not None
+            assert process.stderr.readline() == "max_connections: 60, not 8192: ulimit -n is 120\n"
             url = process.stdout.readline().strip()
             # Half of 120 open files.
             with contextlib.ExitStack() as stack:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx2
@@ -12,7 +15,6 @@ import pytest
 
 from shapeshift.errors import ModelDiedError, ModelError, ModelGoneError
 from shapeshift.gateway.catalogue import Catalogue
-from shapeshift.gateway.exposition import merged
 from shapeshift.gateway.upstream import Upstream
 from shapeshift.triton import metrics
 from tests.gateway.fake_triton import FRONTS, FakeTriton
@@ -55,31 +57,41 @@ def test_a_front_that_is_new_is_found_at_once(start_gateway: Callable[..., str])
     wait_for(found, timeout_s=20, pause_s=0.2)
 
 
-def test_one_look_answers_all_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+class SlowTriton(FakeTriton):
+    """Takes `look_s` to list its models. looks: what became of each listing."""
+
+    def __init__(self, look_s: float) -> None:
+        super().__init__()
+        self.look_s = look_s
+        self.looks: list[str] = []
+
+    async def models(self, timeout_s: float) -> list[str]:
+        self.looks.append("begun")
+        try:
+            await asyncio.sleep(self.look_s)
+        finally:
+            self.looks.append("ended")
+        return await super().models(timeout_s)
+
+
+def test_one_look_answers_all_who_wait_for_it() -> None:
     async def ask() -> list[Any]:
         catalogue = Catalogue(Upstream([triton]), refresh_s=3600)
-        asked = (catalogue.find("absent", ("embedding",)) for _ in range(100))
-        return await asyncio.gather(*asked, return_exceptions=True)
+        requests = (catalogue.find("absent", ("embedding",)) for _ in range(100))
+        return await asyncio.gather(*requests, return_exceptions=True)
 
-    triton, looks = FakeTriton(), []
-
-    async def models(timeout_s: float) -> list[str]:
-        looks.append(timeout_s)
-        await asyncio.sleep(0.01)
-        return ["encode"]
-
-    monkeypatch.setattr(triton, "models", models)
+    triton = SlowTriton(look_s=0.01)
     assert {error.code for error in asyncio.run(ask())} == {"model_not_found"}
-    assert len(looks) == 1
+    assert triton.looks == ["begun", "ended"]
 
 
 @pytest.mark.parametrize("model", ["cross", "cross:adapter"])
-def test_a_model_that_has_left_just_now_is_not_unknown(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+def test_a_model_that_has_left_just_now_is_not_unknown(model: str) -> None:
     """The sidecar unloads a front whose process has died before it loads it again: clients are to come back."""
-    triton = FakeTriton(dict(FRONTS))
 
-    async def ask() -> list[Any]:
-        catalogue = Catalogue(Upstream([triton]), refresh_s=3600)
+    async def ask(reloads_s: float) -> list[Any]:
+        triton = FakeTriton(dict(FRONTS))
+        catalogue = Catalogue(Upstream([triton]), refresh_s=3600, reloads_s=reloads_s)
         errors: list[Any] = []
         await catalogue.refresh()
         front = triton.fronts.pop("cross")
@@ -89,39 +101,30 @@ def test_a_model_that_has_left_just_now_is_not_unknown(monkeypatch: pytest.Monke
         triton.fronts["cross"] = front
         await catalogue.refresh()
         assert (await catalogue.find("cross", ("reranking",))).front.name == "cross"
-        del triton.fronts["cross"]
-        await catalogue.refresh()
-        monkeypatch.setattr("shapeshift.gateway.catalogue._RELOADS_S", 0.0)
-        await catalogue.refresh()
-        return [*errors, *await asyncio.gather(catalogue.find(model, ("reranking",)), return_exceptions=True)]
+        return errors
 
-    *gone, unknown = asyncio.run(ask())
+    gone = asyncio.run(ask(reloads_s=30.0))
+    *_, unknown = asyncio.run(ask(reloads_s=0.0))
     assert [str(error) for error in gone] == [f"model: '{model}' is not loaded at present; retry later"] * 2
     assert all(isinstance(error, ModelGoneError) for error in gone)
     assert unknown.status == 404 and unknown.code == "model_not_found"
 
 
-def test_a_client_that_goes_away_waits_for_no_look(
-    start_gateway: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    triton = FakeTriton()
+def test_a_client_that_goes_away_waits_for_no_look(start_gateway: Callable[..., str]) -> None:
+    triton = SlowTriton(look_s=0.0)
     url = start_gateway(triton, refresh_s=3600)
-    looks: list[str] = []
-
-    async def models(timeout_s: float) -> list[str]:
-        looks.append("begun")
-        try:
-            await asyncio.sleep(30)
-        finally:
-            looks.append("ended")
-        return []
-
     wait_for(lambda: embed(url).status_code == 200)
-    monkeypatch.setattr(triton, "models", models)
-    monkeypatch.setattr("shapeshift.gateway.catalogue._LOOK_AGAIN_S", 0.0)
-    with pytest.raises(httpx2.ReadTimeout):
-        httpx2.post(f"{url}/v1/embeddings", json={"model": "absent", "input": "a"}, timeout=0.3)
-    wait_for(lambda: looks == ["begun", "ended"], timeout_s=10)
+    triton.look_s = 30.0
+    triton.looks.clear()
+
+    def is_looking() -> bool:
+        with contextlib.suppress(httpx2.ReadTimeout):
+            httpx2.post(f"{url}/v1/embeddings", json={"model": "absent", "input": "a"}, timeout=0.3)
+        return triton.looks != []
+
+    # A name that is unknown has the servers asked again once a second.
+    wait_for(is_looking, timeout_s=20, pause_s=0.2)
+    wait_for(lambda: triton.looks == ["begun", "ended"], timeout_s=10)
 
 
 # Several servers.
@@ -185,22 +188,39 @@ def test_probes_answer_head(url: str, path: str) -> None:
     assert head.headers["content-type"] == whole.headers["content-type"]
 
 
-def test_pages_of_several_servers_become_one() -> None:
-    page = '# HELP a_s Time\n# TYPE a_s histogram\na_s_bucket{le="1"} 2\na_s_count 2\n# TYPE b gauge\nb{} 3\n'
-    found = merged({"one:1": page, "two:2": page, "three:3": "# no metrics\n"})
-    assert found.splitlines() == [
+@pytest.fixture
+def pages() -> Iterator[list[str]]:
+    """The addresses of two servers of a metrics page, and of none."""
+    page = b'# HELP a_s Time\n# TYPE a_s histogram\na_s_bucket{le="1"} 2\na_s_count 2\n# TYPE b gauge\nb{} 3\n'
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Page)) for _ in range(2)]
+        for server in servers:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            stack.callback(server.shutdown)
+        yield [*(f"127.0.0.1:{server.server_port}" for server in servers), "127.0.0.1:9"]
+
+
+def test_pages_of_several_servers_become_one(start_gateway: Callable[..., str], pages: list[str]) -> None:
+    one, two, none = pages
+    url = start_gateway(FakeTriton(), metrics=tuple(f"http://{address}/metrics" for address in pages))
+    lines = [line for line in httpx2.get(f"{url}/metrics").text.splitlines() if "shapeshift_gateway" not in line]
+    assert lines[:-1] == [
         *("# HELP a_s Time", "# TYPE a_s histogram"),
-        *('a_s_bucket{server="one:1",le="1"} 2', 'a_s_count{server="one:1"} 2'),
-        *('a_s_bucket{server="two:2",le="1"} 2', 'a_s_count{server="two:2"} 2'),
-        *("# TYPE b gauge", 'b{server="one:1",} 3', 'b{server="two:2",} 3', "# no metrics"),
+        *(f'a_s_bucket{{server="{one}",le="1"}} 2', f'a_s_count{{server="{one}"}} 2'),
+        *(f'a_s_bucket{{server="{two}",le="1"}} 2', f'a_s_count{{server="{two}"}} 2'),
+        *("# TYPE b gauge", f'b{{server="{one}",}} 3', f'b{{server="{two}",}} 3'),
     ]
-    assert metrics.parse(found)["b", frozenset({("server", "two:2")})] == 3
-
-
-def test_the_pages_are_merged(start_gateway: Callable[..., str]) -> None:
-    gone = ("http://127.0.0.1:9/metrics", "http://127.0.0.1:10/metrics")
-    page = httpx2.get(f"{start_gateway(FakeTriton(), metrics=gone)}/metrics").text
-    assert page.count("# no metrics at http://127.0.0.1:") == 2
+    assert lines[-1].startswith(f"# no metrics at http://{none}/metrics")
+    assert metrics.parse("\n".join(lines))["b", frozenset({("server", two)})] == 3
 
 
 def test_the_documentation_lists_every_body(url: str) -> None:
@@ -210,5 +230,6 @@ def test_the_documentation_lists_every_body(url: str) -> None:
         for method in methods:
             if method == "post":
                 schema = methods[method]["requestBody"]["content"]["application/json"]["schema"]
-                named = {one["$ref"].rpartition("/")[2] for one in schema.get("anyOf", [schema])}
-                assert named <= described["components"]["schemas"].keys(), path
+                for one in schema.get("anyOf", [schema]):
+                    body = described["components"]["schemas"][one["$ref"].rpartition("/")[2]]
+                    assert body["properties"] and body["additionalProperties"] is False, path

@@ -11,10 +11,9 @@ from openai.types.completion_create_params import CompletionCreateParamsBase as 
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from pydantic import BaseModel
 
-from shapeshift.gateway.app import _BODIES
-from shapeshift.gateway.schemas.chat import ChatRequest
-from shapeshift.gateway.schemas.completions import CompletionRequest
-from shapeshift.gateway.schemas.embeddings import EmbeddingRequest
+from shapeshift.gateway.apis.chat import ChatRequest
+from shapeshift.gateway.apis.completions import CompletionRequest
+from shapeshift.gateway.apis.embeddings import EmbeddingRequest
 from tests.gateway import openai_fields
 
 PARAMS = [(CompletionRequest, CompletionParams), (ChatRequest, ChatParams), (EmbeddingRequest, EmbeddingCreateParams)]
@@ -28,12 +27,6 @@ PUBLISHED: dict[str, type[BaseModel]] = dict(
 @pytest.mark.parametrize(("own", "theirs"), PARAMS)
 def test_every_field_of_openais_is_known(own: type[BaseModel], theirs: type) -> None:
     assert get_type_hints(theirs).keys() - own.model_fields.keys() == set()
-
-
-@pytest.mark.parametrize("own", _BODIES, ids=lambda own: own.__name__)
-def test_unknown_fields_are_refused(own: type[BaseModel]) -> None:
-    assert own.model_config["extra"] == "forbid"
-    assert own.model_json_schema()["additionalProperties"] is False
 
 
 @pytest.mark.parametrize("route", openai_fields.ROUTES)

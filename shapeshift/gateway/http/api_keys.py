@@ -8,19 +8,15 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from shapeshift.errors import InvalidInputError
-from shapeshift.gateway.errors import ApiError
+from shapeshift.gateway.errors import ApiError, unavailable
 
 _LOG = logging.getLogger("shapeshift.gateway")
 _LINE = re.compile(r"([A-Za-z0-9._-]{1,64}) ([0-9a-f]{64})")
 _PREFIX = "sk-"
-_CHECK_S = 1.0
-# Without a key: what a load balancer asks.
-_OPEN = ("/health",)
 
 
 def hash_of(key: str) -> str:
@@ -45,14 +41,15 @@ def add(file: Path, name: str) -> str:
 
 
 class ApiKeys:
-    """The keys of a file, which is read again once a second, and at every request while there are none.
+    """The keys of a file, which is read again after `check_s`, and at every request while there are none.
 
     A line that is no key is logged and counted; the others hold. Raises InvalidInputError for a file that cannot be
     read, or that has such lines only.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, check_s: float = 1.0) -> None:
         self._file = file
+        self._check_s = check_s
         self._content: bytes | None = None
         self._names: dict[str, str] = {}
         self._checked_at = 0.0
@@ -68,10 +65,26 @@ class ApiKeys:
     def holds(self, key: str) -> bool:
         """Whether the file has this key. Raises InvalidInputError while the file cannot be read."""
         # None are there also while somebody writes the file.
-        if not self._names or time.monotonic() - self._checked_at > _CHECK_S:
+        if not self._names or time.monotonic() - self._checked_at > self._check_s:
             self._read()
         # The hash is looked up: how long that takes says nothing about any key.
         return hash_of(key) in self._names
+
+    def refusal(self, authorizations: Sequence[str]) -> ApiError | None:
+        """The answer to a request with these headers `Authorization` that may not come in."""
+        scheme, _, key = authorizations[0].partition(" ") if len(authorizations) == 1 else ("", "", "")
+        if len(authorizations) > 1:
+            reason = "got several headers; one is allowed"
+        elif scheme.lower() != "bearer" or not key.strip():
+            reason = "no API key; send the header `Authorization: Bearer KEY`"
+        else:
+            try:
+                if self.holds(key.strip()):
+                    return None
+            except InvalidInputError:
+                return unavailable("api_keys: the gateway cannot read its keys, see its log; retry later")
+            reason = "this API key is not known"
+        return ApiError(401, f"Authorization: {reason}", code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
     def _read(self) -> None:
         self._checked_at = time.monotonic()
@@ -96,37 +109,3 @@ class ApiKeys:
             self.num_broken += 1
             # Not what it holds, which may be a key.
             _LOG.error("api_keys: line %d of %s is not a name and a hash; it is left out", number, self._file)
-
-
-class RequireKey:
-    """Answers requests without a key of `keys` with status 401, and all with 503 while the keys cannot be read."""
-
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
-        self._app = app
-        self._keys = keys
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN and (refusal := self._refusal(scope)):
-            await refusal.response()(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> ApiError | None:
-        given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
-        headers = {"www-authenticate": "Bearer"}
-        if len(given) > 1:
-            text = "Authorization: got several headers; one is allowed"
-            return ApiError(401, text, code="invalid_api_key", headers=headers)
-        scheme, _, key = given[0].partition(" ") if given else ("", "", "")
-        if scheme.lower() != "bearer" or not key.strip():
-            text = "Authorization: no API key; send the header `Authorization: Bearer KEY`"
-            return ApiError(401, text, code="invalid_api_key", headers=headers)
-        try:
-            is_known = self._keys.holds(key.strip())
-        except InvalidInputError:
-            text = "api_keys: the gateway cannot read its keys, see its log; retry later"
-            retry = {"retry-after": "1"}
-            return ApiError(503, text, "service_unavailable_error", code="unavailable", headers=retry)
-        if not is_known:
-            return ApiError(401, "Authorization: this API key is not known", code="invalid_api_key", headers=headers)
-        return None

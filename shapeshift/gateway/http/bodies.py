@@ -8,14 +8,14 @@ import zlib
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from shapeshift.errors import CancelledRequestError, InvalidInputError, did_you_mean
-from shapeshift.gateway.errors import ApiError
-from shapeshift.gateway.schemas.common import FORMS, ApiRequest
-from shapeshift.gateway.settings import GatewaySettings
-from shapeshift.gateway.state import gateway_of
+from shapeshift.gateway.apis.fields import FORMS
+from shapeshift.gateway.errors import ApiError, invalid
+from shapeshift.gateway.settings import Limits
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -27,68 +27,47 @@ _MOST_ERRORS, _MOST_SHOWN = 100, 100
 _MOST_COLONS = 1 << 19
 
 
-def described(*models: type[BaseModel]) -> dict[str, Any]:
-    """The entry `requestBody` of a route, for /openapi.json; `app` adds the schemas that it refers to."""
-    schemas = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
-    content = {"application/json": {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-async def read(request: Request, model: type[M]) -> M:
-    """The body as `model`. Raises ApiError that names the field, its value and what is allowed."""
-    return checked(request, await content(request), model)
-
-
-async def content(request: Request) -> bytes:
+async def content(request: Request, limits: Limits) -> bytes:
     """The body, unpacked. Raises ApiError where it is too long, comes too slowly or may have too many fields."""
-    settings = gateway_of(request).settings
-    body = _unpacked(await _bytes(request, settings), request.headers.get("content-encoding", ""), settings)
+    body = _unpacked(await _bytes(request, limits), request.headers.get("content-encoding", ""), limits)
     if body.count(b":") > _MOST_COLONS:
         raise ApiError(400, f"body: got more; at most {_MOST_COLONS} fields, or colons in texts", code="invalid_value")
     return body
 
 
-def checked(request: Request, body: bytes, model: type[M]) -> M:
-    """The body of `request` as `model`. Raises as `read`."""
+def checked(body: bytes, model: type[M]) -> M:
+    """The body as `model`. Raises ApiError that names the field, its value and what is allowed."""
     try:
-        asked = model.model_validate_json(body)
+        return model.model_validate_json(body)
     except ValidationError as error:
         raise _refusal(error, model) from None
-    request.state.asked = asked
-    return asked
 
 
-def field_of(request: Request, name: str) -> str:
-    """What the request calls an input or parameter of the model."""
-    asked = getattr(request.state, "asked", None)
-    return asked.field_of(name) if isinstance(asked, ApiRequest) else name
-
-
-async def _bytes(request: Request, settings: GatewaySettings) -> bytes:
+async def _bytes(request: Request, limits: Limits) -> bytes:
     """The body itself. Status 413 where it is too long, 408 where it takes too long."""
-    stated = request.headers.get("content-length", "")
-    if stated.isdigit() and int(stated) > settings.max_body_bytes:
-        raise _too_long(f"{stated} bytes", settings)
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > limits.max_body_bytes:
+        raise _too_long(f"{length} bytes", limits)
     pieces: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(settings.body_timeout_s):
+        async with asyncio.timeout(limits.body_timeout_s):
             while True:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
                     raise CancelledRequestError("the client has disconnected before its body ended")
                 pieces.append(message.get("body", b""))
                 size += len(pieces[-1])
-                if size > settings.max_body_bytes:
-                    raise _too_long("more", settings)
+                if size > limits.max_body_bytes:
+                    raise _too_long("more", limits)
                 if not message.get("more_body", False):
                     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
     except TimeoutError:
-        text = f"body: not complete after {settings.body_timeout_s:g} s"
+        text = f"body: not complete after {limits.body_timeout_s:g} s"
         raise ApiError(408, text, code="timeout", headers={"connection": "close"}) from None
 
 
-def _unpacked(body: bytes, encoding: str, settings: GatewaySettings) -> bytes:
+def _unpacked(body: bytes, encoding: str, limits: Limits) -> bytes:
     """The content of a body. Status 413 where it is too long, 415 for another encoding than gzip."""
     if encoding.lower() in ("", "identity"):
         return body
@@ -97,18 +76,18 @@ def _unpacked(body: bytes, encoding: str, settings: GatewaySettings) -> bytes:
         raise ApiError(415, text, code="unsupported_encoding", headers={"accept-encoding": "gzip"})
     unpacking = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     try:
-        found = unpacking.decompress(body, settings.max_body_bytes + 1)
+        unpacked = unpacking.decompress(body, limits.max_body_bytes + 1)
     except zlib.error as error:
         raise ApiError(400, f"body: {error}; Content-Encoding says gzip", code="invalid_encoding") from None
-    if len(found) > settings.max_body_bytes:
-        raise _too_long("more, unpacked", settings)
+    if len(unpacked) > limits.max_body_bytes:
+        raise _too_long("more, unpacked", limits)
     if not unpacking.eof or unpacking.unused_data:
         raise ApiError(400, "body: not one whole gzip stream", code="invalid_encoding")
-    return found
+    return unpacked
 
 
-def _too_long(found: str, settings: GatewaySettings) -> ApiError:
-    text = f"body: got {found}; at most {settings.max_body_bytes} bytes (--max-body-mb)"
+def _too_long(size: str, limits: Limits) -> ApiError:
+    text = f"body: got {size}; at most {limits.max_body_bytes} bytes"
     return ApiError(413, text, code="body_too_large", headers={"connection": "close"})
 
 
@@ -116,42 +95,38 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> ApiError:
     if error.error_count() > _MOST_ERRORS:
         text = f"body: got {error.error_count()} unknown fields or values of the wrong type; /docs lists the fields"
         return ApiError(400, text, code="invalid_value")
-    found = error.errors(include_url=False)
-    first = found[0]
+    errors = error.errors(include_url=False)
+    first = errors[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"body: {first['msg']}", code="invalid_json")
     if not first["loc"]:
         text = str(InvalidInputError("body", _shown(first["input"]), first["msg"]))
         return ApiError(400, text, code="invalid_type")
-    field = str(first["loc"][0])
+    field, path = str(first["loc"][0]), _path(first)
     if first["type"] == "extra_forbidden":
         hint = did_you_mean(field, model.model_fields) if len(first["loc"]) == 1 else ""
-        text = f"Unrecognized request argument supplied: {_path(first)}{hint}"
-        return ApiError(400, text, param=_path(first), code="unknown_parameter")
-    same = [one for one in found if one["loc"][:1] == first["loc"][:1]]
-    return _of_field(field, same, model)
-
-
-def _of_field(field: str, errors: list[ErrorDetails], model: type[BaseModel]) -> ApiError:
-    """The refusal of a field: with several forms to choose from, what it may be is in the field's description."""
-    first = errors[0]
+        return ApiError(
+            400, f"Unrecognized request argument supplied: {path}{hint}", param=path, code="unknown_parameter"
+        )
     if first["type"] == "missing":
-        return ApiError(400, f"{_path(first)}: this field is required", param=_path(first), code="missing_parameter")
+        return ApiError(400, f"{path}: this field is required", param=path, code="missing_parameter")
     if first["type"] == UNSUPPORTED:
-        text = f"{field}: this gateway does not have it; {first['msg']}"
-        return ApiError(400, text, param=field, code=UNSUPPORTED)
-    own = model.model_fields.get(field)
-    if len(errors) > 1 and own is not None and own.description:
-        param, value, allowed = field, "a value of another form", own.description
-        if errors[0]["loc"] == errors[1]["loc"]:
-            value = repr(_shown(first["input"]))
-    elif first["type"] == "too_long":
+        return ApiError(400, f"{field}: this gateway does not have it; {first['msg']}", param=field, code=UNSUPPORTED)
+    return _of_field([one for one in errors if one["loc"][:1] == first["loc"][:1]], model.model_fields.get(field))
+
+
+def _of_field(errors: list[ErrorDetails], field: FieldInfo | None) -> ApiError:
+    """The refusal of a value: with several forms to choose from, what it may be is in the field's description."""
+    first = errors[0]
+    if len(errors) > 1 and field is not None and field.description:
+        same_place = first["loc"] == errors[1]["loc"]
+        value = repr(_shown(first["input"])) if same_place else "a value of another form"
+        return invalid(str(first["loc"][0]), value, field.description)
+    if first["type"] == "too_long":
         size = first["ctx"]["actual_length"]
-        param, value = _path(first), "more" if size is None else f"{size} items"
-        allowed = f"at most {first['ctx']['max_length']}"
-    else:
-        param, value, allowed = _path(first), _shown(first["input"]), first["msg"]
-    return ApiError(400, str(InvalidInputError(param, value, allowed)), param=param, code="invalid_value")
+        value = "more" if size is None else f"{size} items"
+        return invalid(_path(first), value, f"at most {first['ctx']['max_length']}")
+    return invalid(_path(first), _shown(first["input"]), first["msg"])
 
 
 def _path(error: ErrorDetails) -> str:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
 import orjson
-from starlette.responses import Response
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from shapeshift.errors import CancelledRequestError, ShapeshiftError
@@ -54,20 +54,13 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
         watch.cancel()
 
 
-async def stream_of(
-    receive: Receive, events: AsyncGenerator[bytes, None], field_of: Callable[[str], str] = str
-) -> EventStream:
+async def stream_of(events: AsyncGenerator[bytes, None], field_of: Callable[[str], str]) -> EventStream:
     """The answer that sends `events` and then `DONE`.
 
-    Waits for the first one: an error before it has an HTTP status of its own. Raises as `events` does, and as
-    `while_connected`. field_of: what the request calls an input of the model.
+    Waits for the first one: an error before it has an HTTP status of its own. Raises as `events` does. field_of: what
+    the request calls an input of the model.
     """
-    try:
-        first = await while_connected(receive, anext(events, None))
-    except BaseException:
-        await events.aclose()
-        raise
-    return EventStream(_with_end(first, events, field_of))
+    return EventStream(_with_end(await anext(events, None), events, field_of))
 
 
 async def _with_end(
@@ -85,29 +78,20 @@ async def _with_end(
     yield DONE
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """Sends `events`, each as soon as it is there. They are closed when all are sent, or the client is gone."""
 
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        self.status_code = 200
-        self.background = None
-        self._events = events
         # Proxies such as nginx would collect events.
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(events, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(CancelledRequestError):
-            await while_connected(receive, self._send_all(send))
-
-    async def _send_all(self, send: Send) -> None:
-        async with contextlib.aclosing(self._events) as events:
-            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            await send(start)
-            async for one in events:
-                await send({"type": "http.response.body", "body": one, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        async with contextlib.aclosing(self._events):
+            with contextlib.suppress(CancelledRequestError):
+                await while_connected(receive, self.stream_response(send))
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -6,9 +6,13 @@ as JSON text. What a template reads is found by rendering short conversations wi
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
+import os
 import re
+import resource
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +29,7 @@ _TEXT, _PARTS = _NEEDLE, [{"type": "text", "text": _NEEDLE}]
 _CALL_ID = "call00000"
 # The names of a message's reasoning, the one that most templates read first.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+_PR_SET_PDEATHSIG = 1
 
 
 class ChatTemplate:
@@ -118,6 +123,15 @@ class TemplateError(Exception):
     """Why a template makes no text of a conversation: its one argument, so that it passes between processes."""
 
 
+def begin(parent: int, memory_bytes: int) -> None:
+    """Bound this new process, which only renders. It ends with its parent, also in the middle of a rendering."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise SystemExit(1)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def render(
     source: str,
     special_tokens: tuple[tuple[str, str], ...],
@@ -126,7 +140,7 @@ def render(
 ) -> str:
     """`ChatTemplate.render`, in a process that keeps the last templates. Raises TemplateError."""
     try:
-        return _kept(source, special_tokens).render(messages, tools)
+        return _template(source, special_tokens).render(messages, tools)
     except TemplateError:
         raise
     except Exception as error:  # noqa: BLE001  a template may raise whatever Python does
@@ -134,7 +148,7 @@ def render(
 
 
 @functools.lru_cache(maxsize=32)
-def _kept(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
+def _template(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
     return ChatTemplate(source, dict(special_tokens))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -41,6 +41,13 @@ Texts = Annotated[
     | Annotated[list[_Tokens], bounded(), Tag(LISTS)],
     Discriminator(form_of, custom_error_type="form", custom_error_message=TEXTS),
 ]
+
+
+def listed(texts: Texts) -> list[str] | list[list[int]]:
+    """Always a list: of texts, or of the tokens of each."""
+    if isinstance(texts, str) or (texts and isinstance(texts[0], int)):
+        return cast("list[str] | list[list[int]]", [texts])
+    return cast("list[str] | list[list[int]]", texts)
 
 
 _ROWS = "a text, a list of texts, or a list of lists with one text or one pair each"
@@ -83,10 +90,16 @@ class ApiRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=False)
     # Inputs of the models, and the fields that they are made of.
     made_of: ClassVar[Mapping[str, str]] = {}
+    # The fields of all requests of a class that are request parameters of the models.
+    common: ClassVar[tuple[str, ...]] = ()
 
     def field_of(self, name: str) -> str:
         """The field that an input or parameter of the model was made of."""
         return self.made_of.get(name, name)
+
+    def request_parameters(self, *more: str) -> dict[str, Any]:
+        """The request parameters for the model, those of the fields `more` too."""
+        return {name: value for name in (*self.common, *more) if (value := getattr(self, name)) is not None}
 
 
 class ModelRequest(ApiRequest):
@@ -95,6 +108,8 @@ class ModelRequest(ApiRequest):
     latency_ms, utility, slo_class and request_tag are the request parameters of the techniques' pages.
     """
 
+    common = ("latency_ms", "utility", "slo_class", "request_tag")
+
     model: str = Field(min_length=1)
     user: str | None = None
     latency_ms: float | None = None
@@ -102,7 +117,12 @@ class ModelRequest(ApiRequest):
     slo_class: str | None = None
     request_tag: str | None = None
 
-    def parameters(self, *more: str) -> dict[str, Any]:
-        """The request parameters for the model, those of the fields `more` too."""
-        names = ("latency_ms", "utility", "slo_class", "request_tag", *more)
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+class TeiRequest(ApiRequest):
+    """A request as TEI has it. model: which front is asked; None: the only one for the route."""
+
+    common = ("truncate",)
+
+    model: str | None = None
+    truncate: bool | None = None
+    truncation_direction: Annotated[Literal["Left", "Right"] | None, not_served("Right")] = None

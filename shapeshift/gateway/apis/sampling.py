@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from shapeshift.gateway.errors import ApiError, invalid
-from shapeshift.gateway.schemas.common import (
+from shapeshift.gateway.apis.fields import (
     ApiRequest,
     Int32,
     JsonObject,
@@ -17,6 +16,7 @@ from shapeshift.gateway.schemas.common import (
     bounded,
     not_served,
 )
+from shapeshift.gateway.errors import ApiError, invalid
 
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Stop = str | Strings
@@ -104,13 +104,13 @@ class SamplingRequest(ModelRequest):
         """The generator's input `sampling_parameters`, which checks the values. Raises ApiError for contradictions."""
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "a value", "left out unless stream is true")
-        found = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
+        sampling = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
         if self.stop is not None:
-            found["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop
-        if self.response_format is not None and (wanted := self.response_format.structured_outputs()):
+            sampling["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop
+        if self.response_format is not None and (outputs := self.response_format.structured_outputs()):
             if self.structured_outputs is not None:
                 raise ApiError(
                     400, "response_format: left out where structured_outputs is given", param="response_format"
                 )
-            found["structured_outputs"] = wanted
-        return found
+            sampling["structured_outputs"] = outputs
+        return sampling

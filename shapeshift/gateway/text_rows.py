@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from shapeshift.errors import ModelError
 from shapeshift.gateway.catalogue import Target
+from shapeshift.gateway.endpoint import Context
 from shapeshift.gateway.errors import TOO_LONG, ApiError, invalid
-from shapeshift.gateway.state import Gateway
 from shapeshift.serving.text_inputs import NUM_TOKENS
 from shapeshift.triton.async_client import ModelCall, Tensors
 
@@ -62,60 +62,47 @@ class TokenRows:
 
 
 async def infer_rows(
-    gateway: Gateway,
-    target: Target,
-    rows: Columns | TokenRows,
-    outputs: Sequence[str],
-    parameters: Mapping[str, Any],
-    id_: str,
-) -> Tensors:
-    """The outputs [n, ...] for the rows of all columns. Raises as `Upstream.infer`; rows are those of the request."""
+    context: Context, target: Target, rows: Columns | TokenRows, outputs: Sequence[str], parameters: Mapping[str, Any]
+) -> tuple[Tensors, int]:
+    """The outputs [n, ...] for the rows of all columns, and how many tokens the model read; 0 where it does not tell.
+
+    Raises as `Upstream.infer`; rows are those of the request.
+    """
     front = target.front
     size = max(1, front.number("max_batch_size", 64))
     count = len(rows) if isinstance(rows, TokenRows) else len(next(iter(rows.values())))
-    timeout_s = gateway.settings.request_timeout_s
-
-    def call(first: int) -> ModelCall:
-        last = first + size
-        if isinstance(rows, TokenRows):
-            own = rows.columns(first, last)
-        else:
-            own = {name: values[first:last] for name, values in rows.items()}
-        return ModelCall(front.name, own, timeout_s, outputs, parameters, id_)
-
-    if count <= size:
-        return await gateway.upstream.infer(call(0))
+    names = [*outputs, NUM_TOKENS.name] if NUM_TOKENS.name in front.outputs else outputs
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def part(first: int) -> Tensors:
+        last = first + size
+        if isinstance(rows, TokenRows):
+            columns = rows.columns(first, last)
+        else:
+            columns = {name: values[first:last] for name, values in rows.items()}
+        call = ModelCall(front.name, columns, context.timeout_s, names, parameters, context.request_id)
         async with slots:
             try:
-                return await gateway.upstream.infer(call(first))
+                return await context.gateway.upstream.infer(call)
             except ModelError as error:
                 raise renumbered(error, lambda row: row + first) from None
 
-    tasks = [asyncio.ensure_future(part(first)) for first in range(0, count, size)]
-    try:
-        parts = await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-    return {name: np.concatenate([one[name] for one in parts]) for name in outputs}
+    if count <= size:
+        tensors = await part(0)
+    else:
+        tasks = [asyncio.ensure_future(part(first)) for first in range(0, count, size)]
+        try:
+            parts = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        tensors = {name: np.concatenate([one[name] for one in parts]) for name in names}
+    return tensors, int(tensors[NUM_TOKENS.name].sum()) if NUM_TOKENS.name in tensors else 0
 
 
 def renumbered(error: ModelError, place_of: Callable[[int], int]) -> ModelError:
     """The error of one call, with the rows that it names as the request numbers them."""
-    return ModelError(_ROW.sub(lambda found: f"row {place_of(int(found[1]))}", str(error)), error.code)
-
-
-def counted(target: Target, *names: str) -> list[str]:
-    """The outputs `names`, and the one that tells how many tokens the model read, where the front has it."""
-    return [*names, NUM_TOKENS.name] if NUM_TOKENS.name in target.front.outputs else list(names)
-
-
-def num_tokens(found: Tensors) -> int:
-    """The tokens that the model read of all rows; 0 where it does not tell."""
-    return int(found[NUM_TOKENS.name].sum()) if NUM_TOKENS.name in found else 0
+    return ModelError(_ROW.sub(lambda match: f"row {place_of(int(match[1]))}", str(error)), error.code)
 
 
 def require_outputs(target: Target, *names: str) -> None:

@@ -1,4 +1,4 @@
-"""GET /: what is served here, for people with a browser."""
+"""What requests may name: GET /v1/models, and GET / for people with a browser."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from shapeshift.gateway.catalogue import Front
-from shapeshift.gateway.state import gateway_of
+from shapeshift.gateway.endpoint import Api, gateway_of, json_answer
+from shapeshift.gateway.errors import ApiError
 from shapeshift.serving.description import (
     EMBEDDING,
     GENERATION,
@@ -20,8 +21,13 @@ from shapeshift.serving.description import (
     TEXT_CLASSIFICATION,
 )
 
-router = APIRouter(include_in_schema=False)
+api = Api("models")
 
+# Of a front's description, what stands beside OpenAI's fields.
+_SHOWN = (
+    *("kind", "also", "version", "max_batch_size", "embedding_size", "outputs", "labels", "activation", "pairs"),
+    *("only_pairs", "tasks", "prompts", "levels", "precision"),
+)
 _PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 _CHAT: tuple[str, Mapping[str, Any]] = (
     "v1/chat/completions",
@@ -65,20 +71,52 @@ pre {{ overflow-x: auto; padding: .6rem; border: 1px solid #8886 }}
 """
 
 
-@router.head("/")
-@router.get("/")
+@api.get("/v1/models")
+async def list_models(request: Request) -> Response:
+    """The fronts, and their adapters as BASE:ADAPTER, and by their own name where only one front has it."""
+    catalogue = gateway_of(request).catalogue
+    models = [_model(name, front, adapter, catalogue.since) for name, front, adapter in catalogue.ids()]
+    return json_answer({"object": "list", "data": models})
+
+
+@api.get("/v1/models/{model:path}")
+async def retrieve_model(request: Request, model: str) -> Response:
+    """One of them; 404 where there is none."""
+    catalogue = gateway_of(request).catalogue
+    for name, front, adapter in catalogue.ids():
+        if name == model:
+            return json_answer(_model(name, front, adapter, catalogue.since))
+    raise ApiError(404, f"model: {model[:80]!r} is not served", param="model", code="model_not_found")
+
+
+def _model(name: str, front: Front, adapter: str, since: int) -> dict[str, Any]:
+    description = front.description
+    model = {
+        "id": name,
+        "object": "model",
+        "created": since,
+        "owned_by": "shapeshift",
+        "root": description.get("base_model") or description.get("checkpoint") or front.name,
+        "parent": front.name if adapter else None,
+        "max_model_len": description.get("max_tokens"),
+    }
+    return model | {key: description[key] for key in _SHOWN if description.get(key) is not None}
+
+
+@api.head("/", include_in_schema=False)
+@api.get("/", include_in_schema=False)
 async def page(request: Request) -> Response:
     """The models with their kinds and an example of each, and where to read on; nothing of it comes from elsewhere."""
     gateway = gateway_of(request)
     key = "" if gateway.keys is None else ' -H "Authorization: Bearer $KEY"'
-    models = [_shown(front, str(request.base_url), key) for front in gateway.catalogue.fronts]
+    models = [_section(front, str(request.base_url), key) for front in gateway.catalogue.fronts]
     # Without a slash before: a proxy may serve the gateway below a path.
     links = [f'<li><a href="{path}">/{path}</a>: {about}</li>' for path, about in _LINKS]
     text = _PAGE.format(links="\n".join(links), models="\n".join(models) or "<p>No model is served yet.</p>")
     return Response(text, media_type="text/html", headers={"cache-control": "no-cache"})
 
 
-def _shown(front: Front, url: str, key: str) -> str:
+def _section(front: Front, url: str, key: str) -> str:
     lines = [f"<h2>{escape(front.name)}</h2>", f"<p>{escape(front.kind)}</p>"]
     if front.adapters:
         lines.append(f"<p>adapters: {escape(', '.join(front.adapters))}</p>")

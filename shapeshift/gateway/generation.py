@@ -12,11 +12,14 @@ import orjson
 
 from shapeshift.errors import EngineError
 from shapeshift.gateway.catalogue import Target
-from shapeshift.gateway.upstream import Upstream
+from shapeshift.gateway.endpoint import Context
 from shapeshift.triton.async_client import ModelCall, Tensors, first_of
 
 # What this project's generators say, and OpenAI's word for it.
 _REASONS = {"stop": "stop", "length": "length", "abort": "stop", "deadline": "length"}
+
+TokenEntries = dict[str, Any]
+"""Of one token: by id `logprob`, `rank`, `decoded_token` and `bytes`, the token itself first, then the likeliest."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class GenerationCall:
     stream      whether the answer comes piece by piece
     logprobs    whether each row has the logprobs of its tokens
     echo        whether whole answers begin with their prompt
-    parameters  its request parameters
+    parameters  its request parameters, without its adapter
     """
 
     target: Target
@@ -38,8 +41,6 @@ class GenerationCall:
     logprobs: bool
     echo: bool
     parameters: Mapping[str, Any]
-    request_id: str
-    timeout_s: float
 
     @property
     def choices(self) -> int:
@@ -53,7 +54,7 @@ class Row:
 
     finish_reason  None while it goes on
     stop_reason    the generator's own word, where OpenAI has none
-    logprobs       an object for each token, the token itself first, see the output `logprobs` in docs/fused_decode.md
+    logprobs       of each token, see the output `logprobs` in docs/fused_decode.md
     prompt_logprobs  with the first row of a prompt, if asked for; None for the first token
     """
 
@@ -63,8 +64,8 @@ class Row:
     prompt_tokens: int
     finish_reason: str | None
     stop_reason: str | None = None
-    logprobs: list[dict[str, Any]] | None = None
-    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    logprobs: list[TokenEntries] | None = None
+    prompt_logprobs: list[TokenEntries | None] | None = None
 
 
 @dataclass
@@ -90,56 +91,58 @@ class Usage:
         }
 
 
-async def rows(upstream: Upstream, call: GenerationCall) -> AsyncGenerator[list[Row], None]:
+async def rows(context: Context, call: GenerationCall) -> AsyncGenerator[list[Row], None]:
     """The rows of each response; those of all choices in one response without `stream`. Raises as `Upstream.stream`."""
-    parameters = dict(call.parameters)
-    if call.target.adapter:
-        parameters["lora_name"] = call.target.adapter
-    asked = ModelCall(
-        call.target.front.stream, _inputs(call), call.timeout_s, parameters=parameters, request_id=call.request_id
+    adapter = {"lora_name": call.target.adapter} if call.target.adapter else {}
+    model_call = ModelCall(
+        call.target.front.stream,
+        _inputs(call),
+        context.timeout_s,
+        parameters={**call.parameters, **adapter},
+        request_id=context.request_id,
     )
-    async with contextlib.aclosing(upstream.stream(asked)) as responses:
+    async with contextlib.aclosing(context.gateway.upstream.stream(model_call)) as responses:
         async for tensors in responses:
             # The last response of a stream may be empty.
             if "text_output" in tensors and len(tensors["text_output"]):
-                yield _rows(tensors, call.choices)
+                yield _rows_of(tensors, call.choices)
 
 
-async def all_rows(upstream: Upstream, call: GenerationCall) -> list[Row]:
+async def all_rows(context: Context, call: GenerationCall) -> list[Row]:
     """The rows of the only response to a call without `stream`."""
-    found = await first_of(rows(upstream, call))
-    if found is None:
+    answers = await first_of(rows(context, call))
+    if answers is None:
         raise EngineError(f"model {call.target.front.stream} ended its responses without one")
-    return found
+    return answers
 
 
 def _inputs(call: GenerationCall) -> dict[str, Any]:
     yes = np.ones(1, bool)
-    found: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "stream": np.array([call.stream]),
         "return_finish_reason": yes,
         "return_num_input_tokens": yes,
         "return_num_output_tokens": yes,
     }
     if call.logprobs:
-        found["return_logprobs"] = yes
+        inputs["return_logprobs"] = yes
     if call.echo:
-        found["exclude_input_in_output"] = np.zeros(1, bool)
+        inputs["exclude_input_in_output"] = np.zeros(1, bool)
     if call.sampling:
-        found["sampling_parameters"] = _texts([orjson.dumps(call.sampling)])
+        inputs["sampling_parameters"] = _texts([orjson.dumps(call.sampling)])
     if isinstance(call.prompts[0], str):
-        found["text_input"] = _texts([str(prompt).encode() for prompt in call.prompts])
+        inputs["text_input"] = _texts([str(prompt).encode() for prompt in call.prompts])
     else:
-        found["input_ids"] = np.concatenate([np.array(ids, np.int32) for ids in call.prompts])
-        found["input_lengths"] = np.array([len(ids) for ids in call.prompts], np.int32)
-    return found
+        inputs["input_ids"] = np.concatenate([np.array(ids, np.int32) for ids in call.prompts])
+        inputs["input_lengths"] = np.array([len(ids) for ids in call.prompts], np.int32)
+    return inputs
 
 
 def _texts(values: Sequence[bytes]) -> Any:
     return np.array(values, dtype=object)
 
 
-def _rows(tensors: Tensors, choices: int) -> list[Row]:
+def _rows_of(tensors: Tensors, choices: int) -> list[Row]:
     texts = tensors["text_output"].tolist()
     indices = tensors["choice_index"].tolist() if "choice_index" in tensors else range(len(texts))
     tokens = tensors["num_output_tokens"].tolist()
@@ -147,11 +150,11 @@ def _rows(tensors: Tensors, choices: int) -> list[Row]:
     reasons = tensors["finish_reason"].tolist() if "finish_reason" in tensors else [b""] * len(texts)
     logprobs = tensors["logprobs"].tolist() if "logprobs" in tensors else [b"null"] * len(texts)
     prompt_logprobs = tensors["prompt_logprobs"].tolist() if "prompt_logprobs" in tensors else []
-    found = []
+    answers = []
     for place, choice in enumerate(indices):
         reason = reasons[place].decode()
-        own = choice // choices
-        found.append(
+        prompt = choice // choices
+        answers.append(
             Row(
                 choice,
                 texts[place].decode(errors="replace"),
@@ -160,7 +163,12 @@ def _rows(tensors: Tensors, choices: int) -> list[Row]:
                 _REASONS.get(reason, "stop") if reason else None,
                 reason if reason not in ("", "stop", "length") else None,
                 orjson.loads(logprobs[place]),
-                orjson.loads(prompt_logprobs[own]) if own < len(prompt_logprobs) else None,
+                orjson.loads(prompt_logprobs[prompt]) if prompt < len(prompt_logprobs) else None,
             )
         )
-    return found
+    return answers
+
+
+def likeliest(entries: TokenEntries, top: int) -> list[dict[str, Any]]:
+    """Of the entries of one token the most likely ones, the likeliest first."""
+    return sorted(entries.values(), key=lambda entry: int(entry["rank"]))[:top]

@@ -1,0 +1,206 @@
+"""POST /v1/classify, as vLLM has it: the classes of texts, of pairs of them, or of images in data URLs."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from shapeshift.errors import ModelError
+from shapeshift.gateway.apis.fields import Int32, ModelRequest, Rows
+from shapeshift.gateway.catalogue import Target
+from shapeshift.gateway.endpoint import Api, Context
+from shapeshift.gateway.errors import ApiError, invalid
+from shapeshift.gateway.text_rows import infer_rows, renumbered, require_outputs, text_column
+from shapeshift.serving.description import IDENTITY, IMAGE_CLASSIFICATION, SIGMOID, SOFTMAX, TEXT_CLASSIFICATION
+from shapeshift.triton.async_client import Tensors
+
+api = Api("classify")
+
+_DATA_URL = re.compile(r"data:image/(?:png|jpeg|jpg);base64,", re.IGNORECASE)
+_MOST_ROWS = 2048
+# What stands beside the label where a front has it, in lower case.
+_FURTHER = ("CONFIDENCE", "LEVEL", "GAMMA", "OUTCOME")
+
+
+class ClassifyRequest(ModelRequest):
+    """input: texts, beside vLLM's pairs of them, or for an image model data URLs.
+
+    task, level and min_accuracy are request parameters of models.
+    """
+
+    # A front calls the pixels of a decoded IMAGE `image`.
+    made_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("TEXT", "TEXT_PAIR", "IMAGE", "image"), "input")
+
+    input: Rows = Field(description="a text, a list of texts, or a list of lists with one text or one pair each")
+    truncate: bool | None = None
+    task: str | None = None
+    level: Annotated[Int32, Field(ge=1)] | None = None
+    min_accuracy: float | None = None
+
+    def rows(self) -> list[list[str]]:
+        """Rows of one text or two."""
+        texts = [self.input] if isinstance(self.input, str) else self.input
+        return [[row] if isinstance(row, str) else row for row in texts]
+
+
+@api.reads("/v1/classify", ClassifyRequest)
+async def create_classification(body: ClassifyRequest, context: Context) -> dict[str, Any]:
+    """The most likely label of each input, and the probabilities of all labels."""
+    target = await context.gateway.catalogue.find(body.model, (TEXT_CLASSIFICATION, IMAGE_CLASSIFICATION))
+    parameters = body.request_parameters("truncate", "task", "level", "min_accuracy")
+    classified = await classify(context, target, body.rows(), parameters)
+    data = [
+        {
+            "index": place,
+            "label": label,
+            "probs": classified.scores[place],
+            "num_classes": classified.scores.shape[1],
+            **{name: values[place] for name, values in classified.further.items()},
+        }
+        for place, label in enumerate(classified.best)
+    ]
+    usage = {"prompt_tokens": classified.tokens, "total_tokens": classified.tokens, "completion_tokens": 0}
+    head = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": body.model}
+    return {**head, "data": data, "usage": usage}
+
+
+@dataclass(frozen=True)
+class Classified:
+    """Rows and their classes.
+
+    scores    [n, classes], the logits where `raw` was asked for
+    labels    of the classes
+    best      the label of each row
+    further   what else the front says of each row
+    tokens    that the model read of all rows; 0 for images
+    """
+
+    scores: NDArray[np.float32]
+    labels: Sequence[str]
+    best: Sequence[str]
+    further: Mapping[str, Sequence[Any]]
+    tokens: int
+
+
+async def classify(
+    context: Context, target: Target, rows: Sequence[Sequence[str]], parameters: Mapping[str, Any], raw: bool = False
+) -> Classified:
+    """The classes of rows, each of one text, of a pair, or of one image as a data URL.
+
+    raw: whether the scores are logits, which a front needs the output LOGITS for. Raises ApiError, and as `infer_rows`.
+    """
+    if not 1 <= len(rows) <= _MOST_ROWS:
+        raise invalid("input", f"{len(rows)} inputs", f"1 to {_MOST_ROWS}")
+    front = target.front
+    names = [name for name in ("PROBABILITIES", "LABEL", *_FURTHER) if name in front.outputs]
+    if raw or "PROBABILITIES" not in names:
+        require_outputs(target, "LOGITS")
+        names = ["LOGITS"]
+    _check_rows(target, rows)
+    outputs, tokens = await _infer(context, target, rows, names, parameters)
+    if "PROBABILITIES" in names:
+        scores = outputs["PROBABILITIES"]
+    else:
+        scores = outputs["LOGITS"] if raw else activated(target, outputs["LOGITS"]).astype(np.float32)
+    # A model of several tasks states no labels: only the best one is known, by its own output.
+    labels = front.labels if len(front.labels) == scores.shape[1] else [f"LABEL_{i}" for i in range(scores.shape[1])]
+    if "LABEL" in names:
+        best = [bytes(label).decode() for label in outputs["LABEL"].reshape(-1)]
+    else:
+        best = [labels[int(place)] for place in scores.argmax(axis=1)]
+    further = {name.lower(): _plain(outputs[name]) for name in _FURTHER if name in names}
+    return Classified(scores, labels, best, further, tokens)
+
+
+def activated(target: Target, logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The scores of logits [n, classes], by the function that the front states. Raises ApiError if it states none."""
+    name = str(target.front.description.get("activation"))
+    if name not in _ACTIVATIONS:
+        text = f"model: {target.name} has activation {name}, not one of {', '.join(_ACTIVATIONS)}: build its engines"
+        raise ApiError(400, text, param="model", code="model_not_supported")
+    return _ACTIVATIONS[name](logits.astype(np.float64))
+
+
+def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+_ACTIVATIONS: Mapping[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+    IDENTITY: lambda logits: logits,
+    SIGMOID: lambda logits: 1.0 / (1.0 + np.exp(-logits)),
+    SOFTMAX: _softmax,
+}
+
+
+async def _infer(
+    context: Context,
+    target: Target,
+    rows: Sequence[Sequence[str]],
+    names: Sequence[str],
+    parameters: Mapping[str, Any],
+) -> tuple[Tensors, int]:
+    """As `infer_rows`. A call has rows of one text, or pairs."""
+    groups = [[place for place, row in enumerate(rows) if len(row) == size] for size in (1, 2)]
+    parts, tokens = [], 0
+    for group in filter(None, groups):
+        columns = _columns(target, [rows[place] for place in group])
+        try:
+            outputs, read = await infer_rows(context, target, columns, names, parameters)
+        except ModelError as error:
+            raise renumbered(error, group.__getitem__) from None
+        parts.append(outputs)
+        tokens += read
+    order = np.argsort(np.concatenate(groups))
+    return {name: np.concatenate([part[name] for part in parts])[order] for name in names}, tokens
+
+
+def _check_rows(target: Target, rows: Sequence[Sequence[str]]) -> None:
+    description = target.front.description
+    sizes = [size for size, served in ((1, not description.get("only_pairs")), (2, description.get("pairs"))) if served]
+    for place, row in enumerate(rows):
+        if len(row) not in sizes:
+            allowed = f"{' or '.join(map(str, sizes))}, which {target.name} classifies"
+            raise invalid(f"input[{place}]", f"{len(row)} texts", allowed)
+        if not all(row):
+            raise invalid(f"input[{place}]", "", "a text that is not empty")
+
+
+def _columns(target: Target, rows: Sequence[Sequence[str]]) -> dict[str, NDArray[Any]]:
+    """The inputs for rows that all have as many texts."""
+    if target.front.kind == IMAGE_CLASSIFICATION:
+        column = np.empty((len(rows), 1), dtype=object)
+        column[:, 0] = [_image(row[0], place) for place, row in enumerate(rows)]
+        return {"IMAGE": column}
+    columns = {"TEXT": text_column([row[0] for row in rows])}
+    if len(rows[0]) == 2:
+        columns["TEXT_PAIR"] = text_column([row[1] for row in rows])
+    return columns
+
+
+def _image(url: str, place: int) -> bytes:
+    """The file in a data URL; its pixels are decoded, within their limit, by the model."""
+    head = _DATA_URL.match(url)
+    if head is None:
+        raise invalid(f"input[{place}]", url, "a data URL of a PNG or JPEG file: data:image/png;base64,...")
+    try:
+        image = base64.b64decode(url[head.end() :], validate=True)
+    except (binascii.Error, ValueError):
+        raise invalid(f"input[{place}]", url, "valid base64 after the comma") from None
+    if not image:
+        raise ApiError(400, f"input[{place}]: an image of 0 bytes", param=f"input[{place}]", code="invalid_value")
+    return image
+
+
+def _plain(values: NDArray[Any]) -> list[Any]:
+    return [one.decode() if isinstance(one, bytes) else one for one in values.reshape(-1).tolist()]

@@ -1,0 +1,76 @@
+"""GET /health and GET /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from fastapi import Request, Response
+
+from shapeshift.errors import ShapeshiftError
+from shapeshift.gateway.endpoint import Api, gateway_of, json_answer
+from shapeshift.triton import metrics
+from shapeshift.triton.endpoint import tls_from_environment
+
+api = Api("probes")
+
+_TIMEOUT_S = 2.0
+_SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(\{)?")
+
+
+@api.head("/health", include_in_schema=False)
+@api.get("/health")
+async def health(request: Request) -> Response:
+    """200 if a server answers, 503 if none does; the body says how many do."""
+    servers = gateway_of(request).upstream.servers
+    live = await asyncio.gather(*(server.client.is_live(_TIMEOUT_S) for server in servers))
+    # Not their addresses: no key is asked for.
+    response = json_answer({"status": "ok" if any(live) else "unavailable", "servers": len(live), "live": sum(live)})
+    response.status_code = 200 if any(live) else 503
+    return response
+
+
+@api.head("/metrics", include_in_schema=False)
+@api.get("/metrics")
+async def pass_metrics(request: Request) -> Response:
+    """The gateway's own metrics, then the page of each server; a comment stands for one that does not answer."""
+    gateway = gateway_of(request)
+    urls = gateway.settings.metrics
+    pages = await asyncio.gather(*(asyncio.to_thread(_page, url) for url in urls))
+    # One server's page goes on as it is: nothing in it has to be told apart.
+    servers = {urlsplit(url).netloc: page for url, page in zip(urls, pages, strict=True)}
+    passed = _merged(servers) if len(urls) > 1 else "".join(pages)
+    num_broken = 0 if gateway.keys is None else gateway.keys.num_broken
+    return Response(gateway.traffic.exposition(num_broken) + passed, media_type="text/plain; version=0.0.4")
+
+
+def _page(url: str) -> str:
+    try:
+        return metrics.page(url, _TIMEOUT_S, tls_from_environment())
+    except ShapeshiftError as error:
+        return f"# {error}\n"
+
+
+def _merged(pages: Mapping[str, str]) -> str:
+    """The pages by server: each family once, its samples with the label `server`; other comments at the end."""
+    heads: dict[str, dict[str, str]] = defaultdict(dict)
+    samples: dict[str, list[str]] = defaultdict(list)
+    comments: list[str] = []
+    for server, page in pages.items():
+        family = ""
+        for line in page.splitlines():
+            if line.startswith(("# HELP ", "# TYPE ")):
+                _, kind, family, *_ = line.split(" ")
+                heads[family].setdefault(kind, line)
+            elif line.startswith("#"):
+                comments.append(line)
+            elif match := _SAMPLE.match(line):
+                name, rest = match[1], line[match.end() :]
+                label = f'{name}{{server="{server}"'
+                family_of = family if family and name.startswith(family) else name
+                samples[family_of].append(f"{label},{rest}" if match[2] else f"{label}}}{rest}")
+    lines = [line for name in {**heads, **samples} for line in (*heads[name].values(), *samples[name])]
+    return "".join(f"{line}\n" for line in [*lines, *comments])

@@ -1,0 +1,105 @@
+"""What every request passes: its id, the bound on requests in flight, its key; and what becomes of its faults."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections import Counter
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shapeshift.errors import ShapeshiftError
+from shapeshift.gateway.errors import ApiError, api_error, overloaded
+from shapeshift.gateway.http.api_keys import ApiKeys
+
+_LOG = logging.getLogger("shapeshift.gateway")
+REQUEST_ID = "request_id"
+"""In the state of a request."""
+_HEADER = b"x-request-id"
+_VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_HEALTH = "/health"
+# Never refused: what tells whether the gateway is overloaded.
+_UNBOUNDED = (_HEALTH, "/metrics")
+
+
+class Traffic:
+    """Requests in flight, and answers by status."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.answers: Counter[int] = Counter()
+
+    def exposition(self, num_broken: int = 0) -> str:
+        """In the Prometheus text format. num_broken: lines of the file of keys that are none."""
+        lines = [
+            "# HELP shapeshift_gateway_requests_running Requests in flight",
+            "# TYPE shapeshift_gateway_requests_running gauge",
+            f"shapeshift_gateway_requests_running {self.in_flight}",
+            "# HELP shapeshift_gateway_broken_key_lines Lines of the file of keys that are left out",
+            "# TYPE shapeshift_gateway_broken_key_lines gauge",
+            f"shapeshift_gateway_broken_key_lines {num_broken}",
+            "# HELP shapeshift_gateway_answers_total Answers by HTTP status",
+            "# TYPE shapeshift_gateway_answers_total counter",
+            *(
+                f'shapeshift_gateway_answers_total{{status="{status}"}} {count}'
+                for status, count in sorted(self.answers.items())
+            ),
+        ]
+        return "".join(f"{line}\n" for line in lines)
+
+
+class Entrance:
+    """Names and counts requests, and refuses those beyond `max_requests` in flight or without a key of `keys`.
+
+    An exception of the application becomes an answer; one that is none of the project's is logged. keys: None where no
+    key is asked for.
+    """
+
+    def __init__(self, app: ASGIApp, traffic: Traffic, max_requests: int, keys: ApiKeys | None) -> None:
+        self._app = app
+        self._traffic = traffic
+        self._max_requests = max_requests
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = [value.decode("latin-1") for name, value in scope["headers"] if name == _HEADER]
+        request_id = headers[0] if headers and _VALID_ID.fullmatch(headers[0]) else uuid.uuid4().hex
+        scope.setdefault("state", {})[REQUEST_ID] = request_id
+        begun = False
+
+        async def counted(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                self._traffic.answers[message["status"]] += 1
+                message = {**message, "headers": [*message["headers"], (_HEADER, request_id.encode())]}
+            await send(message)
+
+        if (refusal := self._refusal(scope)) is not None:
+            await refusal.response()(scope, receive, counted)
+            return
+        self._traffic.in_flight += 1
+        try:
+            await self._app(scope, receive, counted)
+        except Exception as error:
+            if begun:
+                raise
+            if not isinstance(error, ShapeshiftError | ApiError):
+                _LOG.exception("%s %s failed, request id %s", scope["method"], scope["path"], request_id)
+            await api_error(error).response()(scope, receive, counted)
+        finally:
+            self._traffic.in_flight -= 1
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        if self._traffic.in_flight >= self._max_requests and scope["path"] not in _UNBOUNDED:
+            return overloaded(f"max_requests: {self._traffic.in_flight} requests are in flight; retry later")
+        # What a load balancer asks needs no key.
+        if self._keys is None or scope["path"] == _HEALTH:
+            return None
+        return self._keys.refusal(
+            [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
+        )
