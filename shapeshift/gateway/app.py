@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi_offline import FastAPIOffline
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -27,7 +25,7 @@ from shapeshift.gateway.upstream import Upstream
 from shapeshift.triton.async_client import AsyncClient
 from shapeshift.triton.endpoint import tls_from_environment
 
-_APIS = [module.api for module in (models, chat, completions, embeddings, rerank, classify, tei, adapters, probes)]
+_APIS = (models, chat, completions, embeddings, rerank, classify, tei, adapters, probes)
 
 
 def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = (), limits: Limits | None = None) -> FastAPI:
@@ -67,7 +65,7 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = (), lim
     app.state.gateway = gateway
     for api in _APIS:
         # Not by include_router, which matches each request against router after router: 0.1 ms.
-        app.router.routes.extend(api.routes)
+        app.router.routes.extend(api.router.routes)
     app.add_exception_handler(HTTPException, _no_route)
     # The last one is the outermost.
     app.add_middleware(Entrance, traffic=gateway.traffic, max_requests=settings.max_requests, keys=gateway.keys)
@@ -80,7 +78,6 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = (), lim
             allow_headers=("*",),
             expose_headers=("X-Request-Id", "Retry-After"),
         )
-    _describe_bodies(app)
     return app
 
 
@@ -88,19 +85,3 @@ async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = f"{request.method} {request.url.path[:200]}: {error.detail}; /docs lists what there is"
     return ApiError(error.status_code, text, code="unknown_url", headers=dict(error.headers or {})).response()
-
-
-def _describe_bodies(app: FastAPI) -> None:
-    """Put the schemas of the bodies into /openapi.json: routes read them themselves, see `endpoint`."""
-    generate = app.openapi
-    bodies = {body: None for api in _APIS for body in api.bodies}
-
-    def described() -> dict[str, Any]:
-        document = generate()
-        _, definitions = models_json_schema(
-            [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
-        )
-        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-        return document
-
-    app.openapi = described  # type: ignore[method-assign]

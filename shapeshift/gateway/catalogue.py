@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +37,7 @@ class Front:
     @property
     def kinds(self) -> list[str]:
         """All that it serves as."""
-        return [self.kind, *(self.description.get("also") or [])]
+        return [self.kind, *self.names("also")]
 
     def serves_as(self, kinds: Collection[str]) -> bool:
         """Whether it is of one of these kinds."""
@@ -47,20 +48,9 @@ class Front:
         """The model that sends an answer piece by piece."""
         return str(self.description.get("stream") or self.name)
 
-    @property
-    def adapters(self) -> list[str]:
-        """The names of its adapters."""
-        return list(self.description.get("adapters") or [])
-
-    @property
-    def labels(self) -> list[str]:
-        """The names of its classes."""
-        return [str(label) for label in self.description.get("labels") or []]
-
-    @property
-    def outputs(self) -> list[str]:
-        """The names of its outputs."""
-        return list(self.description.get("outputs") or [])
+    def names(self, of: str) -> list[str]:
+        """Names that it states, `of` its adapters, labels or outputs; none where it has none."""
+        return [str(name) for name in self.description.get(of) or []]
 
     def number(self, name: str, default: int) -> int:
         """A limit that it states, such as `max_batch_size`."""
@@ -88,8 +78,10 @@ class Catalogue:
         self._upstream = upstream
         self._refresh_s = refresh_s
         self._reloads_s = reloads_s
+        # All that requests may name and /v1/models lists.
+        self.targets: dict[str, Target] = {}
         self._fronts: dict[str, Front] = {}
-        # By name: when a front that is not there now was seen last, by time.monotonic.
+        # By name: when a front was seen last, by time.monotonic.
         self._seen: dict[str, float] = {}
         self._of_server: dict[Server, dict[str, Front]] = {}
         # With which of `PLACEHOLDERS` each model has described itself.
@@ -118,16 +110,12 @@ class Catalogue:
             if self._looked_at > since:
                 return
             await asyncio.gather(*(self._look_at(server) for server in self._upstream.servers))
+            self._looked_at = time.monotonic()
             # Of a front that several servers have, the first one's.
             served = reversed(self._of_server.values())
-            before, self._fronts = self._fronts, {name: front for fronts in served for name, front in fronts.items()}
-            self._seen |= dict.fromkeys(before, self._looked_at)
-            self._looked_at = time.monotonic()
-            self._seen = {
-                name: at
-                for name, at in self._seen.items()
-                if name not in self._fronts and self._looked_at - at < self._reloads_s
-            }
+            self._fronts = {name: front for fronts in served for name, front in fronts.items()}
+            self._seen |= dict.fromkeys(self._fronts, self._looked_at)
+            self.targets = {target.name: target for target in self._targets()}
 
     async def find(self, name: str, kinds: Collection[str]) -> Target:
         """The target called `name`, of one of the `kinds`.
@@ -141,7 +129,8 @@ class Catalogue:
             target = self._named(name)
         if target is None and not self._of_server:
             raise ModelGoneError("no server has answered yet; retry later")
-        if target is None and name.partition(_SEPARATOR)[0] in self._seen:
+        seen_at = self._seen.get(name.partition(_SEPARATOR)[0], -math.inf)
+        if target is None and self._looked_at - self._reloads_s < seen_at < self._looked_at:
             raise ModelGoneError(f"model: {name[:80]!r} is not loaded at present; retry later")
         if target is None:
             raise self._unknown(name, kinds)
@@ -163,29 +152,28 @@ class Catalogue:
         if len(names) != 1:
             text = f"model: name one of {', '.join(names)}" if names else f"no model for {' or '.join(kinds)} is served"
             raise ApiError(400 if names else 404, text, param="model", code="model_not_found")
-        return Target(self._fronts[names[0]], "", names[0])
+        return self.targets[names[0]]
 
-    def ids(self) -> list[tuple[str, Front, str]]:
-        """All names that a request may use: (name, front, adapter). An adapter has a bare name where that is unique."""
-        bare = [adapter for front in self.fronts for adapter in front.adapters]
-        ids = [(front.name, front, "") for front in self.fronts]
+    def _targets(self) -> Iterator[Target]:
+        """The fronts and their adapters. An adapter has a bare name, too, where that is unique."""
+        bare = Counter(adapter for front in self.fronts for adapter in front.names("adapters"))
+        yield from (Target(front, "", front.name) for front in self.fronts)
         for front in self.fronts:
-            for adapter in front.adapters:
-                ids.append((f"{front.name}{_SEPARATOR}{adapter}", front, adapter))
-                if bare.count(adapter) == 1 and adapter not in self._fronts:
-                    ids.append((adapter, front, adapter))
-        return ids
+            for adapter in front.names("adapters"):
+                yield Target(front, adapter, f"{front.name}{_SEPARATOR}{adapter}")
+                if bare[adapter] == 1 and adapter not in self._fronts:
+                    yield Target(front, adapter, adapter)
 
     def _named(self, name: str) -> Target | None:
-        if front := self._fronts.get(name):
-            return Target(self._fronts.get(front.stream, front), "", name)
-        return next((Target(front, adapter, name) for one, front, adapter in self.ids() if one == name), None)
+        target, front = self.targets.get(name), self._fronts.get(name)
+        # Of two models of one generator, the one that is not listed.
+        return target if target or not front else Target(self._fronts.get(front.stream, front), "", name)
 
     def _of(self, kinds: Collection[str]) -> list[str]:
         return [front.name for front in self.fronts if front.serves_as(kinds)]
 
     def _unknown(self, name: str, kinds: Collection[str]) -> ApiError:
-        served = [one for one, front, _ in self.ids() if front.serves_as(kinds)]
+        served = [target.name for target in self.targets.values() if target.front.serves_as(kinds)]
         near = did_you_mean(name, served) or (f"; there are {', '.join(served[:20])}" if served else "")
         shown = name if len(name) <= 80 else f"{name[:79]}…"
         return ApiError(404, f"model: {shown!r} is not served{near}", param="model", code="model_not_found")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, get_args, get_type_hints
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import Depends, Request, Response
+from fastapi.routing import APIRoute
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.gateway.adapter_commands import AdapterCommands
@@ -23,8 +23,7 @@ from shapeshift.gateway.http.streams import stream_of, while_connected
 from shapeshift.gateway.settings import GatewaySettings, Limits
 from shapeshift.gateway.upstream import Upstream
 
-M = TypeVar("M", bound=ApiRequest)
-Handler = Callable[[M, "Context"], Awaitable[object]]
+Handler = Callable[..., Awaitable[object]]
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ def gateway_of(request: Request) -> Gateway:
 
 
 @dataclass(frozen=True)
-class Context:
-    """Of one request. request_id: that of its calls to models."""
+class RequestContext:
+    """What an API needs beside the body. request_id: that of its calls to models."""
 
     gateway: Gateway
     request_id: str
@@ -63,50 +62,39 @@ class Context:
         return self.gateway.settings.request_timeout_s
 
 
-class Api(APIRouter):
-    """The routes of one API. bodies: what they read."""
+def _context_of(request: Request) -> RequestContext:
+    return RequestContext(gateway_of(request), str(getattr(request.state, REQUEST_ID)))
 
-    def __init__(self, name: str) -> None:
-        super().__init__(tags=[name])
-        self.bodies: list[type[ApiRequest]] = []
 
-    def reads(
-        self,
-        path: str,
-        *models: type[M],
-        choose: Callable[[bytes], type[M]] | None = None,
-        include_in_schema: bool = True,
-    ) -> Callable[[Handler[M]], Handler[M]]:
-        """Has POST `path` answered by the decorated function, which gets the body as the model, and its context.
+Context = Annotated[RequestContext, Depends(_context_of)]
 
-        It returns a Response, the events of a stream, or the content of a JSON answer. choose: which of several models
-        a body is.
-        """
-        self.bodies += models
 
-        def decorate(handler: Handler[M]) -> Handler[M]:
-            async def endpoint(request: Request) -> Response:
-                gateway = gateway_of(request)
-                content = await bodies.content(request, gateway.limits)
-                body = bodies.checked(content, models[0] if choose is None else choose(content))
-                try:
-                    work = handler(body, Context(gateway, str(getattr(request.state, REQUEST_ID))))
-                    return await while_connected(request.receive, _answer(work, body.field_of))
-                except ShapeshiftError as error:
-                    return api_error(error, body.field_of).response()
+class BodyRoute(APIRoute):
+    """Has a request answered by a function that gets its `body`, of the class of this parameter, and its `context`.
 
-            self.add_api_route(
-                path,
-                endpoint,
-                methods=["POST"],
-                name=handler.__name__,
-                description=inspect.getdoc(handler),
-                openapi_extra=_described(*models),
-                include_in_schema=include_in_schema,
-            )
-            return handler
+    The function returns a Response, the events of a stream, or the content of a JSON answer. FastAPI only describes it.
+    """
 
-        return decorate
+    def __init__(self, path: str, endpoint: Handler, **options: Any) -> None:
+        options |= {"response_model": None, "responses": {"4XX": {"description": "The error, as OpenAI has it"}}}
+        super().__init__(path, endpoint, **options)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler: Handler = self.endpoint
+        hint = get_type_hints(handler)["body"]
+        # Of several classes the first one knows which one a body is.
+        first: type[ApiRequest] = (get_args(hint) or (hint,))[0]
+
+        async def answer(request: Request) -> Response:
+            context = _context_of(request)
+            content = await bodies.content(request, context.gateway.limits)
+            body = bodies.checked(content, first.class_of(content))
+            try:
+                return await while_connected(request.receive, _answer(handler(body, context), body.field_of))
+            except ShapeshiftError as error:
+                return api_error(error, body.field_of).response()
+
+        return answer
 
 
 def json_answer(content: object) -> Response:
@@ -119,10 +107,3 @@ async def _answer(work: Awaitable[object], field_of: Callable[[str], str]) -> Re
     if isinstance(result, AsyncGenerator):
         return await stream_of(result, field_of)
     return result if isinstance(result, Response) else json_answer(result)
-
-
-def _described(*models: type[ApiRequest]) -> dict[str, Any]:
-    """The entry `requestBody` of a route, for /openapi.json; `app` adds the schemas that it refers to."""
-    schemas = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
-    content = {"application/json": {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
-    return {"requestBody": {"required": True, "content": content}}

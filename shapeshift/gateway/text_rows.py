@@ -71,7 +71,7 @@ async def infer_rows(
     front = target.front
     size = max(1, front.number("max_batch_size", 64))
     count = len(rows) if isinstance(rows, TokenRows) else len(next(iter(rows.values())))
-    names = [*outputs, NUM_TOKENS.name] if NUM_TOKENS.name in front.outputs else outputs
+    names = [*outputs, NUM_TOKENS.name] if NUM_TOKENS.name in front.names("outputs") else outputs
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def part(first: int) -> Tensors:
@@ -105,9 +105,8 @@ def renumbered(error: ModelError, place_of: Callable[[int], int]) -> ModelError:
     return ModelError(_ROW.sub(lambda match: f"row {place_of(int(match[1]))}", str(error)), error.code)
 
 
-def require_outputs(target: Target, *names: str) -> None:
+def require_output(target: Target, name: str) -> None:
     """Raise ApiError with status 400 for a front that lacks an output."""
-    missing = [name for name in names if name not in target.front.outputs]
-    if missing:
-        text = f"model: {target.name} has no output {missing[0]}"
+    if name not in target.front.names("outputs"):
+        text = f"model: {target.name} has no output {name}"
         raise ApiError(400, text, param="model", code="model_not_supported")

@@ -127,7 +127,7 @@ def test_keys(start_gateway: Callable[..., str], tmp_path: Path) -> None:
 def test_bodies_that_are_not_read_to_their_end(start_gateway: Callable[..., str]) -> None:
     url = start_gateway(FakeTriton(), body_timeout_s=0.2, max_body_bytes=1000)
     large = {**EMBED, "input": "a" * 1000}
-    assert [answered(url, "embeddings", large)] == expected("a body beyond `--max-body-mb`")
+    assert [answered(url, "embeddings", large)] == expected("a body of more than 32 MiB")
     host = urlsplit(url)
     with socket.create_connection((host.hostname, host.port), timeout=20) as connection:
         connection.sendall(b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")

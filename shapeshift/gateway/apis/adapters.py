@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Response
+from fastapi import APIRouter, Response
 from pydantic import Field
 from starlette.responses import PlainTextResponse
 
 from shapeshift.gateway.apis.fields import ApiRequest
 from shapeshift.gateway.catalogue import Front
-from shapeshift.gateway.endpoint import Api, Context
+from shapeshift.gateway.endpoint import BodyRoute, Context
 from shapeshift.gateway.errors import ApiError
 from shapeshift.serving.description import GENERATION
 
-api = Api("adapters")
+router = APIRouter(route_class=BodyRoute, tags=["adapters"])
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 
@@ -35,18 +35,18 @@ class UnloadAdapterRequest(ApiRequest):
     model: str | None = None
 
 
-@api.reads("/v1/load_lora_adapter", LoadAdapterRequest)
+@router.post("/v1/load_lora_adapter")
 async def load_adapter(body: LoadAdapterRequest, context: Context) -> Response:
     """Register an adapter; a running server applies it within two seconds."""
     front = await _front(context, body.model)
-    if body.lora_name in front.adapters and not body.load_inplace:
+    if body.lora_name in front.names("adapters") and not body.load_inplace:
         text = f"lora_name: {front.name} has an adapter {body.lora_name!r}; load_inplace replaces it"
         raise ApiError(400, text, param="lora_name", code="invalid_value")
     await context.gateway.adapters.add(front.name, body.lora_name, body.lora_path)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
-@api.reads("/v1/unload_lora_adapter", UnloadAdapterRequest)
+@router.post("/v1/unload_lora_adapter")
 async def unload_adapter(body: UnloadAdapterRequest, context: Context) -> Response:
     """Remove an adapter; requests that wait or run are served."""
     front = await _front(context, body.model)

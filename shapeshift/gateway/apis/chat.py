@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
+from fastapi import APIRouter
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
+from shapeshift.gateway.apis.completions import Answer
 from shapeshift.gateway.apis.fields import ApiRequest, Int32, JsonObject, bounded, not_served
 from shapeshift.gateway.apis.sampling import SamplingRequest
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.conversation import Conversation
-from shapeshift.gateway.endpoint import Api, Context
+from shapeshift.gateway.endpoint import BodyRoute, Context
 from shapeshift.gateway.errors import ApiError, invalid
-from shapeshift.gateway.generation import GenerationCall, Row, TokenEntries, Usage, all_rows, likeliest, rows
-from shapeshift.gateway.http.streams import event
+from shapeshift.gateway.generation import GenerationCall, Row, TokenEntries, likeliest
 from shapeshift.serving.description import GENERATION
 
-api = Api("chat")
+router = APIRouter(route_class=BodyRoute, tags=["chat"])
 
 _MOST_MESSAGES = 4096
 
@@ -195,7 +194,7 @@ class ChatRequest(SamplingRequest):
         return None
 
 
-@api.reads("/v1/chat/completions", ChatRequest)
+@router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatRequest, context: Context) -> dict[str, Any] | AsyncGenerator[bytes, None]:
     """The next message of a conversation, whole or as server-sent events."""
     target = await context.gateway.catalogue.find(body.model, (GENERATION,))
@@ -230,66 +229,36 @@ def _call(target: Target, body: ChatRequest, prompt: str) -> GenerationCall:
     )
 
 
-class _ChatCompletion:
-    """The answer to one request."""
-
+class _ChatCompletion(Answer):
     def __init__(self, body: ChatRequest, call: GenerationCall) -> None:
-        self._call = call
+        super().__init__(body, call, "chatcmpl", ("chat.completion", "chat.completion.chunk"))
         self._body = body
-        self._function: Function | None = body.forced_function()
-        self._usage = Usage(call.choices)
-        self._id = f"chatcmpl-{uuid.uuid4().hex}"
-        self._head = {"id": self._id, "created": int(time.time()), "model": body.model}
+        self._function = body.forced_function()
 
-    async def whole(self, context: Context) -> dict[str, Any]:
-        """The answer to a request without `stream`."""
-        choices = []
-        for row in await all_rows(context, self._call):
-            self._usage.count(row)
-            message: dict[str, Any] = {"role": "assistant", "content": row.text, "refusal": None}
-            if self._function is not None:
-                message |= {"content": None, "tool_calls": [self._tool_call(row, self._function)]}
-            choices.append(self._choice(row, {"message": message}))
-        usage = self._usage.body()
-        return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage}
+    def choice(self, row: Row) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": row.text, "refusal": None}
+        if self._function is not None:
+            message |= {"content": None, "tool_calls": [self._tool_call(row, self._function)]}
+        return {"message": message, **self._beside(row)}
 
-    async def events(self, context: Context) -> AsyncGenerator[bytes, None]:
-        """The events of a stream, without the last one."""
-        head = {**self._head, "object": "chat.completion.chunk"}
-        usage = {"usage": None} if self._body.includes_usage else {}
-        begun: set[int] = set()
-        async for answers in rows(context, self._call):
-            for row in answers:
-                self._usage.count(row)
-                delta = self._delta(row, row.choice not in begun)
-                begun.add(row.choice)
-                yield event({**head, "choices": [self._choice(row, {"delta": delta})], **usage})
-        if self._body.includes_usage:
-            yield event({**head, "choices": [], "usage": self._usage.body()})
-
-    def _delta(self, row: Row, first: bool) -> dict[str, Any]:
-        role = {"role": "assistant"} if first else {}
-        if self._function is None:
-            return {**role, "content": row.text}
-        call = self._tool_call(row, self._function)
-        if not first:
-            call = {"function": {"arguments": row.text}}
-        return {**role, "tool_calls": [{"index": 0, **call}]}
+    def delta(self, row: Row, first: bool) -> dict[str, Any]:
+        delta: dict[str, Any] = {"content": row.text}
+        if self._function is not None:
+            call = self._tool_call(row, self._function) if first else {"function": {"arguments": row.text}}
+            delta = {"tool_calls": [{"index": 0, **call}]}
+        return {"delta": {"role": "assistant", **delta} if first else delta, **self._beside(row)}
 
     def _tool_call(self, row: Row, function: Function) -> dict[str, Any]:
-        call_id = f"call_{self._id.removeprefix('chatcmpl-')}_{row.choice}"
-        return {"id": call_id, "type": "function", "function": {"name": function.name, "arguments": row.text}}
+        called = {"name": function.name, "arguments": row.text}
+        return {"id": f"call_{self._id}_{row.choice}", "type": "function", "function": called}
 
-    def _choice(self, row: Row, said: dict[str, Any]) -> dict[str, Any]:
-        logprobs = None
-        if self._body.logprobs:
-            logprobs = _logprobs(row.logprobs or [], self._body.top_logprobs or 0)
+    def _beside(self, row: Row) -> dict[str, Any]:
         reason = row.finish_reason
         if reason == "stop" and self._body.tool_choice == "required":
             # OpenAI's word; of a function that the request names it says stop.
             reason = "tool_calls"
-        choice = {"index": row.choice, **said, "logprobs": logprobs, "finish_reason": reason}
-        return choice if row.stop_reason is None else {**choice, "stop_reason": row.stop_reason}
+        logprobs = _logprobs(row.logprobs or [], self._body.top_logprobs or 0) if self._body.logprobs else None
+        return {"logprobs": logprobs, "finish_reason": reason}
 
 
 def _logprobs(tokens: Sequence[TokenEntries], top: int) -> dict[str, Any]:

@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from fastapi import APIRouter
 from numpy.typing import NDArray
 from pydantic import Field
 
 from shapeshift.errors import ModelError
 from shapeshift.gateway.apis.fields import Int32, ModelRequest, Rows
 from shapeshift.gateway.catalogue import Target
-from shapeshift.gateway.endpoint import Api, Context
+from shapeshift.gateway.endpoint import BodyRoute, Context
 from shapeshift.gateway.errors import ApiError, invalid
-from shapeshift.gateway.text_rows import infer_rows, renumbered, require_outputs, text_column
+from shapeshift.gateway.text_rows import infer_rows, renumbered, require_output, text_column
 from shapeshift.serving.description import IDENTITY, IMAGE_CLASSIFICATION, SIGMOID, SOFTMAX, TEXT_CLASSIFICATION
 from shapeshift.triton.async_client import Tensors
 
-api = Api("classify")
+router = APIRouter(route_class=BodyRoute, tags=["classify"])
 
 _DATA_URL = re.compile(r"data:image/(?:png|jpeg|jpg);base64,", re.IGNORECASE)
 _MOST_ROWS = 2048
@@ -53,7 +54,7 @@ class ClassifyRequest(ModelRequest):
         return [[row] if isinstance(row, str) else row for row in texts]
 
 
-@api.reads("/v1/classify", ClassifyRequest)
+@router.post("/v1/classify")
 async def create_classification(body: ClassifyRequest, context: Context) -> dict[str, Any]:
     """The most likely label of each input, and the probabilities of all labels."""
     target = await context.gateway.catalogue.find(body.model, (TEXT_CLASSIFICATION, IMAGE_CLASSIFICATION))
@@ -101,10 +102,10 @@ async def classify(
     """
     if not 1 <= len(rows) <= _MOST_ROWS:
         raise invalid("input", f"{len(rows)} inputs", f"1 to {_MOST_ROWS}")
-    front = target.front
-    names = [name for name in ("PROBABILITIES", "LABEL", *_FURTHER) if name in front.outputs]
+    served = target.front.names("outputs")
+    names = [name for name in ("PROBABILITIES", "LABEL", *_FURTHER) if name in served]
     if raw or "PROBABILITIES" not in names:
-        require_outputs(target, "LOGITS")
+        require_output(target, "LOGITS")
         names = ["LOGITS"]
     _check_rows(target, rows)
     outputs, tokens = await _infer(context, target, rows, names, parameters)
@@ -113,7 +114,9 @@ async def classify(
     else:
         scores = outputs["LOGITS"] if raw else activated(target, outputs["LOGITS"]).astype(np.float32)
     # A model of several tasks states no labels: only the best one is known, by its own output.
-    labels = front.labels if len(front.labels) == scores.shape[1] else [f"LABEL_{i}" for i in range(scores.shape[1])]
+    labels = target.front.names("labels")
+    if len(labels) != scores.shape[1]:
+        labels = [f"LABEL_{place}" for place in range(scores.shape[1])]
     if "LABEL" in names:
         best = [bytes(label).decode() for label in outputs["LABEL"].reshape(-1)]
     else:

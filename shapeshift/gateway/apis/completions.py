@@ -5,21 +5,23 @@ from __future__ import annotations
 import codecs
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
+from fastapi import APIRouter
 from pydantic import Field
 
 from shapeshift.gateway.apis.fields import TEXTS, Int32, Texts, listed, not_served
 from shapeshift.gateway.apis.sampling import SamplingRequest
 from shapeshift.gateway.catalogue import Target
-from shapeshift.gateway.endpoint import Api, Context
+from shapeshift.gateway.endpoint import BodyRoute, Context
 from shapeshift.gateway.errors import ApiError
 from shapeshift.gateway.generation import GenerationCall, Row, TokenEntries, Usage, all_rows, likeliest, rows
 from shapeshift.gateway.http.streams import event
 from shapeshift.serving.description import GENERATION
 
-api = Api("completions")
+router = APIRouter(route_class=BodyRoute, tags=["completions"])
 
 
 class CompletionRequest(SamplingRequest):
@@ -35,7 +37,7 @@ class CompletionRequest(SamplingRequest):
     suffix: Annotated[str | None, not_served("")] = None
 
 
-@api.reads("/v1/completions", CompletionRequest)
+@router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, context: Context) -> dict[str, Any] | AsyncGenerator[bytes, None]:
     """Text that continues a prompt, whole or as server-sent events."""
     target = await context.gateway.catalogue.find(body.model, (GENERATION,))
@@ -72,39 +74,77 @@ def _call(target: Target, body: CompletionRequest) -> GenerationCall:
     )
 
 
-class _Completion:
-    """The answer to one request."""
+class Answer(ABC):
+    """The answer to a request of one of OpenAI's two APIs, whole or as a stream of events.
 
-    def __init__(self, body: CompletionRequest, call: GenerationCall) -> None:
-        self._body = body
+    prefix: of its id; kinds: the word `object` of a whole answer, and of an event; is_empty: whether it leaves out what
+    is generated.
+    """
+
+    def __init__(
+        self, body: SamplingRequest, call: GenerationCall, prefix: str, kinds: tuple[str, str], is_empty: bool = False
+    ) -> None:
         self._call = call
+        self._is_empty = is_empty
         self._usage = Usage(call.choices)
-        self._logprobs: dict[int, CompletionLogprobs] = {}
-        self._head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": body.model,
-        }
+        self._includes_usage = body.includes_usage
+        self._kind, self._event_kind = kinds
+        self._id = uuid.uuid4().hex
+        self._head = {"id": f"{prefix}-{self._id}", "created": int(time.time()), "model": body.model}
+
+    @abstractmethod
+    def choice(self, row: Row) -> dict[str, Any]:
+        """What a choice of a whole answer says."""
+
+    @abstractmethod
+    def delta(self, row: Row, first: bool) -> dict[str, Any]:
+        """What an event says. first: whether it is the first of its choice."""
 
     async def whole(self, context: Context) -> dict[str, Any]:
         """The answer to a request without `stream`."""
-        choices = [self._choice(row) for row in await all_rows(context, self._call)]
-        return {**self._head, "choices": choices, "usage": self._usage.body()}
+        choices = [self._choice(row, self.choice(row)) for row in await all_rows(context, self._call)]
+        return {**self._head, "object": self._kind, "choices": choices, "usage": self._usage.body()}
 
     async def events(self, context: Context) -> AsyncGenerator[bytes, None]:
         """The events of a stream, without the last one."""
-        usage = {"usage": None} if self._body.includes_usage else {}
+        head = {**self._head, "object": self._event_kind}
+        usage = {"usage": None} if self._includes_usage else {}
         begun: set[int] = set()
         async for answers in rows(context, self._call):
             for row in answers:
-                choice = self._choice(row)
-                if self._body.echo and row.choice not in begun:
-                    choice["text"] = f"{self._prompt(row)}{choice['text']}"
+                delta = self.delta(row, row.choice not in begun)
                 begun.add(row.choice)
-                yield event({**self._head, "choices": [choice], **usage})
-        if self._body.includes_usage:
-            yield event({**self._head, "choices": [], "usage": self._usage.body()})
+                yield event({**head, "choices": [self._choice(row, delta)], **usage})
+        if self._includes_usage:
+            yield event({**head, "choices": [], "usage": self._usage.body()})
+
+    def _choice(self, row: Row, said: dict[str, Any]) -> dict[str, Any]:
+        self._usage.count(row, completion=not self._is_empty)
+        choice = {"index": row.choice, "finish_reason": row.finish_reason, **said}
+        return choice if row.stop_reason is None else {**choice, "stop_reason": row.stop_reason}
+
+
+class _Completion(Answer):
+    def __init__(self, body: CompletionRequest, call: GenerationCall) -> None:
+        super().__init__(body, call, "cmpl", ("text_completion", "text_completion"), body.max_tokens == 0)
+        self._body = body
+        self._logprobs: dict[int, CompletionLogprobs] = {}
+
+    def choice(self, row: Row) -> dict[str, Any]:
+        logprobs = None
+        if self._body.logprobs is not None:
+            scored = row.prompt_logprobs or []
+            logprobs = self._logprobs.setdefault(row.choice, CompletionLogprobs(self._body.logprobs)).of(
+                [] if self._is_empty else row.logprobs or [], self._prompt(row) if scored else "", scored
+            )
+        return {"text": self._prompt(row) if self._is_empty else row.text, "logprobs": logprobs}
+
+    def delta(self, row: Row, first: bool) -> dict[str, Any]:
+        choice = self.choice(row)
+        if self._body.echo:
+            prompt = self._prompt(row) if first else ""
+            choice["text"] = prompt if self._is_empty else f"{prompt}{row.text}"
+        return choice
 
     def _prompt(self, row: Row) -> str:
         """The prompt's text; of one that is tokens, what stands before the text of the answer's tokens."""
@@ -115,23 +155,6 @@ class _Completion:
         # A stop string and what follows it are left out of the answer.
         length = next(length for length in range(len(answer), -1, -1) if row.text.endswith(answer[:length]))
         return row.text[: len(row.text) - length]
-
-    def _choice(self, row: Row) -> dict[str, Any]:
-        nothing = self._body.max_tokens == 0
-        self._usage.count(row, completion=not nothing)
-        text, logprobs = row.text, None
-        if nothing and self._body.stream:
-            # `events` puts the prompt before the first piece.
-            text = ""
-        elif nothing:
-            text = self._prompt(row)
-        if self._body.logprobs is not None:
-            scored = row.prompt_logprobs or []
-            logprobs = self._logprobs.setdefault(row.choice, CompletionLogprobs(self._body.logprobs)).of(
-                [] if nothing else row.logprobs or [], self._prompt(row) if scored else "", scored
-            )
-        choice = {"index": row.choice, "text": text, "logprobs": logprobs, "finish_reason": row.finish_reason}
-        return choice if row.stop_reason is None else {**choice, "stop_reason": row.stop_reason}
 
 
 class CompletionLogprobs:

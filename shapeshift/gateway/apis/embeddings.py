@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
+from fastapi import APIRouter
 from numpy.typing import NDArray
 from pydantic import Field
 
 from shapeshift.gateway.apis.fields import TEXTS, ModelRequest, Texts, listed
 from shapeshift.gateway.catalogue import Target
-from shapeshift.gateway.endpoint import Api, Context
+from shapeshift.gateway.endpoint import BodyRoute, Context
 from shapeshift.gateway.errors import invalid
 from shapeshift.gateway.text_rows import Columns, TokenRows, infer_rows, text_column
 from shapeshift.serving.description import EMBEDDING
 
-api = Api("embeddings")
+router = APIRouter(route_class=BodyRoute, tags=["embeddings"])
 
 OUTPUT = "EMBEDDING"
 _MOST_INPUTS = 2048
@@ -37,7 +38,7 @@ class EmbeddingRequest(ModelRequest):
     truncate: bool | None = None
 
 
-@api.reads("/v1/embeddings", EmbeddingRequest)
+@router.post("/v1/embeddings")
 async def create_embeddings(body: EmbeddingRequest, context: Context) -> dict[str, Any]:
     """Vectors of texts, as lists of numbers or in base64 (float32, little-endian)."""
     target = await context.gateway.catalogue.find(body.model, (EMBEDDING,))

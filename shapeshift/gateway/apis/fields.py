@@ -93,6 +93,11 @@ class ApiRequest(BaseModel):
     # The fields of all requests of a class that are request parameters of the models.
     common: ClassVar[tuple[str, ...]] = ()
 
+    @classmethod
+    def class_of(cls, body: bytes) -> type[ApiRequest]:
+        """Whose body this is, where a route has several classes."""
+        return cls
+
     def field_of(self, name: str) -> str:
         """The field that an input or parameter of the model was made of."""
         return self.made_of.get(name, name)

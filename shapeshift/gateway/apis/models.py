@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
 
-from shapeshift.gateway.catalogue import Front
-from shapeshift.gateway.endpoint import Api, gateway_of, json_answer
+from shapeshift.gateway.catalogue import Front, Target
+from shapeshift.gateway.endpoint import gateway_of, json_answer
 from shapeshift.gateway.errors import ApiError
 from shapeshift.serving.description import (
     EMBEDDING,
@@ -21,7 +21,7 @@ from shapeshift.serving.description import (
     TEXT_CLASSIFICATION,
 )
 
-api = Api("models")
+router = APIRouter(tags=["models"])
 
 # Of a front's description, what stands beside OpenAI's fields.
 _SHOWN = (
@@ -71,40 +71,38 @@ pre {{ overflow-x: auto; padding: .6rem; border: 1px solid #8886 }}
 """
 
 
-@api.get("/v1/models")
+@router.get("/v1/models")
 async def list_models(request: Request) -> Response:
     """The fronts, and their adapters as BASE:ADAPTER, and by their own name where only one front has it."""
     catalogue = gateway_of(request).catalogue
-    models = [_model(name, front, adapter, catalogue.since) for name, front, adapter in catalogue.ids()]
-    return json_answer({"object": "list", "data": models})
+    return json_answer({"object": "list", "data": [_model(one, catalogue.since) for one in catalogue.targets.values()]})
 
 
-@api.get("/v1/models/{model:path}")
+@router.get("/v1/models/{model:path}")
 async def retrieve_model(request: Request, model: str) -> Response:
     """One of them; 404 where there is none."""
     catalogue = gateway_of(request).catalogue
-    for name, front, adapter in catalogue.ids():
-        if name == model:
-            return json_answer(_model(name, front, adapter, catalogue.since))
-    raise ApiError(404, f"model: {model[:80]!r} is not served", param="model", code="model_not_found")
+    if model not in catalogue.targets:
+        raise ApiError(404, f"model: {model[:80]!r} is not served", param="model", code="model_not_found")
+    return json_answer(_model(catalogue.targets[model], catalogue.since))
 
 
-def _model(name: str, front: Front, adapter: str, since: int) -> dict[str, Any]:
-    description = front.description
+def _model(target: Target, since: int) -> dict[str, Any]:
+    front, description = target.front, target.front.description
     model = {
-        "id": name,
+        "id": target.name,
         "object": "model",
         "created": since,
         "owned_by": "shapeshift",
         "root": description.get("base_model") or description.get("checkpoint") or front.name,
-        "parent": front.name if adapter else None,
+        "parent": front.name if target.adapter else None,
         "max_model_len": description.get("max_tokens"),
     }
     return model | {key: description[key] for key in _SHOWN if description.get(key) is not None}
 
 
-@api.head("/", include_in_schema=False)
-@api.get("/", include_in_schema=False)
+@router.head("/", include_in_schema=False)
+@router.get("/", include_in_schema=False)
 async def page(request: Request) -> Response:
     """The models with their kinds and an example of each, and where to read on; nothing of it comes from elsewhere."""
     gateway = gateway_of(request)
@@ -118,8 +116,8 @@ async def page(request: Request) -> Response:
 
 def _section(front: Front, url: str, key: str) -> str:
     lines = [f"<h2>{escape(front.name)}</h2>", f"<p>{escape(front.kind)}</p>"]
-    if front.adapters:
-        lines.append(f"<p>adapters: {escape(', '.join(front.adapters))}</p>")
+    if adapters := front.names("adapters"):
+        lines.append(f"<p>adapters: {escape(', '.join(adapters))}</p>")
     example = _CHAT if front.description.get("chat_template") else _EXAMPLES.get(front.kind)
     if example is not None:
         path, fields = example

@@ -8,21 +8,21 @@ from collections import defaultdict
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
 
 from shapeshift.errors import ShapeshiftError
-from shapeshift.gateway.endpoint import Api, gateway_of, json_answer
+from shapeshift.gateway.endpoint import gateway_of, json_answer
 from shapeshift.triton import metrics
 from shapeshift.triton.endpoint import tls_from_environment
 
-api = Api("probes")
+router = APIRouter(tags=["probes"])
 
 _TIMEOUT_S = 2.0
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(\{)?")
 
 
-@api.head("/health", include_in_schema=False)
-@api.get("/health")
+@router.head("/health", include_in_schema=False)
+@router.get("/health")
 async def health(request: Request) -> Response:
     """200 if a server answers, 503 if none does; the body says how many do."""
     servers = gateway_of(request).upstream.servers
@@ -33,8 +33,8 @@ async def health(request: Request) -> Response:
     return response
 
 
-@api.head("/metrics", include_in_schema=False)
-@api.get("/metrics")
+@router.head("/metrics", include_in_schema=False)
+@router.get("/metrics")
 async def pass_metrics(request: Request) -> Response:
     """The gateway's own metrics, then the page of each server; a comment stands for one that does not answer."""
     gateway = gateway_of(request)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import orjson
+from fastapi import APIRouter
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -15,11 +17,11 @@ from shapeshift.gateway.apis.classify import activated
 from shapeshift.gateway.apis.embeddings import OUTPUT, of_length_1
 from shapeshift.gateway.apis.fields import ApiRequest, ModelRequest, TeiRequest, bounded, not_served
 from shapeshift.gateway.catalogue import Target
-from shapeshift.gateway.endpoint import Api, Context
-from shapeshift.gateway.text_rows import infer_rows, require_outputs, text_column
+from shapeshift.gateway.endpoint import BodyRoute, Context
+from shapeshift.gateway.text_rows import infer_rows, require_output, text_column
 from shapeshift.serving.description import EMBEDDING, RERANKING
 
-api = Api("rerank")
+router = APIRouter(route_class=BodyRoute, tags=["rerank"])
 
 _KINDS = (RERANKING, EMBEDDING)
 
@@ -61,21 +63,18 @@ class TeiRerankRequest(TeiRequest):
     return_text: bool = False
     top_n: Annotated[int, Field(ge=1)] | None = None
 
-
-def _shape(body: bytes) -> type[ApiRequest]:
-    """A JSON object with `documents` is not TEI's."""
-    if b'"documents"' in body:
-        try:
-            content = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            return TeiRerankRequest
-        if isinstance(content, dict) and "documents" in content:
-            return RerankRequest
-    return TeiRerankRequest
+    @classmethod
+    def class_of(cls, body: bytes) -> type[ApiRequest]:
+        """A JSON object with `documents` is not TEI's."""
+        if b'"documents"' in body:
+            with contextlib.suppress(orjson.JSONDecodeError):
+                content = orjson.loads(body)
+                return RerankRequest if isinstance(content, dict) and "documents" in content else cls
+        return cls
 
 
-@api.reads("/v1/rerank", RerankRequest)
-@api.reads("/v2/rerank", RerankRequest, include_in_schema=False)
+@router.post("/v1/rerank")
+@router.post("/v2/rerank", include_in_schema=False)
 async def rerank(body: RerankRequest, context: Context) -> dict[str, Any]:
     """The documents with their scores, the best first."""
     target = await context.gateway.catalogue.find(body.model, _KINDS)
@@ -91,12 +90,11 @@ async def rerank(body: RerankRequest, context: Context) -> dict[str, Any]:
     return {"id": f"rerank-{uuid.uuid4().hex}", "model": body.model, "usage": usage, "results": results}
 
 
-@api.reads("/rerank", TeiRerankRequest, RerankRequest, choose=_shape)
-async def rerank_in_either_shape(body: ApiRequest, context: Context) -> object:
+@router.post("/rerank")
+async def rerank_in_either_shape(body: TeiRerankRequest | RerankRequest, context: Context) -> object:
     """The texts with their scores as text-embeddings-inference has them; a body with `documents`: as /v1/rerank."""
     if isinstance(body, RerankRequest):
         return await rerank(body, context)
-    assert isinstance(body, TeiRerankRequest)
     target = await context.gateway.catalogue.only(body.model, _KINDS if body.model else (RERANKING,))
     scores, _ = await _scores(
         context, target, body.query, body.texts, body.request_parameters(), "texts", body.raw_scores
@@ -126,7 +124,7 @@ async def _scores(
         outputs, tokens = await infer_rows(context, target, {"TEXT": column}, [OUTPUT], parameters)
         vectors = of_length_1(outputs[OUTPUT].astype(np.float64))
         return vectors[1:] @ vectors[0], tokens
-    require_outputs(target, "LOGITS")
+    require_output(target, "LOGITS")
     columns = {"TEXT": text_column([query] * len(texts), "query"), "TEXT_PAIR": text_column(texts, param)}
     outputs, tokens = await infer_rows(context, target, columns, ["LOGITS"], parameters)
     logits = outputs["LOGITS"] if raw else activated(target, outputs["LOGITS"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, cast
 
+from fastapi import APIRouter
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -12,10 +13,10 @@ from shapeshift.gateway.apis.classify import classify
 from shapeshift.gateway.apis.embeddings import cut, embed, of_length_1
 from shapeshift.gateway.apis.fields import TEXTS, Rows, TeiRequest, Texts, listed
 from shapeshift.gateway.apis.rerank import order
-from shapeshift.gateway.endpoint import Api, Context
+from shapeshift.gateway.endpoint import BodyRoute, Context
 from shapeshift.serving.description import EMBEDDING, TEXT_CLASSIFICATION
 
-api = Api("text-embeddings-inference")
+router = APIRouter(route_class=BodyRoute, tags=["text-embeddings-inference"])
 
 
 class EmbedRequest(TeiRequest):
@@ -46,7 +47,7 @@ class PredictRequest(TeiRequest):
         return [cast(list[str], self.inputs)], False
 
 
-@api.reads("/embed", EmbedRequest)
+@router.post("/embed")
 async def tei_embed(body: EmbedRequest, context: Context) -> list[NDArray[Any]]:
     """A vector for each input."""
     target = await context.gateway.catalogue.only(body.model, (EMBEDDING,))
@@ -56,7 +57,7 @@ async def tei_embed(body: EmbedRequest, context: Context) -> list[NDArray[Any]]:
     return list(vectors if body.normalize is False else of_length_1(vectors))
 
 
-@api.reads("/predict", PredictRequest)
+@router.post("/predict")
 async def tei_predict(body: PredictRequest, context: Context) -> list[Any]:
     """All labels with their scores, the most likely first; a list of such lists for several inputs."""
     target = await context.gateway.catalogue.only(body.model, (TEXT_CLASSIFICATION,))
