@@ -15,6 +15,7 @@ from shapeshift import files
 from shapeshift.build_engines import new_model, publish
 from shapeshift.build_engines.description import describe, published_ask
 from shapeshift.build_engines.hub.sources import find_checkpoint
+from shapeshift.build_engines.image import onnx_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG
 from shapeshift.build_engines.new_model import Files
 from shapeshift.build_engines.paths import BuildPaths
@@ -88,8 +89,9 @@ def add(asked: NewModel, paths: BuildPaths, server: Server | None, taken: Collec
 
 
 def _default_name(checkpoint: str) -> str:
-    """The last part of the path or hub id, without a revision."""
+    """The last part of the path or hub id, without a revision or the end of an ONNX file's name."""
     last = _absolute(checkpoint).name if Path(checkpoint).is_dir() else Path(checkpoint).name.partition("@")[0]
+    last = last.removesuffix(onnx_checkpoint.SUFFIX)
     return _NOT_IN_NAMES.sub("_", last).strip("._-")
 
 
@@ -98,9 +100,11 @@ def _as_named(given: str, folder: Path, paths: BuildPaths) -> str:
 
     Another folder has the path that was given, links included: adapters may name their base model by it.
     """
-    if Path(given).resolve() != folder:
+    if Path(given).resolve() != folder and onnx_checkpoint.find(Path(given)) is None:
         return given
     path = _absolute(given)
+    if path.is_file():
+        return str(path)
     for top in paths.checkpoints:
         for inside in (top.absolute(), top.resolve()):
             if path.is_relative_to(inside) and path != inside:

@@ -33,7 +33,7 @@ _CONNECT_S = 2.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `shapeshift add`."""
     parser.add_argument(
-        "checkpoint", metavar="FOLDER_OR_HUB_ID", help="the model's folder, a GGUF file, or owner/model on the hub"
+        "checkpoint", metavar="FOLDER_OR_HUB_ID", help="its folder, GGUF or ONNX file, or owner/model on the hub"
     )
     parser.add_argument("--as", dest="name", default="", metavar="NAME", help="the model's name; default: the folder's")
     parser.add_argument("--technique", default="", choices=TECHNIQUES, help="default: as the checkpoint's files say")

@@ -1,4 +1,4 @@
-"""What a `checkpoint` or an adapter names: a folder, a GGUF file, or a repository of the hub."""
+"""What a `checkpoint` or an adapter names: a folder, a file, or a repository of the hub."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shapeshift.build_engines.hub import needed_files
 from shapeshift.build_engines.hub.download import HubId, Source, fetch
+from shapeshift.build_engines.image import onnx_checkpoint
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines import checkpoint
 from shapeshift.engines.gguf import folder as gguf
@@ -15,24 +16,30 @@ from shapeshift.errors import NotFoundError
 
 _GGUF = "gguf"
 """The part of the build folder with the checkpoint folders of GGUF models."""
+_FILES = (SUFFIX, onnx_checkpoint.SUFFIX)
 
 
 def find_checkpoint(name: str, paths: BuildPaths) -> Source:
-    """The checkpoint `name`: a folder, as `checkpoint.find_folder`, a GGUF file there, or a hub id, as `HubId.parse`.
-    A GGUF model has a folder of its own in the build folder.
+    """The checkpoint `name`: a folder, as `checkpoint.find_folder`, a GGUF or ONNX file there, or a hub id, as
+    `HubId.parse`. Of such a file, or a folder that holds one and no other weights, a folder is made in the build folder.
 
-    Raises NotFoundError naming the folders that were searched, and the errors of `fetch` and `gguf.folder.write`.
+    Raises NotFoundError naming the folders that were searched, and the errors of `fetch`, `gguf.folder.write` and
+    `onnx_checkpoint.as_folder`.
     """
     source, file = _named(name, paths)
-    return source if file is None else Source(gguf.write(file, paths.build / _GGUF), source.origin)
+    if file is None:
+        return source
+    if file.suffix == onnx_checkpoint.SUFFIX:
+        return Source(onnx_checkpoint.as_folder(file, paths.build), source.origin)
+    return Source(gguf.write(file, paths.build / _GGUF), source.origin)
 
 
 def _named(name: str, paths: BuildPaths) -> tuple[Source, Path | None]:
-    """The folder that `name` stands for, and the GGUF file there; None: it has none."""
+    """The folder that `name` stands for, and the GGUF or ONNX file there; None: it has none."""
     folder = checkpoint.find_folder(name, paths.checkpoints)
     if folder is not None:
-        return Source(folder), gguf.file_in(folder)
-    if name.endswith(SUFFIX) and (file := checkpoint.find_file(name, paths.checkpoints)) is not None:
+        return Source(folder), onnx_checkpoint.find(folder) or gguf.file_in(folder)
+    if name.endswith(_FILES) and (file := checkpoint.find_file(name, paths.checkpoints)) is not None:
         return Source(file.parent), file
     hub_id = HubId.parse(name)
     if hub_id is None:
