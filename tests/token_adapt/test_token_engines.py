@@ -57,6 +57,13 @@ def test_engines_compute_what_the_eager_model_does(project: Path, provider: str)
         assert entry.tokens == 1 + {-5: 6, 0: 16, 2: 16}[entry.gamma] and entry.memory_mb > 0
 
 
+def test_batches_that_take_too_long_are_not_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_engines, "_LONGEST_BATCH_S", 0.0)
+    small_checkpoint(tmp_path / "checkpoints" / "small")
+    made, _ = publish(front(tmp_path, gammas="0", provider="onnxruntime"), tmp_path)
+    assert [[point.images for point in entry.latency] for entry in made.engines] == [[1, 4]]
+
+
 def test_an_export_runs_the_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The verification compares what was traced; a check by the tracer takes half of a build."""
     small_checkpoint(tmp_path / "small")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ class Model:
 
     def __init__(self, clock: Clock, times_s: Sequence[float] = (0.0,)) -> None:
         self.gammas = GAMMAS
+        self.profiles = {gamma: SimpleNamespace(latency_ms=dict.fromkeys(BATCHES, 1.0)) for gamma in GAMMAS}
         self.preprocessing = Preprocessing(SIZE)
         self.calls: list[tuple[int, int]] = []
         self._clock, self._times_s = clock, times_s
@@ -87,6 +89,14 @@ def test_latencies_are_medians_in_milliseconds_without_the_first_call(clock: Clo
     assert found == {gamma: {images: _ms(factors[gamma, images]) for images in BATCHES} for gamma in GAMMAS}
     assert sorted(model.calls) == sorted(4 * _pairs())
     assert said == ["latency, warm-up", *(f"latency, round {number} of 3" for number in (1, 2, 3))]
+
+
+def test_a_batch_size_that_the_engines_are_not_profiled_at_is_left_out(clock: Clock) -> None:
+    model: Any = Model(clock)
+    model.profiles[3].latency_ms = {1: 20.0, 4: 80.0}
+    task: Any = "task"
+    found = writing.latencies(model, task, lambda step: None)
+    assert [*found[0]] == [*BATCHES] and [*found[3]] == [1, 4]
 
 
 def _pairs() -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from shapeshift.token_adapt.tasks.folder import Backbone, Head, save_classifier
 
 _PROFILE_BUDGET_S = 2.0
 """For each gamma."""
+# A batch that takes longer is not profiled: nobody waits for it, and the costs continue with the last slope.
+_LONGEST_BATCH_S = 2.0
 _VERIFIED_BATCHES = (1, 5)
 
 
@@ -172,11 +175,23 @@ class ImageEngineBuilder:
 
     def _profiled(self, candidates: list[VerifiedEngine]) -> list[GammaEntry]:
         self._progress("profile")
+        batches = _batches(candidates)
         calls: list[tuple[int, Callable[[], object]]] = [
-            (images, partial(one.engine.run, one.module.example(images))) for one in candidates for images in BATCHES
+            (images, partial(one.engine.run, one.module.example(images))) for one in candidates for images in batches
         ]
         points = iter(measure_interleaved(calls, _PROFILE_BUDGET_S * len(candidates)))
-        return [_entry(one, tuple(next(points) for _ in BATCHES)) for one in candidates]
+        return [_entry(one, tuple(next(points) for _ in batches)) for one in candidates]
+
+
+def _batches(candidates: list[VerifiedEngine]) -> list[int]:
+    """Those of BATCHES that the engine of most tokens runs in time; the smaller two in any case."""
+    slowest = max(candidates, key=lambda one: output_tokens(one.module.layers, one.module.model.architecture.prefix))
+    few = BATCHES[1]
+    slowest.engine.run(slowest.module.example(few))
+    start = time.perf_counter()
+    slowest.engine.run(slowest.module.example(few))
+    image_s = (time.perf_counter() - start) / few
+    return [images for images in BATCHES if images <= few or images * image_s <= _LONGEST_BATCH_S]
 
 
 def _deviation(module: GammaModule, engine: Engine, images: int) -> Deviation:

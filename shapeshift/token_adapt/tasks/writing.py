@@ -17,7 +17,6 @@ from shapeshift import files
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.engines.interfaces import Array
 from shapeshift.token_adapt.interfaces import Probabilities, Task
-from shapeshift.token_adapt.model.manifest import BATCHES
 from shapeshift.token_adapt.model.vision_model import VisionModel
 from shapeshift.token_adapt.tasks import folder as task_folder
 from shapeshift.token_adapt.tasks.examples import Examples
@@ -83,11 +82,11 @@ def accuracies(model: VisionModel, task: Task, examples: Examples, progress: Pro
 
 
 def latencies(model: VisionModel, task: Task, progress: Progress) -> dict[int, dict[int, float]]:
-    """Median milliseconds by gamma and batch size. Each round runs every pair once, in random order."""
+    """Median milliseconds by gamma and profiled batch size. Each round runs every pair once, in random order."""
     size, noise = model.preprocessing.size, np.random.default_rng(0)
     calls: list[tuple[int, int, Callable[[], Sequence[Probabilities]]]] = []
     for gamma in model.gammas:
-        for images in BATCHES:
+        for images in model.profiles[gamma].latency_ms:
             pixels = noise.integers(0, 256, (images, size, size, 3), dtype=np.uint8)
             calls.append((gamma, images, partial(model.run, gamma, pixels, [task] * images)))
     samples: dict[tuple[int, int], list[float]] = {(gamma, images): [] for gamma, images, _ in calls}
@@ -101,7 +100,9 @@ def latencies(model: VisionModel, task: Task, progress: Progress) -> dict[int, d
             if number:
                 samples[gamma, images].append((time.perf_counter() - before) * 1e3)
     return {
-        gamma: {images: round(float(np.median(samples[gamma, images])), 3) for images in BATCHES}
+        gamma: {
+            images: round(float(np.median(samples[gamma, images])), 3) for images in model.profiles[gamma].latency_ms
+        }
         for gamma in model.gammas
     }
 
