@@ -1,4 +1,5 @@
-"""Latencies of ViT-Base (random weights) by gamma and batch size: `python -m bench.token_adapt.vit_profile`.
+"""Latencies by gamma and batch size of a ViT with random weights, or of a checkpoint: `python -m
+bench.token_adapt.vit_profile`.
 
 Every round runs every engine at every batch size once, in a new random order. For one thread the result is processor
 time, which other processes disturb least; for several threads it is wall-clock time.
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import save_file
 
+from bench.common.output import BUILD
 from shapeshift.build_engines.image.engines import ImageEngineBuilder, folder_of
 from shapeshift.build_engines.image.plan import ImageFrontConfig, ImagePlan, plan
 from shapeshift.build_engines.paths import BuildPaths
@@ -50,7 +52,7 @@ def main() -> int:
     """Build the engines, measure, print the result as JSON and write it to --to."""
     options = arguments()
     torch.set_num_threads(options.threads)
-    progress = Progress(options.model)
+    progress = Progress(options.checkpoint or options.model)
     planned = plan_model(options, Path("build/bench/vit_profile").resolve())
     batches = [int(part) for part in options.batches.split(",")]
     times = measure(calls(planned, batches, options.eager, progress), options.rounds, options.most_ms, progress)
@@ -67,7 +69,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.token_adapt.vit_profile", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--model", choices=SIZES, default="vit_base")
+    parser.add_argument("--model", choices=SIZES, default="vit_base", help="with random weights (%(default)s)")
+    parser.add_argument("--checkpoint", default="", metavar="FOLDER_OR_NAME", help="in its place")
     parser.add_argument("--gammas", default=ImageEngineSettings("any").gammas)
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
     parser.add_argument("--provider", default="auto")
@@ -123,11 +126,11 @@ def measure(
 
 
 def plan_model(options: argparse.Namespace, work: Path) -> ImagePlan:
-    """The plan of the engines, over a checkpoint with random weights."""
+    """The plan of the engines, over the checkpoint, or over one with random weights."""
     width, depth, heads = SIZES[options.model]
-    folder = work / options.model
+    folder = work / (Path(options.checkpoint).name or options.model)
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "config.json").is_file():
+    if not options.checkpoint and not (folder / "config.json").is_file():
         torch.manual_seed(0)
         architecture = Architecture(
             image_size=IMAGE, patch_size=PATCH, width=width, depth=depth, heads=heads, mlp_width=4 * width
@@ -137,9 +140,10 @@ def plan_model(options: argparse.Namespace, work: Path) -> ImagePlan:
         save_file(as_timm(model), folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps({"architecture": f"{options.model}_patch{PATCH}_{IMAGE}"}))
     (folder / "config.pbtxt").write_text(f'name: "{options.model}"\nbackend: "token_adapt"\n')
-    settings = ImageEngineSettings(str(folder), options.provider, options.precision, options.gammas)
+    checkpoint = options.checkpoint or str(folder)
+    settings = ImageEngineSettings(checkpoint, options.provider, options.precision, options.gammas)
     front = ImageFrontConfig(options.model, folder, None, settings, TokenAdaptSettings(threads=options.threads))
-    return plan(front, BuildPaths(work, work, work), has_tasks=True)
+    return plan(front, BuildPaths(Path.cwd(), BUILD, work), has_tasks=True)
 
 
 def report(
@@ -149,35 +153,37 @@ def report(
     batches: Sequence[int],
 ) -> dict[str, Any]:
     """The measured points and their conditions; `arithmetic` is the paper's count of operations over gamma 0's."""
-    width, depth, heads = SIZES[options.model]
-    patches = (IMAGE // PATCH) ** 2
-    whole = count_multiplications(expand(0, patches, depth), width)
+    architecture = planned.described.architecture
+    whole = count_multiplications(expand(0, architecture.patches, architecture.depth), architecture.width)
     one_thread = options.threads == 1
     medians = {cell: round(statistics.median(pair[one_thread] for pair in pairs), 2) for cell, pairs in times.items()}
     gammas = planned.gammas
+    chosen = f"--checkpoint {options.checkpoint}" if options.checkpoint else f"--model {options.model}"
     rows = []
     for gamma in gammas:
-        layers = expand(gamma, patches, depth)
+        layers = expand(gamma, architecture.patches, architecture.depth)
         rows.append(
             {
                 "gamma": gamma,
                 "tokens": output_tokens(layers),
-                "arithmetic": round(count_multiplications(layers, width) / whole, 4),
+                "arithmetic": round(count_multiplications(layers, architecture.width) / whole, 4),
                 "latency_ms": {str(count): medians[Cell(gamma, count, False)] for count in batches},
-                "memory_mb": round(activation_mb(layers, width, heads, 4 * width), 2),
+                "memory_mb": round(
+                    activation_mb(layers, architecture.width, architecture.heads, architecture.hidden_width), 2
+                ),
             }
         )
     result = {
         "hardware": cpu_model(),
         "threads": options.threads,
-        "command": "python -m bench.token_adapt.vit_profile "
-        f"--model {options.model} --threads {options.threads} --rounds {options.rounds} --eager {options.eager}",
-        "model": f"{options.model}, random weights, {patches} patches",
+        "command": f"python -m bench.token_adapt.vit_profile {chosen} --gammas={options.gammas} "
+        f"--batches {options.batches} --threads {options.threads} --rounds {options.rounds} --eager {options.eager}",
+        "model": f"{options.checkpoint or f'{options.model}, random weights'}, {architecture.patches} patches",
         "provider": f"{planned.provider.name} {planned.provider.version()}",
         "precision": planned.precision,
         "what": f"medians of up to {options.rounds} rounds, all engines and batch sizes in turn; "
         + ("processor time of the thread" if one_thread else "time by the clock"),
-        "image_size": IMAGE,
+        "image_size": architecture.image_size,
         "profiles": rows,
     }
     if options.eager:
