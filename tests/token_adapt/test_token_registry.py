@@ -56,6 +56,16 @@ def test_a_shipped_task_that_changed_is_taken_over_again(shipped: Path) -> None:
     assert (entry.name, entry.sha256) == ("one", task_folder.sha256(changed))
 
 
+def test_tasks_of_another_starter_folder_give_way(shipped: Path) -> None:
+    """A front model that changes its checkpoint names other shipped tasks; those of the former one fit it no more."""
+    (shipped / "former").mkdir()
+    former = write_task(shipped, "former/one", labels=2)
+    tasks_dir = shipped / "build" / "tasks" / "classify_image"
+    registry.add(tasks_dir, registry.TaskEntry("one", former, task_folder.sha256(former)))
+    publish(shipped)
+    assert registry.read(tasks_dir)[0].folder.resolve() == (shipped / "tasks" / "one").resolve()
+
+
 def test_tasks_are_listed_and_removed(shipped: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build = ["--build", str(shipped / "build")]
     publish(shipped, task="two")

@@ -87,11 +87,14 @@ def take_over(tasks_dir: Path, starter_dir: Path) -> None:
 
 
 def with_starter(tasks_dir: Path, starter_dir: Path) -> list[TaskEntry]:
-    """The tasks of `tasks_dir`, and those of `starter_dir` that were neither removed nor replaced there."""
+    """The tasks of `tasks_dir`, and those of `starter_dir` that were neither removed nor replaced there.
+
+    What is registered lies in `tasks_dir`: a task elsewhere is one of a starter folder, this one or a former one.
+    """
     tasks, removed = {entry.name: entry for entry in read(tasks_dir)}, Registry(tasks_dir, KIND).read().removed
     for entry in read(starter_dir):
         current = tasks.get(entry.name)
-        is_starter = current is not None and current.folder.resolve() == entry.folder.resolve()
+        is_starter = current is not None and not current.folder.resolve().is_relative_to(tasks_dir.resolve())
         if is_starter or (current is None and entry.name not in removed):
             folder = tasks_dir / _path_of(tasks_dir, entry.folder)
             tasks[entry.name] = TaskEntry(entry.name, folder, entry.sha256)
