@@ -28,8 +28,10 @@ class TextEngineSettings:
     normalize         whether each vector is scaled to length 1; auto: as the modules say, without modules true
     layers            the number of the checkpoint's first layers to compute; 0: all
     head              safetensors file of a linear head over the pooled vector, weight [labels, hidden] and bias
-                      [labels]; searched for like a checkpoint; empty: the checkpoint's own head. With a head the
-                      modules of the checkpoint are not read: pooling and normalize say what it was trained on
+                      [labels], and of low-rank updates of the encoder's linear layers, LAYER.lora_A [rank, inputs]
+                      and LAYER.lora_B [outputs, rank], if any; searched for like a checkpoint; empty: the
+                      checkpoint's own head. With a head the modules of the checkpoint are not read: pooling and
+                      normalize say what it was trained on
     max_tokens        longest text, special tokens counted
     bins              lengths of the static engines. histogram: chosen by the length histogram; staircase: by the
                       steps of measured latency; none: only the dynamic engine; or the lengths, "16,32,64"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shapeshift.engines.checkpoint import open_checkpoint
+from shapeshift.engines.interfaces import Array
 from shapeshift.engines.text import heads
 from shapeshift.engines.text.sentence_modules import SentenceModules
 from shapeshift.errors import InvalidInputError, UnsupportedError
@@ -111,6 +112,74 @@ def test_first_layers_with_a_separate_head(classifiers: dict[str, Path], tmp_pat
     assert found["IMPORTANCE"].sum() == pytest.approx(2 * len(ids), rel=1e-5)
     with pytest.raises(InvalidInputError, match="at most 2"):
         ReferenceModel(checkpoint, MODULES, ("EMBEDDING",), 3)
+
+
+QUERY, DENSE = "encoder.layer.0.attention.self.query", "encoder.layer.0.output.dense"
+
+
+def update(outputs: int, inputs: int, rank: int = 3) -> dict[str, Array]:
+    """The two matrices of an update."""
+    rng = np.random.default_rng(outputs + inputs)
+    return {".lora_A": rng.normal(size=(rank, inputs)), ".lora_B": rng.normal(size=(outputs, rank))}
+
+
+def write_head(file: Path, **updates: dict[str, Array]) -> Path:
+    """A head of two labels with these updates, in f16; the file."""
+    from safetensors.numpy import save_file
+
+    tensors = {"weight": np.ones((2, 16)), "bias": np.ones(2)}
+    tensors |= {layer + part: values for layer, parts in updates.items() for part, values in parts.items()}
+    save_file({name: values.astype(np.float16) for name, values in tensors.items()}, file)
+    return file
+
+
+def test_a_head_changes_the_layers_that_it_has_updates_of(classifiers: dict[str, Path], tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    from shapeshift.engines.text.reference_model import ReferenceModel
+
+    query, dense = update(16, 16), update(16, 32)
+    ids = np.arange(3, 12)
+    plain, updated = (
+        ReferenceModel(open_checkpoint(classifiers["bert"]), MODULES, ("EMBEDDING", "LOGITS"), 1, file)
+        for file in (
+            write_head(tmp_path / "plain.safetensors"),
+            write_head(tmp_path / "updated.safetensors", **{QUERY: query, DENSE: dense}),
+        )
+    )
+    merged = tmp_path / "merged"
+    shutil.copytree(classifiers["bert"], merged)
+    tensors = load_file(merged / "model.safetensors")
+    for layer, parts in ((QUERY, query), (DENSE, dense)):
+        low, high = (parts[name].astype(np.float16).astype(np.float32) for name in (".lora_A", ".lora_B"))
+        tensors[f"bert.{layer}.weight"] += high @ low
+    save_file(tensors, merged / "model.safetensors", metadata={"format": "pt"})
+    head = tmp_path / "plain.safetensors"
+    expected = ReferenceModel(open_checkpoint(merged), MODULES, ("EMBEDDING", "LOGITS"), 1, head).compute(ids)
+    for name, values in expected.items():
+        np.testing.assert_allclose(updated.compute(ids)[name], values, rtol=1e-4, atol=1e-5)
+        assert np.abs(plain.compute(ids)[name] - values).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("layer", "parts"),
+    [
+        ("encoder.layer.1.output.dense", update(16, 32)),
+        ("encoder.layer.0.output.LayerNorm", update(16, 16)),
+        (QUERY, update(16, 32)),
+        (QUERY, {".lora_A": np.ones((3, 16))}),
+        (QUERY, {".lora_A": np.ones((3, 16)), ".lora_B": np.ones((16, 4))}),
+    ],
+    ids=["a layer left out", "not linear", "another size", "half of it", "two ranks"],
+)
+def test_updates_that_fit_no_layer_are_rejected(
+    classifiers: dict[str, Path], tmp_path: Path, layer: str, parts: dict[str, Array]
+) -> None:
+    from shapeshift.engines.text.reference_model import ReferenceModel
+
+    head = write_head(tmp_path / "head.safetensors", **{layer: parts})
+    with pytest.raises(InvalidInputError, match=layer):
+        ReferenceModel(open_checkpoint(classifiers["bert"]), MODULES, ("LOGITS",), 1, head)
 
 
 def test_a_checkpoint_without_a_head_has_no_logits(classifiers: dict[str, Path], tmp_path: Path) -> None:

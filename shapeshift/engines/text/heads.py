@@ -1,4 +1,4 @@
-"""Linear heads over a checkpoint's pooled vector, and the class names of LOGITS."""
+"""Linear heads over a checkpoint's pooled vector, updates of its layers beside them, and the class names of LOGITS."""
 
 from __future__ import annotations
 
@@ -13,24 +13,49 @@ from shapeshift.engines.interfaces import Array
 from shapeshift.errors import InvalidInputError
 
 _TENSORS = ("weight", "bias")
+# Of an update, after the name of its layer; as PEFT names them.
+UPDATES = (".lora_A", ".lora_B")
 
 
 def read_head(file: Path) -> tuple[Array, Array]:
     """The weight [labels, hidden] and bias [labels] of a head file. Raises InvalidInputError naming `head`."""
+    tensors = _tensors(file)
+    others = sorted(name for name in tensors if not name.endswith(UPDATES))
+    if others != sorted(_TENSORS):
+        raise InvalidInputError("head", str(file), f"the tensors {' and '.join(_TENSORS)}, not {others}")
+    weight, bias = (tensors[name] for name in _TENSORS)
+    if weight.ndim != 2 or bias.shape != weight.shape[:1]:
+        raise InvalidInputError("head", [list(weight.shape), list(bias.shape)], "shapes [labels, hidden] and [labels]")
+    if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
+        raise InvalidInputError("head", str(file), "weights and biases that are finite")
+    return weight, bias
+
+
+def read_updates(file: Path) -> dict[str, tuple[Array, Array]]:
+    """The updates in a head file by the name of the encoder's linear layer: A [rank, inputs] and B [outputs, rank].
+
+    The layer's weight becomes W + B A. Raises InvalidInputError for a layer that lacks one of them.
+    """
+    tensors = _tensors(file)
+    layers = sorted({name.removesuffix(suffix) for name in tensors for suffix in UPDATES if name.endswith(suffix)})
+    updates = {}
+    for layer in layers:
+        a, b = (tensors.get(layer + suffix, np.zeros(0)) for suffix in UPDATES)
+        if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
+            allowed = f"shapes [rank, inputs] and [outputs, rank] of {layer}{', '.join(UPDATES)}"
+            raise InvalidInputError("head", [list(a.shape), list(b.shape)], allowed)
+        updates[layer] = a, b
+    return updates
+
+
+def _tensors(file: Path) -> dict[str, Array]:
     from safetensors.numpy import load_file
 
     try:
-        found = load_file(file)
+        tensors: dict[str, Array] = load_file(file)
     except Exception as error:  # noqa: BLE001  the library raises many types
         raise InvalidInputError("head", str(file), f"a safetensors file ({error})") from None
-    if sorted(found) != sorted(_TENSORS):
-        raise InvalidInputError("head", str(file), f"the tensors {' and '.join(_TENSORS)}, not {sorted(found)}")
-    weight, bias = (found[name] for name in _TENSORS)
-    if weight.ndim != 2 or bias.shape != weight.shape[:1]:
-        raise InvalidInputError("head", [list(weight.shape), list(bias.shape)], "shapes [labels, hidden] and [labels]")
-    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
-        raise InvalidInputError("head", str(file), "weights and biases that are finite")
-    return weight, bias
+    return tensors
 
 
 def head_labels(file: Path) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from shapeshift.engines.text.export_module import PackedEncoder
 from shapeshift.engines.text.families import FAMILIES, family_of, first_position, longest_text
 from shapeshift.engines.text.pooling import SentenceHead, dense_layers, pool_one
 from shapeshift.engines.text.sentence_modules import SentenceModules
-from shapeshift.engines.text.task_heads import linear_head, sequence_head, token_head
+from shapeshift.engines.text.task_heads import add_updates, linear_head, sequence_head, token_head
 from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import InvalidInputError, UnsupportedError
 
@@ -43,9 +43,9 @@ class ReferenceModel:
     """The checkpoint computed by transformers in f32, one text at a time, without packing.
 
     modules: what makes EMBEDDING of the token vectors; outputs: of EMBEDDING, LOGITS, TOKEN_LOGITS and IMPORTANCE;
-    layers: the number of first layers to compute, 0: all; head: a file with a linear head over EMBEDDING (`heads`),
-    None: the checkpoint's own (for LOGITS); pairs: whether texts may be pairs; library: transformers' tokenizer of the
-    checkpoint, where it is loaded already.
+    layers: the number of first layers to compute, 0: all; head: a file with a linear head over EMBEDDING and updates of
+    the layers (`heads`), None: the checkpoint's own (for LOGITS); pairs: whether texts may be pairs; library:
+    transformers' tokenizer of the checkpoint, where it is loaded already.
     """
 
     def __init__(
@@ -70,6 +70,8 @@ class ReferenceModel:
         self._task = tasks[0] if tasks else ""
         self._model = _load(checkpoint, self._task, "IMPORTANCE" in outputs, layers)
         self._linear = linear_head(head) if head is not None else None
+        if head is not None:
+            add_updates(self._model.base_model, head)
         self.max_tokens = longest_text({**checkpoint.config, "pad_token_id": self.padding})
         self.hidden = int(self._model.config.hidden_size)
         self._dense = dense_layers(modules)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from shapeshift.engines.text import heads
+from shapeshift.errors import InvalidInputError
 
 
 class LinearHead(nn.Module):
@@ -75,3 +76,15 @@ def linear_head(file: Path) -> LinearHead:
     """The head in a file of one's own (see `heads`). Raises InvalidInputError."""
     weight, bias = (torch.from_numpy(values.astype(np.float32)) for values in heads.read_head(file))
     return LinearHead(weight, bias)
+
+
+def add_updates(encoder: nn.Module, file: Path) -> None:
+    """Add the updates in a head file to the encoder's linear layers. Raises InvalidInputError naming a misfit."""
+    layers = dict(encoder.named_modules())
+    for name, (a, b) in heads.read_updates(file).items():
+        layer, shape = layers.get(name), [len(b), a.shape[1]]
+        if not isinstance(layer, nn.Linear) or list(layer.weight.shape) != shape:
+            allowed = f"updates of linear layers that the first `layers` of the checkpoint have; none is {shape}"
+            raise InvalidInputError("head", name, allowed)
+        update = torch.from_numpy(b.astype(np.float32) @ a.astype(np.float32))
+        layer.weight.data += update
