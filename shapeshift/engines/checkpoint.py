@@ -66,7 +66,7 @@ def not_found(name: str, search: Sequence[Path] = ()) -> NotFoundError:
     tried = [str(folder) for folder in _candidates(name, search) if str(folder) != name]
     searched = f", nor {', '.join(tried)}" if tried else ""
     return NotFoundError(
-        f"checkpoint: no folder {name}{searched}; give a folder, a GGUF file, or a hub id such as owner/model@revision"
+        f"checkpoint: no folder {name}{searched}; give a folder, a file, or a hub id such as owner/model@revision"
     )
 
 

@@ -156,4 +156,4 @@ def test_weights_in_one_file_count_before_shards(folder: Path) -> None:
 def test_a_folder_that_is_not_found_names_where_it_was_searched(tmp_path: Path) -> None:
     assert checkpoint.find_folder("absent", [tmp_path]) is None
     text = str(checkpoint.not_found("absent", [tmp_path]))
-    assert f"no folder absent, nor {tmp_path / 'absent'}; give a folder, or a hub id" in text
+    assert f"no folder absent, nor {tmp_path / 'absent'}; give a folder, a file, or a hub id" in text

@@ -223,7 +223,7 @@ def test_of_several_models_in_a_folder_one_has_to_be_named(tmp_path: Path) -> No
 
 
 def test_a_file_that_is_not_there_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="GGUF file"):
+    with pytest.raises(NotFoundError, match="a file"):
         find_checkpoint(str(tmp_path / "no.gguf"), paths_of(tmp_path))
 
 

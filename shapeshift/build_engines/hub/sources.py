@@ -21,7 +21,7 @@ _FILES = (SUFFIX, onnx_checkpoint.SUFFIX)
 
 def find_checkpoint(name: str, paths: BuildPaths) -> Source:
     """The checkpoint `name`: a folder, as `checkpoint.find_folder`, a GGUF or ONNX file there, or a hub id, as
-    `HubId.parse`. Of such a file, or a folder that holds one and no other weights, a folder is made in the build folder.
+    `HubId.parse`. Of such a file, or a folder that holds one and no other weights, the build folder gets a folder.
 
     Raises NotFoundError naming the folders that were searched, and the errors of `fetch`, `gguf.folder.write` and
     `onnx_checkpoint.as_folder`.
