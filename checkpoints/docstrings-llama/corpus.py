@@ -25,13 +25,13 @@ def training() -> list[str]:
     documents = dict.fromkeys(inspect.cleandoc(topics[name]) for name in sorted(topics))
     for path in modules():
         if path.name not in HELD_OUT:
-            documents.update(dict.fromkeys(_docstrings(path)))
+            documents.update(dict.fromkeys(docstrings(path)))
     return [text for text in documents if text not in excluded]
 
 
 def held_out() -> list[str]:
     """Docstrings of the modules HELD_OUT, without duplicates."""
-    return list(dict.fromkeys(text for name in HELD_OUT for text in _docstrings(library() / name)))
+    return list(dict.fromkeys(text for name in HELD_OUT for text in docstrings(library() / name)))
 
 
 def library() -> Path:
@@ -44,7 +44,7 @@ def modules() -> Iterator[Path]:
             yield path
 
 
-def _docstrings(path: Path) -> Iterator[str]:
+def docstrings(path: Path) -> Iterator[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = ast.parse(path.read_bytes())
