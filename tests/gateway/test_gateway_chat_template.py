@@ -88,6 +88,22 @@ CHATS: dict[str, list[dict[str, Any]]] = {
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "größe", "parameters": {"maximum": 10**7}}}]
 
 
+# What users write, none of which is a format or a template.
+MESSAGES = (
+    "In 2024, 50% of 1,234 were at 99.9 %; in 1999 100%",
+    "%s %d %(name)s %% {} {0} {name} {0:9999} ${x}",
+    "{{ bos_token }} {% for m in messages %}{% endfor %} {# none #} {%- raw -%} }} %}",
+    "def f(x: int) -> dict:\n    return {'a': x % 2}  # odd?\n\nprint(f\"{f(3)!r:>10}\")\n",
+    '{"k": [1, null, true], "s": "\\"q\\" \\u00e9\\n", "nested": {"a": {}}}',
+    "👩‍👧 🇩🇪 👍🏽 ☕️ e\u0301 \u00e9 ﬁ",
+    "مرحبا بالعالم 123 \u200fשלום\u200e, mixed with English",
+    "<|im_end|> </s> <end_of_turn> [INST] <b>1 & 1</b> &amp; 'single' \"double\" `code`",
+    "C:\\new\\table \\n \\t \\\\ $HOME ~/.x",
+    "a\r\nb\tc\u00a0d\u2028e\u200bf\x00g",
+    "東京は2024年に50%です。",
+)
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **TOKENS)
@@ -118,6 +134,16 @@ def test_the_text_is_that_of_transformers(name: str, chat: str, tokenizer: Any) 
             assert str(error) == str(raised.value)
             continue
         assert template.render(messages, **options) == expected and expected
+
+
+@pytest.mark.parametrize("text", MESSAGES)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_messages_of_any_kind_are_written_as_in_transformers(name: str, text: str, tokenizer: Any) -> None:
+    messages = [{"role": "user", "content": text}, {"role": "assistant", "content": text[::-1]}]
+    messages.append({"role": "user", "content": f" {text}\n"})
+    options: dict[str, Any] = {"chat_template": TEMPLATES[name], "tokenize": False, "add_generation_prompt": True}
+    expected = tokenizer.apply_chat_template(messages, **options)
+    assert ChatTemplate(TEMPLATES[name], TOKENS).render(messages, None) == expected and text[:2].strip() in expected
 
 
 CALL = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": '{"city": "Paris"}'}}]}

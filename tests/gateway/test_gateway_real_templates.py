@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from shapeshift.serving.chat_templates.conversation import ChatTemplate
 from tests import llama_cpp_source
+from tests.gateway.test_gateway_chat_template import MESSAGES
 
 pytestmark = pytest.mark.long
 # Those of the models that are asked for most. The others of the archive are held to the same.
@@ -92,6 +93,23 @@ def test_the_text_is_that_of_transformers(chat: str, sources: dict[str, str], to
             assert str(raised.value) == str(error), name
         else:
             assert template.render(messages, tools) == expected, name
+
+
+@pytest.mark.parametrize("text", MESSAGES)
+def test_messages_of_any_kind_are_written_as_in_transformers(
+    text: str, sources: dict[str, str], tokenizer: Any
+) -> None:
+    messages = [{"role": "user", "content": text}, {"role": "assistant", "content": text}, ASK]
+    written = 0
+    for name, source in sources.items():
+        options: dict[str, Any] = {"chat_template": source, "tokenize": False, "add_generation_prompt": True}
+        try:
+            expected = tokenizer.apply_chat_template(messages, **options)
+        except Exception:  # noqa: BLE001  a template that refuses these messages: see the test above
+            continue
+        written += 1
+        assert ChatTemplate(source, TOKENS).render(messages, None) == expected, name
+    assert written > 40
 
 
 def test_parts_are_read_by_each_or_become_one_text(sources: dict[str, str], tokenizer: Any) -> None:
