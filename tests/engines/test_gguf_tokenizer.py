@@ -13,8 +13,10 @@ from tokenizers import Tokenizer
 from shapeshift.engines.gguf.pre_tokenizers import PRE_TOKENIZERS
 from shapeshift.engines.gguf.tokenizer import tokenizer_files
 from shapeshift.engines.text import chat_template_files
+from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.engine.detokenize import require_texts, text_of, token_bytes
+from shapeshift.serving.chat_templates.conversation import ChatTemplate
 from tests.engines.gguf_vocabularies import (
     BYTE,
     CONTROL,
@@ -266,6 +268,20 @@ def test_chat_templates_stand_where_they_are_looked_for(tmp_path: Path) -> None:
     files = chat_template_files.read(tmp_path)
     assert (files.text, files.tool_use) == ("{{ bos_token }}a", "b")
     assert files.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+@pytest.mark.parametrize("metadata", [byte_pairs("llama-bpe", WORDS), scored()], ids=["byte pairs", "pieces"])
+def test_a_template_that_writes_the_bos_token_too_gives_one(metadata: dict[str, Any], tmp_path: Path) -> None:
+    source = {"tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}"}
+    for name, text in tokenizer_files(metadata | source).items():
+        (tmp_path / name).write_text(text)
+    files = chat_template_files.read(tmp_path)
+    prompt = ChatTemplate(str(files.text), files.special_tokens).render([{"role": "user", "content": "a b"}], None)
+    tokenizer = TextTokenizer(tmp_path / "tokenizer.json", 16)
+    # The gateway asks for no special tokens around what a template has written.
+    ids = tokenizer.encode(prompt.encode(), add_special_tokens=False).tolist()
+    bos = metadata.get("tokenizer.ggml.bos_token_id", 1)
+    assert ids.count(bos) == 1 and ids == tokenizer.encode(b"a b").tolist()
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
