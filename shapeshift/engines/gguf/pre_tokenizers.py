@@ -121,7 +121,9 @@ PRE_TOKENIZERS: Final[dict[str, PreTokenizer]] = {
     ),
     **_named("deepseek-v3 hunyuan-dense joyai-llm hy_v4", _UP_TO_3, _CHINESE_JAPANESE, _marked(r"[\r\n]*", _SPACES)),
     **_named("spark2_5", _UP_TO_3, _CHINESE_JAPANESE, _marked("", r"[\r\n]|\s+(?!\S)|\s+"), _NUMBER),
-    **_named("deepseek-llm", r"[\r\n]", rf"\s?{_CASED}+", rf"\s?[{_ASCII_SIGNS}]+", r"\s+$", _EAST_ASIAN, _NUMBERS),
+    **_named(
+        "deepseek-llm", r"[\r\n]", rf"\s?{_CASED}+", rf"\s?[{_ASCII_SIGNS}]+", r"(?<!\s)\s+$", _EAST_ASIAN, _NUMBERS
+    ),
     **_named("deepseek-coder", r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, _NUMBER),
     **_named("poro-chat bloom gpt3-finnish", _POPULATED),
     **_named("viking", _POPULATED, _NUMBER),
