@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         from shapeshift.gateway.http.server import make_server
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"{error.name} is not installed: pip install 'shapeshift[gateway]'") from None
-    settings = _settings(options)
+    settings = settings_of(options)
     server = make_server(settings)
     if options.until_eof:
 
@@ -152,7 +152,8 @@ def _new_key(options: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(options: argparse.Namespace) -> GatewaySettings:
+def settings_of(options: argparse.Namespace) -> GatewaySettings:
+    """What the options say; without --triton, the servers of the build folder."""
     running = addresses(options.build / "run") if options.triton is None else None
     return GatewaySettings(
         triton=tuple(options.triton or ([running[0]] if running else GatewaySettings.triton)),

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -39,15 +39,8 @@ class Conversation:
     tools: Sequence[Mapping[str, Any]] | None = None
 
 
-class TemplateSource(NamedTuple):
-    """A template's Jinja source, and the special tokens that it may use, by name."""
-
-    text: str
-    special_tokens: Mapping[str, str]
-
-
 class ChatRenderer:
-    """Two processes that render. They start with the first call of `start` or `render`, and again after an end.
+    """Two processes that render. They start with the first call of `start` or `prompt`, and again after an end.
 
     max_seconds: for one rendering; ordinary ones take milliseconds.
     """
@@ -62,7 +55,11 @@ class ChatRenderer:
             self._pool.schedule(render, args=("", (), [], None))
 
     async def prompt(self, target: Target, chat: Conversation) -> str:
-        """The text of a conversation by the model's template. Raises ApiError for a model without one; see `render`."""
+        """The text of a conversation by the model's template, see `ChatTemplate.render`.
+
+        Raises ApiError for a model without one, InvalidInputError for what the template refuses, and beyond the limits
+        of time, memory and length; EngineError where no process can be started.
+        """
         description = target.front.description
         source = (description.get("tool_use_template") if chat.tools else None) or description.get("chat_template")
         if not source:
@@ -71,19 +68,11 @@ class ChatRenderer:
                 " chat_template.jinja into the folder of the checkpoint and build the model again"
             )
             raise ApiError(400, reason, param="model", code="model_not_supported")
-        return await self.render(TemplateSource(str(source), description.get("special_tokens") or {}), chat)
-
-    async def render(self, template: TemplateSource, chat: Conversation) -> str:
-        """The text of a conversation, see `ChatTemplate.render`.
-
-        Raises InvalidInputError for what the template refuses, and beyond the limits of time, memory and length;
-        EngineError where no process can be started.
-        """
-        tokens = tuple(sorted(template.special_tokens.items()))
+        tokens = tuple(sorted((description.get("special_tokens") or {}).items()))
         try:
             for _ in range(2):
                 with contextlib.suppress(BrokenProcessPool):
-                    return await self._rendered(template.text, tokens, chat.messages, chat.tools)
+                    return await self._rendered(str(source), tokens, chat.messages, chat.tools)
             raise EngineError("chat template: its process ends at once; is there memory left?")
         except TemplateError as error:
             allowed = f"what the model's chat template takes: {error}"

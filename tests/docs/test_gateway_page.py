@@ -16,7 +16,7 @@ PAGE = PROJECT / "docs" / "gateway.md"
 def test_defaults_are_those_of_the_settings() -> None:
     parser = argparse.ArgumentParser()
     gateway.add_arguments(parser)
-    settings = gateway._settings(parser.parse_args(["--triton", "localhost:8001"]))
+    settings = gateway.settings_of(parser.parse_args(["--triton", "localhost:8001"]))
     assert settings == GatewaySettings()
 
 

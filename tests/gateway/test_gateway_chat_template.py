@@ -15,7 +15,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.gateway.conversation import ChatRenderer, Conversation, TemplateSource
+from shapeshift.gateway.catalogue import Front, Target
+from shapeshift.gateway.conversation import ChatRenderer, Conversation
 from shapeshift.serving.chat_templates.conversation import ChatTemplate, TemplateError, render
 from tests.waiting import wait_for
 
@@ -256,8 +257,13 @@ def chats() -> Iterator[ChatRenderer]:
     made.close()
 
 
+def model(source: str, tokens: Any = None) -> Target:
+    """One with this template."""
+    return Target(Front("m", "generation", {"chat_template": source, "special_tokens": tokens}), "", "m")
+
+
 def rendered(chats: ChatRenderer, source: str, messages: list[dict[str, Any]] = ASKED) -> str:
-    return asyncio.run(chats.render(TemplateSource(source, {}), Conversation(messages)))
+    return asyncio.run(chats.prompt(model(source), Conversation(messages)))
 
 
 @pytest.mark.parametrize("source", FAILING)
@@ -283,9 +289,9 @@ def test_a_template_that_takes_too_long_is_ended(case: str) -> None:
 
     async def beside() -> str:
         endless = Conversation([{"role": "user", "content": text}])
-        slow = asyncio.create_task(chats.render(TemplateSource(source, {}), endless))
+        slow = asyncio.create_task(chats.prompt(model(source), endless))
         await asyncio.sleep(0)
-        text_beside = await chats.render(TemplateSource("{{ messages[0].role }}", {}), Conversation(ASKED))
+        text_beside = await chats.prompt(model("{{ messages[0].role }}"), Conversation(ASKED))
         with pytest.raises(InvalidInputError, match="renders within"):
             await slow
         return text_beside
@@ -320,5 +326,5 @@ def test_a_refusal_passes_between_processes() -> None:
 
 def test_a_long_conversation_is_within_the_bounds(chats: ChatRenderer) -> None:
     messages = [{"role": ("user", "assistant")[row % 2], "content": "word " * 20} for row in range(1000)]
-    text = asyncio.run(chats.render(TemplateSource(TEMPLATES["chatml"], TOKENS), Conversation(messages)))
+    text = asyncio.run(chats.prompt(model(TEMPLATES["chatml"], TOKENS), Conversation(messages)))
     assert text.count("<|im_start|>") == 1002

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from shapeshift.errors import CancelledRequestError, InvalidInputError, did_you_mean
 from shapeshift.gateway.apis.fields import FORMS
@@ -52,16 +52,14 @@ async def _bytes(request: Request, limits: Limits) -> bytes:
     size = 0
     try:
         async with asyncio.timeout(limits.body_timeout_s):
-            while True:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise CancelledRequestError("the client has disconnected before its body ended")
-                pieces.append(message.get("body", b""))
-                size += len(pieces[-1])
+            async for piece in request.stream():
+                pieces.append(piece)
+                size += len(piece)
                 if size > limits.max_body_bytes:
                     raise _too_long("more", limits)
-                if not message.get("more_body", False):
-                    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            return b"".join(pieces)
+    except ClientDisconnect:
+        raise CancelledRequestError("the client has disconnected before its body ended") from None
     except TimeoutError:
         text = f"body: not complete after {limits.body_timeout_s:g} s"
         raise ApiError(408, text, code="timeout", headers={"connection": "close"}) from None
