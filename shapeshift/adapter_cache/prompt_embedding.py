@@ -57,8 +57,8 @@ class EmbeddingPredictor(LengthPredictor):
 
     def _predict_with_embedding(self, request: PredictionInput) -> int:
         text = np.array([[request.text]], dtype=object)
-        found = bls.call(self._pb_utils, self._model, {_TEXT: text}, [_EMBEDDING], {"truncate": True})
-        return self._regressor.predict(replace(request, embedding=found[_EMBEDDING][0].astype(np.float64)))
+        outputs = bls.call(self._pb_utils, self._model, {_TEXT: text}, [_EMBEDDING], {"truncate": True})
+        return self._regressor.predict(replace(request, embedding=outputs[_EMBEDDING][0].astype(np.float64)))
 
     def _predicted(self, request: PredictionInput, then: Callable[[int], None], outcome: int | Exception) -> None:
         if isinstance(outcome, Exception):

@@ -100,7 +100,7 @@ def _decode(front: DecodeFrontConfig, params: FusedDecodeSettings, checkpoint: C
 
 def _ask(name: str, need: MemoryNeed, checkpoint_sha256: str, precision: str) -> Ask:
     """Processes that serve one checkpoint alike map its weights."""
-    params = need.own
+    params = need.params
     shared = checkpoint_sha256 and params.native and params.share_weights and params.tensor_parallel_size == 1
     key = f"{checkpoint_sha256}-{precision}-{params.group_size}" if shared else ""
 

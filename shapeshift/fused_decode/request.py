@@ -39,7 +39,7 @@ class Request:
     slo_class   its class in the queue; set before it is submitted
     limit       most tokens of its answer: `max_tokens`, or fewer where the slot ends before
     beams       its `beam_search.BeamSearch`, which has the answers instead of `parts` and `token_ids`; None: none
-    kept        tokens of its answer from before it was preempted, INT32 [n]
+    preempted   tokens of its answer from before it was preempted, INT32 [n]
     chunks      where the chunks began and ended in which its prompt was computed, in order
     hashes      of the first blocks of its text, as far as they were computed, see `blocks.PrefixChains`
     adapter_id  its value in `StepBatch.adapters`; set before the request gets a slot
@@ -60,7 +60,7 @@ class Request:
         *(
             "id",
             "prompt",
-            "kept",
+            "preempted",
             "chunks",
             "hashes",
             "sampling_params",
@@ -101,7 +101,7 @@ class Request:
     ) -> None:
         self.id = name
         self.prompt = prompt
-        self.kept: npt.NDArray[np.int32] = np.empty(0, np.int32)
+        self.preempted: npt.NDArray[np.int32] = np.empty(0, np.int32)
         self.chunks: list[int] = []
         self.hashes: list[bytes] = []
         self.sampling_params = sampling_params
@@ -146,8 +146,8 @@ class Request:
     @property
     def is_scored(self) -> bool:
         """Whether all of `prompt_logprobs` are there, where they are asked for."""
-        asked = self.sampling_params.prompt_logprobs is not None
-        return not asked or len(self.prompt_logprobs) == len(self.prompt) - 1
+        scored = self.sampling_params.prompt_logprobs is not None
+        return not scored or len(self.prompt_logprobs) == len(self.prompt) - 1
 
     @property
     def rows(self) -> int:
@@ -208,11 +208,11 @@ class Terminations:
 
     def due(self, now: float) -> list[tuple[Request, Reason]]:
         """The requests that end now, and why; some more than once. Only the generating thread calls this."""
-        found: list[tuple[Request, Reason]] = []
+        ended: list[tuple[Request, Reason]] = []
         for _ in range(len(self._demanded)):
             request, reason = self._demanded.popleft()
             if request.is_submitted:
-                found.append((request, reason))
+                ended.append((request, reason))
             elif not request.is_finished:
                 self._demanded.append((request, reason))
         while self._submitted:
@@ -221,10 +221,10 @@ class Terminations:
             heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request))
         while self._deadlines and self._deadlines[0][0] <= now:
             late = heapq.heappop(self._deadlines)[2]
-            found.append((late, DEADLINE if late.generated else OverloadedError(_TOO_LATE)))
+            ended.append((late, DEADLINE if late.generated else OverloadedError(_TOO_LATE)))
         if len(self._deadlines) > self._most_deadlines:
             self._drop_finished()
-        return found
+        return ended
 
     def _drop_finished(self) -> None:
         """Forget the deadlines of finished requests, which may be far away."""

@@ -96,13 +96,13 @@ class FusedDecodeSettings:
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """MiB that a model with the settings `own` allocates when it is loaded, of all ranks together.
+    """MiB that a model with the settings `params` allocates when it is loaded, of all ranks together.
 
     weights_mb: in the precision and the layouts of the computation. cache_mb: of `kv_cache_tokens` where they are
     stated, else of all slots. adapters_mb: reserved for adapters.
     """
 
-    own: FusedDecodeSettings
+    params: FusedDecodeSettings
     weights_mb: float
     cache_mb: float
     adapters_mb: float = 0.0
@@ -124,9 +124,10 @@ class MemoryNeed:
     def line(self, available_mb: float, place: str = "available") -> str:
         """The bound, beside what there is; place: what is said of `available_mb`."""
         allowed, source = self._allowed(available_mb, place)
-        own, fixed = self.own, self.weights_mb + self.adapters_mb
-        tokens = own.kv_cache_tokens
-        cache = f"KV cache of {tokens} tokens" if tokens else f"{own.max_concurrency} slots of {own.max_length} tokens"
+        params, fixed = self.params, self.weights_mb + self.adapters_mb
+        tokens = params.kv_cache_tokens
+        slots = f"{params.max_concurrency} slots of {params.max_length} tokens"
+        cache = f"KV cache of {tokens} tokens" if tokens else slots
         return (
             f"memory bound {self.total_mb:.0f} MiB: weights {fixed:.0f} MiB, {cache} {self.cache_mb:.0f} MiB; "
             f"{source}: {allowed:.0f} MiB"
@@ -137,8 +138,8 @@ class MemoryNeed:
         allowed, source = self._allowed(available_mb, place)
         if self.total_mb <= allowed:
             return
-        own, room = self.own, f"in {allowed:.0f} MiB ({source})"
-        tokens, slots, longest = own.kv_cache_tokens, own.max_concurrency, own.max_length
+        params, room = self.params, f"in {allowed:.0f} MiB ({source})"
+        tokens, slots, longest = params.kv_cache_tokens, params.max_concurrency, params.max_length
         if tokens and (most := self.fitting(allowed, tokens)) >= longest:
             raise InvalidInputError("kv_cache_tokens", tokens, f"at most {most} {room}")
         if not tokens and (most := self.fitting(allowed, slots)) >= 1:
@@ -146,11 +147,11 @@ class MemoryNeed:
         slot_mb = self.cache_mb * longest / tokens if tokens else self.cache_mb / slots
         least = self.total_mb - self.cache_mb + slot_mb + 1
         raise InvalidInputError(
-            "memory_mb", own.memory_mb, f"at least {least:.0f} for one slot; {allowed:.0f} MiB {source}"
+            "memory_mb", params.memory_mb, f"at least {least:.0f} for one slot; {allowed:.0f} MiB {source}"
         )
 
     def _allowed(self, available_mb: float, place: str) -> tuple[float, str]:
-        limit_mb = self.own.memory_mb
+        limit_mb = self.params.memory_mb
         return (limit_mb, "memory_mb") if 0 < limit_mb <= available_mb else (available_mb, place)
 
 

@@ -82,8 +82,8 @@ class UnaryFront(Front[Call]):
         self._settings = settings.read(ForwardSettings, args.parameters)
         self._calls: set[Call] = set()
         self._lock = threading.Lock()
-        own = own_endpoint(self._settings.grpc_url)
-        self._client = client or AsyncClient(own.address, own.tls)
+        endpoint = own_endpoint(self._settings.grpc_url)
+        self._client = client or AsyncClient(endpoint.address, endpoint.tls)
         self._thread = ClientThread(self._client.close)
         self._forwarding = StepCounter("grpc-client", lambda: bool(self._calls))
         self.begin(RequestMetrics("prompts", 1, 0))
@@ -103,8 +103,8 @@ class UnaryFront(Front[Call]):
         # Copied: Triton frees its buffers when `execute` returns.
         inputs = {name: np.array(tensor.as_numpy()) for name, tensor in tensors.items() if tensor is not None}
         if _STREAM in inputs and inputs[_STREAM].any():
-            wanted = f"false: this model sends one response; use {self._settings.forward_to} for a stream"
-            raise InvalidInputError(_STREAM, True, wanted)
+            allowed = f"false: this model sends one response; use {self._settings.forward_to} for a stream"
+            raise InvalidInputError(_STREAM, True, allowed)
         sent: dict[str, Any] = json.loads(request.parameters() or "{}")
         passed_on = {name: value for name, value in sent.items() if not is_tritons(name)}
         # The other model gets inputs, so that it must be asked for DESCRIPTION by name.

@@ -72,18 +72,19 @@ class Factor:
 def targets(a: Architecture) -> dict[str, tuple[int, int]]:
     """The linears of a layer that adapters may change, by their names in a checkpoint: linear and part."""
     stacked = linears(a)
-    return {name: (linear, part) for linear, own in enumerate(_NAMES) for part, name in enumerate(stacked[own].names)}
+    parts = [stacked[linear].names for linear in _NAMES]
+    return {name: (linear, part) for linear, names in enumerate(parts) for part, name in enumerate(names)}
 
 
 def linear_parts(a: Architecture) -> dict[tuple[int, int], Part]:
     """The parts of a layer's linears, by linear and part: each is one tensor of a checkpoint."""
-    found, stacked = {}, linears(a)
-    for linear, own in enumerate(_NAMES):
+    parts, stacked = {}, linears(a)
+    for linear, name in enumerate(_NAMES):
         first = 0
-        for part, outputs in enumerate(stacked[own].outputs):
-            found[linear, part] = Part(stacked[own].inputs, first, outputs)
+        for part, outputs in enumerate(stacked[name].outputs):
+            parts[linear, part] = Part(stacked[name].inputs, first, outputs)
             first += outputs
-    return found
+    return parts
 
 
 def row_order(a: Architecture, layer: int, linear: int, part: int) -> torch.Tensor | None:
@@ -94,8 +95,8 @@ def row_order(a: Architecture, layer: int, linear: int, part: int) -> torch.Tens
     order = qkv_order(a, layer) if linear == QKV else None
     if order is None:
         return None
-    own = linear_parts(a)[QKV, part]
-    return order[own.first : own.first + own.outputs] - own.first
+    part_rows = linear_parts(a)[QKV, part]
+    return order[part_rows.first : part_rows.first + part_rows.outputs] - part_rows.first
 
 
 def lay_out(architecture: Architecture, factors: Sequence[Factor]) -> tuple[torch.Tensor, int]:
@@ -194,20 +195,20 @@ class OutputScales:
         terms = self._terms.get((layer, linear))
         if terms is None:
             terms = self._terms[layer, linear] = self._gathered(layer, linear, inputs, outputs.shape[1])
-        found = outputs.index_select(0, tokens).float()
+        before = outputs.index_select(0, tokens).float()
         more, of_bias = terms.index_select(1, which)
-        outputs.index_copy_(0, tokens, torch.addcmul(found - of_bias, more, found).to(outputs.dtype))
+        outputs.index_copy_(0, tokens, torch.addcmul(before - of_bias, more, before).to(outputs.dtype))
 
     def _gathered(self, layer: int, linear: int, inputs: int, outputs: int) -> torch.Tensor:
         """g - 1 and its product with the bias: [2, adapters with magnitudes, outputs], 0 where there is no term."""
         memory = self._adapters.memory
-        made = torch.zeros(2, len(self._having), outputs, device=memory.device)
+        terms = torch.zeros(2, len(self._having), outputs, device=memory.device)
         for index, adapter in enumerate(self._having):
             for offset, rank, first, width in self._adapters.places[adapter, layer, linear].tolist():
                 if rank:
                     start = offset + rank * (inputs + width)
-                    made[:, index, first : first + width] = memory[start : start + 2 * width].view(2, width)
-        return made
+                    terms[:, index, first : first + width] = memory[start : start + 2 * width].view(2, width)
+        return terms
 
 
 class LoraDelta:

@@ -62,14 +62,14 @@ def _shrink(
     offset, rank = tl.load(place), tl.load(place + 1)
     if block * block_ranks >= rank:
         return
-    own = tl.load(tiles + tile * tile_fields + 1 + tl.arange(0, tile_tokens)).to(tl.int64)
+    indices = tl.load(tiles + tile * tile_fields + 1 + tl.arange(0, tile_tokens)).to(tl.int64)
     ranks = block * block_ranks + tl.arange(0, block_ranks)
-    made = tl.zeros((tile_tokens, block_ranks), tl.float32)
+    partial = tl.zeros((tile_tokens, block_ranks), tl.float32)
     for first in range(split * block_inputs, width, splits * block_inputs):
         columns = first + tl.arange(0, block_inputs)
         rows = tl.load(
-            inputs + own[:, None] * row_stride + columns[None, :],
-            mask=(own >= 0)[:, None] & (columns < width)[None, :],
+            inputs + indices[:, None] * row_stride + columns[None, :],
+            mask=(indices >= 0)[:, None] & (columns < width)[None, :],
             other=0.0,
         )
         factor = tl.load(
@@ -79,9 +79,9 @@ def _shrink(
         )
         if widen:
             rows, factor = rows.to(tl.float32), factor.to(tl.float32)
-        made += tl.dot(rows, factor, input_precision="ieee")
-    at = ((split * tokens + own) * parts + part) * most_ranks
-    tl.store(sums + at[:, None] + ranks[None, :], made, mask=(own >= 0)[:, None] & (ranks < rank)[None, :])
+        partial += tl.dot(rows, factor, input_precision="ieee")
+    at = ((split * tokens + indices) * parts + part) * most_ranks
+    tl.store(sums + at[:, None] + ranks[None, :], partial, mask=(indices >= 0)[:, None] & (ranks < rank)[None, :])
 
 
 @triton.jit
@@ -116,26 +116,26 @@ def _expand(
         return
     if block * block_outputs >= count:
         return
-    own = tl.load(tiles + tile * tile_fields + 1 + tl.arange(0, tile_tokens)).to(tl.int64)
+    indices = tl.load(tiles + tile * tile_fields + 1 + tl.arange(0, tile_tokens)).to(tl.int64)
     columns = block * block_outputs + tl.arange(0, block_outputs)
-    made = tl.zeros((tile_tokens, block_outputs), tl.float32)
+    term = tl.zeros((tile_tokens, block_outputs), tl.float32)
     for low in range(0, rank, block_ranks):
         ranks = low + tl.arange(0, block_ranks)
-        is_there = (own >= 0)[:, None] & (ranks < rank)[None, :]
+        is_there = (indices >= 0)[:, None] & (ranks < rank)[None, :]
         inner = tl.zeros((tile_tokens, block_ranks), tl.float32)
         for split in tl.static_range(splits):
-            at = ((split * tokens + own) * parts + part) * most_ranks
+            at = ((split * tokens + indices) * parts + part) * most_ranks
             inner += tl.load(sums + at[:, None] + ranks[None, :], mask=is_there, other=0.0)
         factor = tl.load(
             memory + offset + rank * width + ranks[:, None].to(tl.int64) * count + columns[None, :],
             mask=(ranks < rank)[:, None] & (columns < count)[None, :],
             other=0.0,
         )
-        made += tl.dot(inner, factor.to(tl.float32), input_precision="ieee")
-    target = outputs + own[:, None] * row_stride + first + columns[None, :]
-    mask = (own >= 0)[:, None] & (columns < count)[None, :]
+        term += tl.dot(inner, factor.to(tl.float32), input_precision="ieee")
+    target = outputs + indices[:, None] * row_stride + first + columns[None, :]
+    mask = (indices >= 0)[:, None] & (columns < count)[None, :]
     before = tl.load(target, mask=mask, other=0.0).to(tl.float32)
-    tl.store(target, (before + made).to(outputs.dtype.element_ty), mask=mask)
+    tl.store(target, (before + term).to(outputs.dtype.element_ty), mask=mask)
 
 
 def add_terms(
@@ -154,15 +154,15 @@ def add_terms(
     sums = torch.empty(splits, tokens, PARTS, ranks, dtype=torch.float32, device=inputs.device)
     shared: dict[str, Any] = {"parts": PARTS, "fields": FIELDS, "tile_fields": TILE_FIELDS, "tile_tokens": TILE}
     shared |= {"block_ranks": _RANKS, "splits": splits}
-    given = (tokens, places.stride(0), ranks)
+    sizes = (tokens, places.stride(0), ranks)
     grid = (len(tiles), PARTS * ranks // _RANKS, splits)
     # The interpreter multiplies the bits of bf16.
     turn = {"block_inputs": _INPUTS, "widen": _IS_INTERPRETED and inputs.dtype == torch.bfloat16}
     # On the device of the tensors, whichever is the thread's.
     with torch.cuda.device(inputs.get_device()):
-        _shrink[grid](inputs, memory, places, tiles, sums, width, inputs.stride(0), *given, **turn, **shared)
+        _shrink[grid](inputs, memory, places, tiles, sums, width, inputs.stride(0), *sizes, **turn, **shared)
         # The outputs of a part are not known here: as many as of the linear.
         grid = (len(tiles), PARTS, triton.cdiv(outputs.shape[1], _OUTPUTS))
         _expand[grid](
-            sums, memory, places, tiles, outputs, width, outputs.stride(0), *given, block_outputs=_OUTPUTS, **shared
+            sums, memory, places, tiles, outputs, width, outputs.stride(0), *sizes, block_outputs=_OUTPUTS, **shared
         )

@@ -52,14 +52,14 @@ def add_terms(
     for adapter, *tokens in tiles.tolist():
         if adapter < 0:
             continue
-        own = torch.tensor([token for token in tokens if token >= 0], device=inputs.device)
+        rows = torch.tensor([token for token in tokens if token >= 0], device=inputs.device)
         for offset, rank, first, count in places[adapter].tolist():
             if rank:
                 middle, end = offset + rank * width, offset + rank * (width + count)
                 a, b = memory[offset:middle].view(rank, width), memory[middle:end].view(rank, count)
-                term = (inputs[own].float() @ a.float().T) @ b.float()
+                term = (inputs[rows].float() @ a.float().T) @ b.float()
                 columns = slice(first, first + count)
-                outputs[own, columns] = (outputs[own, columns].float() + term).to(outputs.dtype)
+                outputs[rows, columns] = (outputs[rows, columns].float() + term).to(outputs.dtype)
 
 
 def tiles_of(adapters: Numbers, first: int = 0) -> npt.NDArray[np.int32]:
@@ -69,13 +69,13 @@ def tiles_of(adapters: Numbers, first: int = 0) -> npt.NDArray[np.int32]:
     """
     order = np.argsort(adapters, kind="stable")
     order = order[np.searchsorted(adapters[order], 0) :]
-    own = adapters[order]
-    place = np.arange(len(own)) - np.searchsorted(own, own)
+    owners = adapters[order]
+    place = np.arange(len(owners)) - np.searchsorted(owners, owners)
     tile = np.cumsum(place % TILE == 0) - 1
-    made = np.full((int(tile[-1]) + 1 if len(own) else 0, TILE_FIELDS), -1, np.int32)
-    made[tile, 0] = own
-    made[tile, 1 + place % TILE] = order + first
-    return made
+    tiles = np.full((int(tile[-1]) + 1 if len(owners) else 0, TILE_FIELDS), -1, np.int32)
+    tiles[tile, 0] = owners
+    tiles[tile, 1 + place % TILE] = order + first
+    return tiles
 
 
 class GroupedLora:
@@ -151,12 +151,12 @@ class GraphLoraHook(LoraHook):
         places, version = self._places_of(present)
         if self._in_table != (present, version):
             self._in_table = present, version
-            own = torch.stack(places)
-            has_terms = (own[..., RANK] > 0).amax(dim=(0, 1, 3))
+            stacked = torch.stack(places)
+            has_terms = (stacked[..., RANK] > 0).amax(dim=(0, 1, 3))
             self._linears = sum(1 << linear for linear in has_terms.nonzero()[:, 0].tolist())
             # Behind the steps that were launched before, which may read the places of others.
-            own = own.pin_memory() if self.table.is_cuda else own
-            self.table[: len(own)].copy_(own, non_blocking=True)
+            stacked = stacked.pin_memory() if self.table.is_cuda else stacked
+            self.table[: len(stacked)].copy_(stacked, non_blocking=True)
         return self._linears
 
     def fixed_terms(self, rows: int, chunk: int, linears: int) -> FixedLora:
@@ -166,8 +166,8 @@ class GraphLoraHook(LoraHook):
     def indices(self, adapters: torch.Tensor) -> Numbers:
         """The index in the table of each of these, -1 for none; they are of the last step."""
         assert self._in_table is not None
-        own = adapters.numpy()
-        return np.where(own < 0, -1, np.searchsorted(self._in_table[0], own))
+        numbers = adapters.numpy()
+        return np.where(numbers < 0, -1, np.searchsorted(self._in_table[0], numbers))
 
 
 class FixedLora:
@@ -185,17 +185,17 @@ class FixedLora:
     def fill(self, batch: StepBatch) -> None:
         """See `FixedTerms.fill`."""
         assert batch.adapters is not None
-        own = self._hook.indices(batch.adapters)
+        indices = self._hook.indices(batch.adapters)
         # What fills the rows repeats the first one or, where there is none, the chunk.
-        rows = np.full(self._rows, own[0])
-        singles = own[: len(own) - bool(self._chunk)]
+        rows = np.full(self._rows, indices[0])
+        singles = indices[: len(indices) - bool(self._chunk)]
         rows[: len(singles)] = singles
         tiles = tiles_of(rows)
         if not self._chunk:
             self._all.fill(tiles)
             return
-        self._all.fill(np.concatenate([tiles, tiles_of(np.full(self._chunk, own[-1]), self._rows)]))
-        self._last.fill(np.concatenate([tiles, tiles_of(own[-1:], self._rows)]))
+        self._all.fill(np.concatenate([tiles, tiles_of(np.full(self._chunk, indices[-1]), self._rows)]))
+        self._last.fill(np.concatenate([tiles, tiles_of(indices[-1:], self._rows)]))
 
 
 class FixedTiles:

@@ -60,8 +60,8 @@ def _error(add: AddTerms, width: int, parts: tuple[int, ...], most_ranks: int, m
     # More tokens of one adapter than a tile has, tokens without one, and a tile without tokens.
     owners = np.where(np.arange(_TOKENS) < 18, 0, np.arange(_TOKENS) - 19)
     tiles = np.concatenate([tiles_of(owners), np.full_like(tiles_of(owners)[:1], -1)])
-    given = places.to(memory.device), factors, torch.from_numpy(tiles).to(memory.device), most_ranks, inputs
-    found, expected = before.clone(), before.clone()
-    add(*given, found)
-    add_terms(*given, expected)
-    return kernel_check.difference(found, expected)
+    arguments = places.to(memory.device), factors, torch.from_numpy(tiles).to(memory.device), most_ranks, inputs
+    computed, expected = before.clone(), before.clone()
+    add(*arguments, computed)
+    add_terms(*arguments, expected)
+    return kernel_check.difference(computed, expected)

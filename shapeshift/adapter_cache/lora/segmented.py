@@ -55,10 +55,10 @@ def _factors(
     adapters: BatchAdapters, adapter: int, layer: int, linear: int, inputs: int
 ) -> list[tuple[torch.Tensor, torch.Tensor, slice]]:
     """The terms of one adapter in one linear: A [rank, inputs], B [rank, outputs], and the columns of the outputs."""
-    found = []
+    groups = []
     for offset, rank, first, outputs in adapters.places[adapter, layer, linear].tolist():
         if rank:
             a = adapters.memory[offset : offset + rank * inputs].view(rank, inputs)
             b = adapters.memory[offset + rank * inputs : offset + rank * (inputs + outputs)].view(rank, outputs)
-            found.append((a, b, slice(first, first + outputs)))
-    return found
+            groups.append((a, b, slice(first, first + outputs)))
+    return groups

@@ -174,10 +174,10 @@ class AdapterTable:
         They leave the table, and the caller evicts them.
         """
         with self._lock:
-            found = [adapter for adapter in self._withdrawn.values() if self._is_unused(adapter)]
-            for adapter in found:
+            unused = [adapter for adapter in self._withdrawn.values() if self._is_unused(adapter)]
+            for adapter in unused:
                 del self._withdrawn[adapter.name], self._by_number[adapter.number], self.by_name[adapter.name]
-        return found
+        return unused
 
     def _is_unused(self, adapter: Adapter) -> bool:
         is_named = adapter.name in self._holds or adapter.name in self.waiting

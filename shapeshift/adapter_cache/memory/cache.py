@@ -191,8 +191,8 @@ class AdapterCache:
         used = None if adapter is None else self.table[adapter]
         if used is not None and used.state != READY:
             return False
-        kept = self._placement.run_blocks(used.name) if used is not None and used.is_idle else 0
-        if self.free_tokens - kept * BLOCK_TOKENS < tokens:
+        held = self._placement.run_blocks(used.name) if used is not None and used.is_idle else 0
+        if self.free_tokens - held * BLOCK_TOKENS < tokens:
             return False
         if used is not None:
             self._use(used)
@@ -203,19 +203,19 @@ class AdapterCache:
             self.table[adapter].users -= 1
 
     def start_load(self, adapter: str, reserved_tokens: int = 0, spared: Collection[str] = ()) -> bool:
-        wanted = self.table[adapter]
-        if wanted.error is not None:
+        record = self.table[adapter]
+        if record.error is not None:
             return False
-        return wanted.state != ABSENT or self._start_load(
-            wanted, reserved_blocks=blocks_of(reserved_tokens), on_demand=True, evict=True, spared=spared
+        return record.state != ABSENT or self._start_load(
+            record, reserved_blocks=blocks_of(reserved_tokens), on_demand=True, evict=True, spared=spared
         )
 
     # `BlockBorrower` and the LoRA hook, on the generating thread.
 
     def places_of(self, numbers: list[int]) -> tuple[list[torch.Tensor], int]:
         """The places of adapters in use, by number, and a version that changes when one of them moves."""
-        found = [self.table.numbered(number).places for number in numbers]
-        return [places for places in found if places is not None], self._placement.version
+        adapters = map(self.table.numbered, numbers)
+        return [one.places for one in adapters if one.places is not None], self._placement.version
 
     def has_magnitudes(self, number: int) -> bool:
         """Whether the adapter in use with this number is a DoRA."""

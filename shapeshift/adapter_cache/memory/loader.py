@@ -102,11 +102,11 @@ class _MergedLengths:
         """[outputs]; `pause()` is called in between."""
         weight = self._files.read(f"{factor.module}.weight", torch.float32)
         weight = weight.T if self._columns else weight
-        found = []
+        lengths = []
         for rows, low_rank in zip(torch.split(weight, _ROWS), torch.split(b, _ROWS), strict=True):
-            found.append((rows + factor.scale * (low_rank @ a)).norm(dim=1))
+            lengths.append((rows + factor.scale * (low_rank @ a)).norm(dim=1))
             pause()
-        return torch.cat(found)
+        return torch.cat(lengths)
 
     def bias(self, factor: Factor, outputs: int) -> torch.Tensor:
         """The bias [outputs] of the linear; zeros where it has none."""
@@ -179,9 +179,9 @@ class Loader:
 
     def _image(self, host: HostImages, adapter: Adapter, target: torch.Tensor) -> torch.Tensor:
         """What `target` is to hold, in the memory of the host."""
-        known = host.get(adapter.name)
-        if known is not None:
-            return known
+        image = host.get(adapter.name)
+        if image is not None:
+            return image
         image = host.reserve(adapter.name, target)
         try:
             load_weights(image, adapter, self._write, self._pause)

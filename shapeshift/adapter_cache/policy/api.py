@@ -34,13 +34,14 @@ def _size(
 def _cluster(x: list[float], k: int | None, max_k: int) -> dict[str, Any]:
     if len(x) > _MAX_POINTS:
         raise InvalidInputError("x", f"{len(x)} values", f"at most {_MAX_POINTS}")
-    found = cluster.cluster(x, k, max_k)
-    return {"k": found.k, "wcss": found.wcss, "centroids": list(found.centroids), "cutoffs": list(found.cutoffs)}
+    clusters = cluster.cluster(x, k, max_k)
+    centroids, cutoffs = list(clusters.centroids), list(clusters.cutoffs)
+    return {"k": clusters.k, "wcss": clusters.wcss, "centroids": centroids, "cutoffs": cutoffs}
 
 
 def _quota(queues: list[quotas.QueueLoad], total: float, slo: float) -> dict[str, Any]:
-    found = quotas.assign(queues, total, slo)
-    return {"tok_min": list(found.tok_min), "quota": list(found.quota)}
+    shares = quotas.assign(queues, total, slo)
+    return {"tok_min": list(shares.tok_min), "quota": list(shares.quota)}
 
 
 def _event(name: str, value: Any) -> tuple[Any, ...]:

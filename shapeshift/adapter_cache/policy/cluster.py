@@ -40,13 +40,13 @@ def cluster(values: Sequence[float], k: int | None = None, max_k: int = 4) -> Cl
     5% of the WCSS of one cluster; and 1 if the standard deviation is below a tenth of the mean.
     Time O(k n^2) at worst over n distinct values, in vector operations of length n.
     """
-    found, counts = np.unique(np.asarray(values, np.float64), return_counts=True)
-    line = _SortedValues(found, counts.astype(np.float64))
+    points, counts = np.unique(np.asarray(values, np.float64), return_counts=True)
+    line = _SortedValues(points, counts.astype(np.float64))
     if k is not None:
-        return line.split(line.solve(min(k, len(found)))[-1])
+        return line.split(line.solve(min(k, len(points)))[-1])
     if line.is_narrow():
         return line.split(line.solve(1)[-1])
-    layers = line.solve(min(max_k, len(found)))
+    layers = line.solve(min(max_k, len(points)))
     wcss = [layer.wcss for layer in layers]
     enough = (at for at in range(len(wcss) - 1) if wcss[at] - wcss[at + 1] < MIN_GAIN * wcss[0])
     return line.split(layers[next(enough, len(wcss) - 1)])

@@ -37,16 +37,16 @@ def assign(queues: Sequence[QueueLoad], total: float, slo_s: float) -> Quotas:
     Otherwise each queue gets its S, and the rest is divided in proportion to Tok_min - S. If the sum of S does not fit,
     `total` is divided in proportion to S. Requires largest > 0, total >= 0 and slo_s > 0.
     """
-    wanted = [tok_min(load, slo_s) for load in queues]
-    if sum(wanted) <= total:
-        return Quotas(tuple(wanted), _in_proportion(total, wanted))
+    needs = [tok_min(load, slo_s) for load in queues]
+    if sum(needs) <= total:
+        return Quotas(tuple(needs), _in_proportion(total, needs))
     sizes = [load.largest for load in queues]
     rest = total - sum(sizes)
     if rest < 0:
-        return Quotas(tuple(wanted), _in_proportion(total, sizes))
-    above = [tokens - size for tokens, size in zip(wanted, sizes, strict=True)]
+        return Quotas(tuple(needs), _in_proportion(total, sizes))
+    above = [tokens - size for tokens, size in zip(needs, sizes, strict=True)]
     extra = _in_proportion(rest, above)
-    return Quotas(tuple(wanted), tuple(size + more for size, more in zip(sizes, extra, strict=True)))
+    return Quotas(tuple(needs), tuple(size + more for size, more in zip(sizes, extra, strict=True)))
 
 
 def _in_proportion(total: float, weights: Sequence[float]) -> tuple[float, ...]:

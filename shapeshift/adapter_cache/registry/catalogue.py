@@ -56,11 +56,11 @@ class Catalogue:
 
     def find(self, name: str) -> Adapter:
         """The current adapter of `name`. Raises NotFoundError, which lists some names."""
-        found = self._adapters.get(name)
-        if found is None:
+        adapter = self._adapters.get(name)
+        if adapter is None:
             store.check_name(name, "parameter lora_name")
             raise store.unknown_adapter(name, list(self._adapters), "lora_name")
-        return found
+        return adapter
 
     def hold(self, name: str) -> Adapter:
         """The adapter of `name`, for a request; it stays in the cache's table until `unhold` there.
@@ -149,12 +149,12 @@ class Catalogue:
                 self._refuse(f"adapter {name} of {store.MULTI_LORA} is refused: {error}")
         return adapters
 
-    def _pin(self, wanted: list[Adapter]) -> None:
+    def _pin(self, adapters: list[Adapter]) -> None:
         """Pin adapters as long as the reserve still holds any other one beside them."""
-        largest = max((adapter.elements for adapter in self._adapters.values() if adapter not in wanted), default=0)
+        largest = max((adapter.elements for adapter in self._adapters.values() if adapter not in adapters), default=0)
         left = self._cache.max_elements - largest
         pinned = []
-        for adapter in wanted:
+        for adapter in adapters:
             if adapter.elements > left:
                 self._refuse(f"adapter {adapter.label} is not pinned: adapter_mb leaves too little beside it")
                 continue

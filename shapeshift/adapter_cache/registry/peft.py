@@ -93,8 +93,8 @@ def read(folder: Path, base: BaseModel, checked: str = "") -> PeftAdapter:
     file = folder / WEIGHTS
     if not file.is_file():
         unsafe = [name for name in _UNSAFE if (folder / name).exists()]
-        found = f"found only {', '.join(unsafe)}, which can execute code when read; " if unsafe else ""
-        raise InvalidInputError("adapter", str(folder), f"{found}must hold {WEIGHTS}")
+        reason = f"found only {', '.join(unsafe)}, which can execute code when read; " if unsafe else ""
+        raise InvalidInputError("adapter", str(folder), f"{reason}must hold {WEIGHTS}")
     factors = _factors(_shapes(file), config, base)
     stat = file.stat()
     rank = max(factor.rank for factor in factors)
@@ -140,22 +140,22 @@ def _check(config: Mapping[str, Any]) -> None:
     require(_is_count(rank), "r", rank, "a whole number of at least 1")
 
 
-def _check_base(stated: object, base: BaseModel) -> None:
-    """Raise InvalidInputError unless `stated` names the base model, or a folder whose weights are the same files."""
-    if not stated:
+def _check_base(name: object, base: BaseModel) -> None:
+    """Raise InvalidInputError unless `name` is that of the base model, or a folder whose weights are the same files."""
+    if not name:
         return
-    if isinstance(stated, str):
-        if stated in base.names or Path(stated).name in base.names:
+    if isinstance(name, str):
+        if name in base.names or Path(name).name in base.names:
             return
-        if Path(stated).is_dir() and weights_sha256(Path(stated)):
-            same = weights_sha256(Path(stated)) == weights_sha256(base.folder)
+        if Path(name).is_dir() and weights_sha256(Path(name)):
+            same = weights_sha256(Path(name)) == weights_sha256(base.folder)
             allowed = f"the base model's folder, or one with the same *.safetensors files as {base.folder}"
-            require(same, "base_model_name_or_path", stated, allowed)
+            require(same, "base_model_name_or_path", name, allowed)
             return
     names = ", ".join(sorted(base.names))
     raise InvalidInputError(
         "base_model_name_or_path",
-        stated,
+        name,
         f"a folder with the weights of the served base model, or one of its names: {names} "
         "(base_names in config.pbtxt adds one)",
     )
@@ -164,18 +164,18 @@ def _check_base(stated: object, base: BaseModel) -> None:
 def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
     try:
         with safe_open(str(file), framework="pt") as opened:
-            found = {}
+            by_name = {}
             for name in opened.keys():  # noqa: SIM118  not a mapping
                 piece = opened.get_slice(name)
                 require(piece.get_dtype() in _DTYPES, name, piece.get_dtype(), f"one of {', '.join(_DTYPES)}")
-                found[name] = tuple(piece.get_shape())
-            return found
+                by_name[name] = tuple(piece.get_shape())
+            return by_name
     except (SafetensorError, OSError) as error:
         raise InvalidInputError(file.name, str(file), f"must be a complete safetensors file: {error}") from None
 
 
 def _factors(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], base: BaseModel) -> tuple[Factor, ...]:
-    parts, known = linear_parts(base.architecture), targets(base.architecture)
+    parts, places = linear_parts(base.architecture), targets(base.architecture)
     prefix = base.architecture.tensors.layers
     form = re.compile(re.escape(f"base_model.model.{prefix}") + _NAME)
     pairs: dict[tuple[int, str], dict[str, str]] = {}
@@ -187,25 +187,25 @@ def _factors(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], b
         layer, target = int(match[1]), match[2]
         layers = base.architecture.layers
         require(layer < layers, name, layer, f"the base model has {layers} layers")
-        require(target in known, name, target, f"a linear of the base model: {', '.join(known)}")
+        require(target in places, name, target, f"a linear of the base model: {', '.join(places)}")
         pairs.setdefault((layer, target), {})[match[3] or match[4]] = name
     require(bool(pairs), WEIGHTS, "no tensor", "at least one LoRA factor")
     dora = config.get("use_dora")
     require(dora in (None, True, False), "use_dora", dora, "true or false")
     packed = base.architecture.packing is not None
     require(not (dora and packed), "use_dora", dora, "false over a quantised checkpoint: DoRA needs its plain weights")
-    wanted = {"A", "B", "magnitude"} if dora else {"A", "B"}
+    kinds = {"A", "B", "magnitude"} if dora else {"A", "B"}
     allowed = "both factors, lora_A and lora_B, and lora_magnitude_vector with use_dora alone"
     factors = []
     for (layer, target), pair in sorted(pairs.items()):
-        require(pair.keys() == wanted, "adapter", sorted(pair.values()), allowed)
-        place = known[target]
+        require(pair.keys() == kinds, "adapter", sorted(pair.values()), allowed)
+        place = places[target]
         rank = _rank(shapes, pair, parts[place], base.max_rank)
         scale = _scale(config, f"{prefix}.{layer}.{target}", rank)
         magnitude = pair.get("magnitude", "")
         if magnitude:
-            found, outputs = shapes[magnitude], parts[place].outputs
-            require(found == (outputs,), magnitude, found, f"shape must be ({outputs},)")
+            shape, outputs = shapes[magnitude], parts[place].outputs
+            require(shape == (outputs,), magnitude, shape, f"shape must be ({outputs},)")
         factors.append(Factor(layer, *place, rank, scale, pair["A"], pair["B"], magnitude))
     return tuple(factors)
 
@@ -221,8 +221,8 @@ def _rank(shapes: Mapping[str, tuple[int, ...]], pair: Mapping[str, str], part: 
 
 def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
     """The factor by which PEFT scales this module's term. Raises InvalidInputError for another rank than stated."""
-    stated = _pattern(config, "rank_pattern", module, config["r"])
-    require(stated == rank, "r", stated, f"the rank of the factors of {module}, {rank}")
+    rank_in_config = _pattern(config, "rank_pattern", module, config["r"])
+    require(rank_in_config == rank, "r", rank_in_config, f"the rank of the factors of {module}, {rank}")
     alpha = _pattern(config, "alpha_pattern", module, config.get("lora_alpha"))
     number = isinstance(alpha, int | float) and not isinstance(alpha, bool) and abs(alpha) <= sys.float_info.max
     require(number, "lora_alpha", alpha, "a finite number")

@@ -54,13 +54,13 @@ def check_name(name: str, field: str = "name") -> str:
 
 def unknown_adapter(name: str, registered: list[str], field: str) -> NotFoundError:
     """The error for a name that is not registered; it lists registered names."""
-    known = listed(sorted(registered), _MAX_LISTED) or "none"
-    return NotFoundError(f"{field}: no adapter {name!r}; known: {known}")
+    names = listed(sorted(registered), _MAX_LISTED) or "none"
+    return NotFoundError(f"{field}: no adapter {name!r}; known: {names}")
 
 
 def read(folder: Path) -> dict[str, Entry]:
     """The entries by name; none without a registry.json. Raises InvalidInputError for an invalid one."""
-    return {name: _entry(name, stated) for name, stated in _registry(folder).read().entries.items()}
+    return {name: _entry(name, fields) for name, fields in _registry(folder).read().entries.items()}
 
 
 def digest(folder: Path, pause: Callable[[], None] = lambda: None) -> str:
@@ -85,19 +85,19 @@ def digest(folder: Path, pause: Callable[[], None] = lambda: None) -> str:
 def stamps(folder: Path) -> tuple[tuple[int, int], ...]:
     """Size and modification time in ns of an adapter's two files; none if one is missing."""
     try:
-        found = [(folder / name).stat() for name in FILES]
+        status = [(folder / name).stat() for name in FILES]
     except OSError:
         return ()
-    return tuple((stat.st_size, stat.st_mtime_ns) for stat in found)
+    return tuple((stat.st_size, stat.st_mtime_ns) for stat in status)
 
 
 def entry_folder(folder: Path, entry: Entry) -> Path:
     """The folder of a registered adapter. Raises InvalidInputError for a folder outside the registry."""
     inside = Path(entry.folder).name == entry.folder and entry.folder not in ("", ".", "..")
-    found = folder / entry.folder
-    inside = inside and found.resolve().parent == folder.resolve()
+    inside_folder = folder / entry.folder
+    inside = inside and inside_folder.resolve().parent == folder.resolve()
     require(inside, "folder", entry.folder, f"the name of a folder in {folder}")
-    return found
+    return inside_folder
 
 
 def add(folder: Path, name: str, source: Path, pinned: bool, base: str = "", origin: str = "") -> Entry:
@@ -166,7 +166,7 @@ def _changing(folder: Path) -> Iterator[Content]:
     """
     registry = _registry(folder)
     with registry.changing() as content:
-        entries = [_entry(name, stated) for name, stated in content.entries.items()]
+        entries = [_entry(name, fields) for name, fields in content.entries.items()]
         files.remove_drafts(folder)
         for copy in set(folder.glob(f"*-{'[0-9a-f]' * 12}")) - {folder / entry.folder for entry in entries}:
             with contextlib.suppress(InvalidInputError):
@@ -180,18 +180,18 @@ def _registry(folder: Path) -> Registry:
     return Registry(folder, "adapters")
 
 
-def _entry(name: str, stated: dict[str, Any]) -> Entry:
+def _entry(name: str, fields: dict[str, Any]) -> Entry:
     check_name(name, f"{FILE} adapters")
     valid = (
-        {"folder", "sha256"} <= stated.keys() <= {"folder", "sha256", "pinned", "stamps", "base", "origin"}
-        and isinstance(stated["folder"], str)
-        and isinstance(stated.get("stamps", []), list)
-        and all(isinstance(stated.get(key, ""), str) for key in ("base", "origin"))
+        {"folder", "sha256"} <= fields.keys() <= {"folder", "sha256", "pinned", "stamps", "base", "origin"}
+        and isinstance(fields["folder"], str)
+        and isinstance(fields.get("stamps", []), list)
+        and all(isinstance(fields.get(key, ""), str) for key in ("base", "origin"))
     )
-    require(valid, f"{FILE} {name}", stated, "an object with folder, sha256, pinned, stamps, base and origin")
-    kept = tuple(tuple(one) if isinstance(one, list) else one for one in stated.get("stamps", []))
-    base, origin = stated.get("base", ""), stated.get("origin", "")
-    return Entry(stated["folder"], stated["sha256"], stated.get("pinned", False), kept, base, origin)
+    require(valid, f"{FILE} {name}", fields, "an object with folder, sha256, pinned, stamps, base and origin")
+    recorded = tuple(tuple(one) if isinstance(one, list) else one for one in fields.get("stamps", []))
+    base, origin = fields.get("base", ""), fields.get("origin", "")
+    return Entry(fields["folder"], fields["sha256"], fields.get("pinned", False), recorded, base, origin)
 
 
 LAYOUT = Layout("adapters", "folder", FILES, digest, _entry)

@@ -167,7 +167,7 @@ class _Choice:
     """What one request's search goes on with; None: the logits are not finite."""
 
     request: Request
-    found: Candidates | None
+    candidates: Candidates | None
 
 
 class Beams:
@@ -239,7 +239,7 @@ class Beams:
         """Give the beams the tokens of the last `choose`; yields each request, and why it ends now, if it does."""
         copies: list[tuple[int, int]] = []
         choices, self._choices = self._choices, []
-        for request, candidates in ((one.request, one.found) for one in choices):
+        for request, candidates in ((one.request, one.candidates) for one in choices):
             if candidates is None:
                 yield request, EngineError("the model's logits are not finite")
                 continue

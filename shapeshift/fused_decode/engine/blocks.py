@@ -36,12 +36,12 @@ class BlockPool:
         self._empty = count
         self._by_hash: dict[bytes, int] = {}
         self._hashes: dict[int, bytes] = {}
-        self._kept: OrderedDict[int, None] = OrderedDict()
+        self._unheld: OrderedDict[int, None] = OrderedDict()
 
     @property
     def free(self) -> int:
         """Blocks that neither a text nor the borrower has."""
-        return self._empty + len(self._kept)
+        return self._empty + len(self._unheld)
 
     @property
     def available(self) -> int:
@@ -71,7 +71,7 @@ class BlockPool:
             assert self.borrower is not None
             self.borrower.reclaim(count)
         while count > self._empty:
-            self._forget(next(iter(self._kept)))
+            self._forget(next(iter(self._unheld)))
         blocks = np.flatnonzero(self._references == _FREE)[:count].astype(np.int32)
         self._references[blocks] = 1
         self._empty -= count
@@ -91,7 +91,7 @@ class BlockPool:
             if self._references[block] == _FREE:
                 if block in self._hashes:
                     self._references[block] = _KEPT
-                    self._kept[block] = None
+                    self._unheld[block] = None
                 else:
                     self._empty += 1
 
@@ -102,8 +102,8 @@ class BlockPool:
             block = self._by_hash.get(one)
             if block is None:
                 break
-            if block in self._kept:
-                del self._kept[block]
+            if block in self._unheld:
+                del self._unheld[block]
                 self._references[block] = 0
             self._references[block] += 1
             blocks.append(block)
@@ -127,7 +127,7 @@ class BlockPool:
         self._empty = int((self._references == _FREE).sum())
         self._by_hash.clear()
         self._hashes.clear()
-        self._kept.clear()
+        self._unheld.clear()
 
     def borrow(self, count: int) -> int | None:
         """The first of `count` blocks in a row, from the end of the pool, where texts come last; None without such."""
@@ -136,7 +136,7 @@ class BlockPool:
             start = _last_run((self._references == _FREE) | (self._references == _KEPT), count)
         if start is not None:
             for block in range(start, start + count):
-                if block in self._kept:
+                if block in self._unheld:
                     self._forget(block)
             self._references[start : start + count] = _BORROWED
             self._empty -= count
@@ -156,7 +156,7 @@ class BlockPool:
             expected[table] += 1
         assert (np.maximum(self._references, 0) == expected).all(), "a block is lost, or held by a text that has ended"
         assert self._empty == int((self._references == _FREE).sum()), "the number of free blocks is wrong"
-        assert self._kept.keys() == set(np.flatnonzero(self._references == _KEPT).tolist()), "a kept block is lost"
+        assert self._unheld.keys() == set(np.flatnonzero(self._references == _KEPT).tolist()), "a kept block is lost"
         assert self._by_hash == {name: block for block, name in self._hashes.items()}, "a hash is of another block"
         assert all(self._references[block] not in (_FREE, _BORROWED) for block in self._hashes), "a hash is out of date"
         if self.borrower is not None:
@@ -164,7 +164,7 @@ class BlockPool:
 
     def _forget(self, block: int) -> None:
         """Nobody can share the kept `block` any longer."""
-        del self._kept[block], self._by_hash[self._hashes.pop(block)]
+        del self._unheld[block], self._by_hash[self._hashes.pop(block)]
         self._references[block] = _FREE
         self._empty += 1
 
@@ -180,7 +180,7 @@ class PrefixChains:
         self._tokens = tokens
         self._hashes: list[list[bytes]] = [[] for _ in range(slots)]
         # Blocks that the pool knows already: shared ones, and those that were remembered.
-        self._known = np.zeros(slots, np.int64)
+        self._remembered = np.zeros(slots, np.int64)
 
     def chain(self, slot: int, count: int, adapter: int) -> list[bytes]:
         """The hashes of the first `count` blocks of the text in `slot`, computed with `adapter`."""
@@ -190,29 +190,29 @@ class PrefixChains:
 
     def shared(self, slot: int, count: int) -> None:
         """The first `count` blocks of `slot` are those of other texts."""
-        self._known[slot] = count
+        self._remembered[slot] = count
 
     def remember(self, slots: Numbers, full: Numbers, blocks: Blocks, adapters: Blocks) -> None:
         """Let other texts share the first `full`, INT64 [n], blocks of these slots.
 
         blocks, adapters: of all slots, as in `SlotTable`.
         """
-        more = full > self._known[slots]
+        more = full > self._remembered[slots]
         for slot, count in zip(slots[more].tolist(), full[more].tolist(), strict=True):
             hashes = self.chain(slot, count, int(adapters[slot]))
-            for place in range(int(self._known[slot]), count):
+            for place in range(int(self._remembered[slot]), count):
                 self._pool.remember(int(blocks[slot, place]), hashes[place])
-            self._known[slot] = count
+            self._remembered[slot] = count
 
     def fork(self, source: int, target: int, full: int) -> None:
         """The text in `target` becomes that in `source`, of which `full` blocks are full."""
         self._hashes[target] = self._hashes[source][:full]
-        self._known[target] = self._known[source]
+        self._remembered[target] = self._remembered[source]
 
     def clear(self, slot: int) -> None:
         """The text in `slot` is gone."""
         self._hashes[slot] = []
-        self._known[slot] = 0
+        self._remembered[slot] = 0
 
 
 def add_hashes(hashes: list[bytes], text: Blocks, count: int, adapter: int) -> None:

@@ -67,7 +67,7 @@ def require_texts(tokenizer_file: Path, table: Sequence[bytes]) -> None:
     first = _first_token(tokenizer)
     begun = tokenizer.decode(first)
     # Libraries differ in how many U+FFFD stand for parts of characters that make none.
-    whole = [token for token, own in enumerate(table) if "\ufffd" not in own.decode(errors="replace")]
+    whole = [token for token, content in enumerate(table) if "\ufffd" not in content.decode(errors="replace")]
     random.Random(0).shuffle(whole)
     parts = (whole[at : at + _TOKENS_OF_A_TEXT] for at in range(0, len(whole), _TOKENS_OF_A_TEXT))
     texts = [part[:1] + part for part in parts]
@@ -82,12 +82,12 @@ def require_texts(tokenizer_file: Path, table: Sequence[bytes]) -> None:
         if text == made(tokens):
             continue
         for end, token in enumerate(tokens, 1):
-            said, own, at = tokenizer.decode(first + tokens[:end]), made(tokens[:end]), len(made(tokens[: end - 1]))
-            if said != own:
+            said, content, at = tokenizer.decode(first + tokens[:end]), made(tokens[:end]), len(made(tokens[: end - 1]))
+            if said != content:
                 raise UnsupportedError(
                     f"{tokenizer_file}: token {token} ({tokenizer.id_to_token(token)!r}) becomes {said[at:]!r} behind "
-                    f"{own[:at][-20:]!r}, and {own[at:]!r} elsewhere: its decoder cannot decode token by token; use a "
-                    "byte-level tokenizer"
+                    f"{content[:at][-20:]!r}, and {content[at:]!r} elsewhere: its decoder cannot decode token by "
+                    "token; use a byte-level tokenizer"
                 )
 
 
@@ -105,9 +105,9 @@ def _bytes_of_part(tokenizer: Any, token: int, text: str) -> bytes:
     name = tokenizer.id_to_token(token)
     byte, alphabet = _BYTE_TOKEN.fullmatch(name), _byte_level_alphabet()
     shown = bytes([int(byte[1], 16)]) if byte else b"".join(alphabet.get(letter, b"") for letter in name)
-    for found in (shown, text.encode()):
-        if found.decode(errors="replace") == text:
-            return found
+    for piece in (shown, text.encode()):
+        if piece.decode(errors="replace") == text:
+            return piece
     raise _unsupported(tokenizer, token, text)
 
 

@@ -140,7 +140,7 @@ class SlotTable:
         for place, slot in enumerate(slots):
             self._take(slot, request)
             if place < texts:
-                self._fill(slot, request, request.kept if request.beams is None else request.beams.answers[place])
+                self._fill(slot, request, request.preempted if request.beams is None else request.beams.answers[place])
             else:
                 self.phase[slot] = RESERVED
                 self._extend_surely(slot, 1)
@@ -197,7 +197,7 @@ class SlotTable:
         slot = request.slot
         assert slot is not None
         if request.beams is None:
-            request.kept = self.tokens[slot, len(request.prompt) : self.length[slot]].copy()
+            request.preempted = self.tokens[slot, len(request.prompt) : self.length[slot]].copy()
         self.release(request)
 
     def clear(self) -> None:
@@ -290,7 +290,7 @@ class SlotTable:
 
     def shared_with_others(self, request: Request) -> int:
         """Tokens of `request`, which has no slot, that running texts hold too: they take no further memory."""
-        text = request.prompt if request.beams is not None else np.concatenate([request.prompt, request.kept])
+        text = request.prompt if request.beams is not None else np.concatenate([request.prompt, request.preempted])
         count = self._shareable_of(request, len(text))
         add_hashes(request.hashes, text.astype(np.int32), count, request.adapter_id)
         blocks = _whole_chunks(request, self.pool.count_held(request.hashes[:count]))
@@ -309,7 +309,7 @@ class SlotTable:
         self._age[slot] = self._admissions
 
     def _fill(self, slot: int, request: Request, answer: npt.NDArray[np.int32]) -> None:
-        """Write the prompt of `request` and the tokens `kept` of its answer to `slot`, with blocks for them."""
+        """Write the prompt of `request` and what it has of its `answer` to `slot`, with blocks for them."""
         text = np.concatenate([request.prompt, answer])
         self.phase[slot] = PREFILL
         self.length[slot] = len(text)

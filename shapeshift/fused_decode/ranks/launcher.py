@@ -33,7 +33,7 @@ class RankProcess:
 
     def __init__(self, spec: RankSpec) -> None:
         self.rank = spec.rank
-        own, inherited = socket.socketpair()
+        parent, inherited = socket.socketpair()
         paths = [str(installation.IMPORT_PATH), os.environ.get("PYTHONPATH", "")]
         with inherited:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
@@ -44,7 +44,7 @@ class RankProcess:
                 # Ctrl-C in a terminal reaches only the parent.
                 start_new_session=True,
             )
-        self._connection = Connection(own)
+        self._connection = Connection(parent)
         self._connection.send(spec.to_json(), _CONNECT_S)
 
     @property

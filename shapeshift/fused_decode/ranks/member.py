@@ -114,17 +114,17 @@ class Summed:
     """A linear whose inputs the ranks divide: the sum of what each one's part gives."""
 
     def __init__(self, linear: Linear, group: RankGroup) -> None:
-        self._own, self._group = linear, group
+        self._linear, self._group = linear, group
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._group.sum(self._own(rows))
+        return self._group.sum(self._linear(rows))
 
 
 class Gathered:
     """A linear whose outputs the ranks divide: on rank 0, the first `outputs` of all."""
 
     def __init__(self, linear: Linear, group: RankGroup, outputs: int) -> None:
-        self._own, self._group, self._outputs = linear, group, outputs
+        self._linear, self._group, self._outputs = linear, group, outputs
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._group.gather(self._own(rows))[:, : self._outputs]
+        return self._group.gather(self._linear(rows))[:, : self._outputs]

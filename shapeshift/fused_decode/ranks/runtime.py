@@ -98,9 +98,9 @@ class TensorParallelModel:
             raise
         family, kernels = model.architecture.family, model.operations.name
         log(f"{family}, {spec.precision}, {kernels} kernels, {spec.threads} threads in each of {spec.ranks} ranks")
-        made = cls(model, group, launcher, log)
-        made._log_pids()
-        return made
+        runtime = cls(model, group, launcher, log)
+        runtime._log_pids()
+        return runtime
 
     def ready(self) -> bool:
         """See `interfaces.Runtime.ready`."""

@@ -68,21 +68,21 @@ def draw(scores: Floats, filters: Filters, uniforms: Doubles) -> Array:
     ):
         if rows.size:
             whole = rows.size == len(scores)
-            found = chosen(scores if whole else scores[rows], filters.top_k[rows], filters.top_p[rows], uniforms[rows])
-            tokens[rows] = found
+            left = scores if whole else scores[rows]
+            tokens[rows] = chosen(left, filters.top_k[rows], filters.top_p[rows], uniforms[rows])
     return tokens
 
 
 def _draw_counted(scores: Floats, top_k: Array, top_p: Floats, uniforms: Doubles) -> Array:
     """Tokens of rows whose top_k is at most the number of columns."""
     maxima = scores.max(axis=1)
-    found, tokens = _shortlist(scores, maxima, _nth_largest(maxima, int(top_k.max())))
-    ordered = -np.sort(-found, axis=1)
+    listed, tokens = _shortlist(scores, maxima, _nth_largest(maxima, int(top_k.max())))
+    ordered = -np.sort(-listed, axis=1)
     rows, width = np.arange(len(ordered)), ordered.shape[1]
     least = ordered[rows, np.minimum(top_k, width) - 1]
     upto = np.cumsum(np.where(ordered >= least[:, None], np.exp(ordered), 0), axis=1, dtype=np.float64)
     last = (upto >= (upto[:, -1] * top_p)[:, None]).argmax(axis=1)
-    return _draw_listed(found, tokens, ordered[rows, last], uniforms)
+    return _draw_listed(listed, tokens, ordered[rows, last], uniforms)
 
 
 def _draw_shared(scores: Floats, top_k: Array, top_p: Floats, uniforms: Doubles) -> Array:
@@ -94,18 +94,18 @@ def _draw_shared(scores: Floats, top_k: Array, top_p: Floats, uniforms: Doubles)
     left = np.arange(len(scores))
     # A short list is enough for most rows.
     for reach in (max(columns // 4, 1), columns):
-        found, candidates = _shortlist(scores[left], maxima[left], _nth_largest(maxima[left], reach))
-        ordered = -np.sort(-found, axis=1)
+        listed, candidates = _shortlist(scores[left], maxima[left], _nth_largest(maxima[left], reach))
+        ordered = -np.sort(-listed, axis=1)
         reached = np.cumsum(np.exp(ordered), axis=1, dtype=np.float64) >= share[left][:, None]
         floors = ordered[np.arange(len(left)), reached.argmax(axis=1)]
         enough = reached.any(axis=1)
-        tokens[left] = _draw_listed(found, candidates, floors, uniforms[left])
+        tokens[left] = _draw_listed(listed, candidates, floors, uniforms[left])
         left = left[~enough]
         if not left.size:
             return tokens
-    kept = scores[left]
-    kept[kept < _floors(kept, weights[left], share[left])[:, None, None]] = -np.inf
-    tokens[left] = _draw_all(kept, top_k[left], top_p[left], uniforms[left])
+    left_scores = scores[left]
+    left_scores[left_scores < _floors(left_scores, weights[left], share[left])[:, None, None]] = -np.inf
+    tokens[left] = _draw_all(left_scores, top_k[left], top_p[left], uniforms[left])
     return tokens
 
 
@@ -115,9 +115,9 @@ def _draw_all(scores: Floats, top_k: Array, top_p: Floats, uniforms: Doubles) ->
     rows = np.arange(len(weights))
     # Each column is summed alone, so rounding does not depend on the number of rows.
     upto = np.cumsum(weights.sum(axis=1), axis=1, dtype=np.float64)
-    wanted = uniforms * upto[:, -1]
-    column = np.minimum((upto <= wanted[:, None]).sum(axis=1), upto.shape[1] - 1)
-    rest = wanted - np.where(column > 0, upto[rows, column - 1], 0)
+    targets = uniforms * upto[:, -1]
+    column = np.minimum((upto <= targets[:, None]).sum(axis=1), upto.shape[1] - 1)
+    rest = targets - np.where(column > 0, upto[rows, column - 1], 0)
     within = weights[rows, :, column]
     inside = np.cumsum(within, axis=1, dtype=np.float64)
     # Rounding may put the draw beyond the column's end; then the column's last token with any weight is chosen.
@@ -126,10 +126,10 @@ def _draw_all(scores: Floats, top_k: Array, top_p: Floats, uniforms: Doubles) ->
     return np.asarray(place * weights.shape[2] + column, dtype=np.int64)
 
 
-def _draw_listed(found: Floats, tokens: Array, floors: Floats, uniforms: Doubles) -> Array:
+def _draw_listed(listed: Floats, tokens: Array, floors: Floats, uniforms: Doubles) -> Array:
     """One of the listed tokens whose scores reach `floors`, in the order of `_draw_all`."""
-    rows, width = np.arange(len(found)), found.shape[1]
-    weights = np.where(found >= floors[:, None], np.exp(found), 0)
+    rows, width = np.arange(len(listed)), listed.shape[1]
+    weights = np.where(listed >= floors[:, None], np.exp(listed), 0)
     upto = np.cumsum(weights, axis=1, dtype=np.float64)
     place = (upto <= (uniforms * upto[:, -1])[:, None]).sum(axis=1)
     last = width - 1 - np.argmax(weights[:, ::-1] > 0, axis=1)
@@ -146,8 +146,8 @@ def _floors(scores: Floats, weights: Floats, share: Doubles) -> Floats:
     bucket = np.minimum((upto < share[:, None]).sum(axis=1), _BUCKETS - 1)
     before = np.where(bucket > 0, upto[rows, bucket - 1], 0)
     only = np.where(buckets == bucket[:, None, None], scores, -np.inf).astype(np.float32)
-    found, _ = _shortlist(only, only.max(axis=1), np.full(len(rows), _MIN_SCORE))
-    ordered = -np.sort(-found, axis=1)
+    listed, _ = _shortlist(only, only.max(axis=1), np.full(len(rows), _MIN_SCORE))
+    ordered = -np.sort(-listed, axis=1)
     enough = before[:, None] + np.cumsum(np.exp(ordered), axis=1, dtype=np.float64) >= share[:, None]
     last = np.where(enough.any(axis=1), enough.argmax(axis=1), (ordered > -np.inf).sum(axis=1) - 1)
     return np.asarray(ordered[rows, np.maximum(last, 0)], dtype=np.float32)
@@ -166,11 +166,11 @@ def _shortlist(scores: Floats, maxima: Floats, bounds: Floats) -> tuple[Floats, 
     rows, chosen = rows[column], (hits % depth) * columns + held[column]
     counts = np.bincount(rows, minlength=len(scores))
     rank = np.arange(len(hits)) - (np.cumsum(counts) - counts)[rows]
-    found = np.full((len(scores), counts.max()), -np.inf, np.float32)
-    tokens = np.zeros(found.shape, np.int64)
-    found[rows, rank] = within.reshape(-1)[hits]
+    listed = np.full((len(scores), counts.max()), -np.inf, np.float32)
+    tokens = np.zeros(listed.shape, np.int64)
+    listed[rows, rank] = within.reshape(-1)[hits]
     tokens[rows, rank] = chosen
-    return found, tokens
+    return listed, tokens
 
 
 def _nth_largest(maxima: Floats, n: int) -> Floats:

@@ -202,7 +202,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_ids = sorted(eos_ids)
         self._bound = Bound("grammars", _MOST_COMPILING, "grammars", "are being compiled")
-        self._kept: OrderedDict[StructuredOutputs, Template] = OrderedDict()
+        self._templates: OrderedDict[StructuredOutputs, Template] = OrderedDict()
         self._waiting: dict[StructuredOutputs, list[Compiled]] = {}
         self._tokenizer: Any = None
         self._making = threading.Lock()
@@ -220,9 +220,9 @@ class GrammarCompiler:
         Raises OverloadedError where too many are being compiled, UnsupportedError without llguidance.
         """
         with self._lock:
-            template = self._kept.get(outputs)
+            template = self._templates.get(outputs)
             if template is not None:
-                self._kept.move_to_end(outputs)
+                self._templates.move_to_end(outputs)
             elif outputs in self._waiting:
                 self._waiting[outputs].append(done)
             else:
@@ -261,9 +261,9 @@ class GrammarCompiler:
         with self._lock:
             waiting = self._waiting.pop(outputs, [])
             if isinstance(outcome, Template):
-                self._kept[outputs] = outcome
-                if len(self._kept) > _MOST_KEPT:
-                    self._kept.popitem(last=False)
+                self._templates[outputs] = outcome
+                if len(self._templates) > _MOST_KEPT:
+                    self._templates.popitem(last=False)
         for done in waiting:
             done(outcome)
 

@@ -29,11 +29,11 @@ class DeviceLogits:
 
     def penalise(self, rows: Integers, tokens: npt.NDArray[np.int32], penalties: Floats) -> None:
         places, named = moved(rows, self._values)[:, None], moved(tokens, self._values).long()
-        found, penalty = self._values[places, named], moved(penalties, self._values)[:, None]
-        self._values[places, named] = torch.where(found > 0, found / penalty, found * penalty)
+        scores, penalty = self._values[places, named], moved(penalties, self._values)[:, None]
+        self._values[places, named] = torch.where(scores > 0, scores / penalty, scores * penalty)
 
 
 def moved(array: npt.NDArray[Any], beside: torch.Tensor) -> torch.Tensor:
     """`array` as a tensor on the device of `beside`. A GPU is not waited for: the copy is of page-locked memory."""
-    own = torch.from_numpy(array)
-    return (own.pin_memory() if beside.is_cuda else own).to(beside.device, non_blocking=True)
+    tensor = torch.from_numpy(array)
+    return (tensor.pin_memory() if beside.is_cuda else tensor).to(beside.device, non_blocking=True)

@@ -18,13 +18,13 @@ class ListedLogprobs:
 
     def result(self) -> list[TokenLogprobs]:
         """One for each row."""
-        found, whole = self._values.numpy(), self._numbers.numpy()
+        values, whole = self._values.numpy(), self._numbers.numpy()
         return [
             TokenLogprobs(
-                float(found[row, 0]),
+                float(values[row, 0]),
                 int(whole[row, 0]),
                 whole[row, 1 : 1 + count],
-                found[row, 1 : 1 + count].astype("float32"),
+                values[row, 1 : 1 + count].astype("float32"),
             )
             for row, count in enumerate(self._listed.tolist())
         ]
@@ -34,12 +34,12 @@ def list_logprobs(logits: torch.Tensor, tokens: torch.Tensor, listed: Integers) 
     """See `sampling.logprobs.logprobs_of`; `logits` and `tokens` are on the device, which is not waited for."""
     scores = logits - logits.amax(1, keepdim=True)
     norms = scores.exp().sum(1, dtype=torch.float64).log()
-    own = scores.gather(1, tokens[:, None])
-    ranks = (scores > own).sum(1) + 1
+    token_scores = scores.gather(1, tokens[:, None])
+    ranks = (scores > token_scores).sum(1) + 1
     width = min(MOST_LISTED, scores.shape[1]) if listed.any() else 0
-    tops = tokens.new_empty(len(own), 0)
+    tops = tokens.new_empty(len(token_scores), 0)
     if width:
         # Of equal ones the lower id comes first, which topk does not promise.
         tops = scores.sort(dim=1, descending=True, stable=True).indices[:, :width]
-    values = torch.cat([own, scores.gather(1, tops)], 1).double() - norms[:, None]
+    values = torch.cat([token_scores, scores.gather(1, tops)], 1).double() - norms[:, None]
     return ListedLogprobs(values, torch.cat([ranks[:, None], tops], 1), listed)
