@@ -138,18 +138,3 @@ def run_single(measured: Measurements, model: str) -> Answers:
     right = np.asarray(logits.argmax(axis=1) == measured.truth, dtype=float)
     none = np.zeros(len(times))
     return Answers(right, none + 1, times, none, times, none, softmax(logits).max(axis=1))
-
-
-def run_voting(measured: Measurements, models: Sequence[str], weights: Sequence[float]) -> Answers:
-    """Cocktail's ensemble: all models at once, each on its own core, so the slowest determines the time."""
-    votes = [softmax(np.stack([level.logits for level, _ in measured.outputs[InputKey(name)]])) for name in models]
-    mixed = votes[0]
-    total = weights[0]
-    for vote, weight in zip(votes[1:], weights[1:], strict=True):
-        mixed = combine(mixed, vote, weight / (total + weight))
-        total += weight
-    each = [[took for _, took in measured.outputs[InputKey(name)]] for name in models]
-    times = np.max(each, axis=0)
-    none = np.zeros(len(times))
-    right = np.asarray(mixed.argmax(axis=1) == measured.truth, dtype=float)
-    return Answers(right, none + 1, times, none, times, none, mixed.max(axis=1))

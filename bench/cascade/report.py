@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.cascade.measurements import Answers, InputKey, Measurements, input_key
-from bench.common.output import Row, table
+from bench.common.output import Row
 from shapeshift.cascade.candidates import Candidate
 from shapeshift.cascade.policy import calibration
 from shapeshift.cascade.policy.routing import Array
@@ -37,24 +37,6 @@ class System:
 def rows(systems: list[System]) -> list[Row]:
     """All systems, compared with the first. Times are those of engines and control."""
     return [system.row(systems[0]) for system in systems]
-
-
-def by_level(measured: Measurements, ours: Answers, candidate: Candidate) -> str:
-    """Accuracy on the texts that return early and on those that go on (Tabi, section 7.3.2)."""
-    early = ours.level == 1
-    shown: list[Row] = []
-    for what, chosen in (("returned early", early), ("went on", ~early)):
-        if chosen.any():
-            shown.append(
-                {
-                    "texts": what,
-                    "share": float(chosen.mean()),
-                    "ours right": float(ours.right[chosen].mean()),
-                    "small right": float(_right(measured, InputKey(candidate.levels[0]))[chosen].mean()),
-                    "large right": float(_right(measured, InputKey(candidate.levels[-1]))[chosen].mean()),
-                }
-            )
-    return table("ours by level", shown)
 
 
 def pruning(measured: Measurements, ours: Answers, candidate: Candidate) -> str:
@@ -90,13 +72,6 @@ def bound(measured: Measurements, ours: Answers, candidate: Candidate) -> str:
         f"expected {expected:.3f}, measured {ours.ms.mean():.3f} ms ({100 * (ours.ms.mean() / expected - 1):+.1f}%); "
         f"always large less {100 * (1 - expected / t_large):.1f}%"
     )
-
-
-def levels(system: System) -> str:
-    """The share of texts that each level of a cascade answers (Table 5)."""
-    level = system.answers.level
-    shares = [f"{float((level == one).mean()):.1%}" for one in range(1, int(level.max()) + 1)]
-    return f"  {system.name}: answered by each level {', '.join(shares)}"
 
 
 def calibration_error(ours: Answers) -> str:

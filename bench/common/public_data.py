@@ -23,11 +23,6 @@ def described() -> str:
     return "samples" if folder() == SAMPLES else str(folder())
 
 
-def is_there(name: str) -> bool:
-    """Whether `data_file` finds the file `name`."""
-    return (folder() / name).is_file()
-
-
 def data_file(name: str) -> Path:
     """The file `name` of the data; says once on standard error if it is a sample.
 

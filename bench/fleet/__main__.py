@@ -17,8 +17,6 @@ PARTS: Choices[Callable[[Output, bool], None]] = Choices(
         "remote_call": "bench.fleet.remote_call:measure",
         "faults": "bench.fleet.faults.events:faults",
         "members": "bench.fleet.faults.events:members",
-        "control": "bench.fleet.control:measure",
-        "drift": "bench.fleet.drift:measure",
         "affinity": "bench.fleet.affinity:measure",
     },
 )

@@ -6,9 +6,7 @@
     OpenVINO GenAI         its continuous batching in-process; its packages go into build/peers
     llama.cpp              its batches in-process; compiled into build/peers
     static batch           transformers' generate over all requests as one batch
-    dynamic, 0.5 s, 2 s    the same over the requests of such a window
     continuous batching    transformers' own
-    concurrent instances   32 processes of transformers' generate with shared weights, batch 1, one thread each
 
 The part `loads` measures them under many loads. The part `beams` measures beam search, ours and transformers'.
 
@@ -34,17 +32,14 @@ from bench.common.server import loaded_server
 from bench.common.worker import Worker
 from bench.fused_decode import bound, report
 from bench.fused_decode.cells import (
-    ALONE,
     CONTINUOUS,
     GENAI,
-    INSTANCES,
     LLAMA_CPP,
     OURS,
     RUNTIMES,
     STATIC,
     TRITON,
     UNARY,
-    WINDOWS,
     DecodeBench,
     Scale,
 )
@@ -59,7 +54,7 @@ from bench.fused_decode.systems import (
     transformers_command,
 )
 from bench.peers import random_llama
-from shapeshift.engines.hardware import available_mb, cores
+from shapeshift.engines.hardware import cores
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.fused_decode.model.precision import KV_PRECISIONS, WEIGHT_BITS, computed
 
@@ -70,23 +65,16 @@ FULL = Scale(
     rounds=3,
     flights=(2, 4, 8, 16),
     poisson=(50, 750),
-    fig5=(20, 100, 200, 400, 1000, 2000, 5000),
-    lengths=True,
     budget_s=2400.0,
 )
 # Against RUNTIMES alone; the second of the model of a billion parameters.
-FEW = Scale(requests=32, new_tokens=128, rounds=3, flights=(8,), poisson=(50,), budget_s=150.0, others=False)
-LARGE = Scale(requests=8, new_tokens=64, rounds=2, budget_s=600.0, others=False)
+FEW = Scale(requests=32, new_tokens=128, rounds=3, flights=(8,), poisson=(50,), budget_s=150.0)
+LARGE = Scale(requests=8, new_tokens=64, rounds=2, budget_s=600.0)
 LONGEST_PROMPT = random_llama.LENGTH - max_length(0)
-BATCHES = {STATIC: 0.0} | WINDOWS
-BATCHING = "batches"
-"""The process that serves all of BATCHES."""
-ALL = (TRITON, UNARY, *RUNTIMES, *BATCHES, CONTINUOUS, INSTANCES)
+ALL = (TRITON, UNARY, *RUNTIMES, STATIC, CONTINUOUS)
 PARTS = ("loads", "beams")
 KEYS = {re.sub(r"[^a-z0-9.]+", "-", name.lower()): name for name in ALL}
 """The systems by the names that --only takes: without commas and spaces."""
-INSTANCE_MB, FEWER_INSTANCES = 100, 8
-"""Memory of an instance beside the shared weights, and how many there are where it does not suffice for all."""
 BEAMS, SEARCHES = 4, 8
 SEARCH = f"{SEARCHES} at once, {BEAMS} beams"
 """The load of the part `beams`. Its rate counts the tokens of the answers, not those of all beams."""
@@ -101,7 +89,6 @@ def main() -> int:
     start_s = time.monotonic()
     memory: dict[str, tuple[float, float]] = {}
     model = random_llama.ensure(FOLDER / f"llama-{options.model}", size)
-    instances = scale.requests if available_mb() > scale.requests * INSTANCE_MB else FEWER_INSTANCES
     settings = {
         "seed": options.seed,
         "precision": options.precision,
@@ -112,7 +99,6 @@ def main() -> int:
         "new_tokens": scale.new_tokens,
         "requests": scale.requests,
         "rounds": scale.rounds,
-        "instances": min(instances, scale.requests),
     }
     output = Output("fused_decode", settings)
     loads = LoadGenerator(options.seed, random_llama.words(model), scale.new_tokens, options.prompt)
@@ -120,14 +106,14 @@ def main() -> int:
     machine = bound.measure(options.precision)
     if "loads" in options.parts:
         with ExitStack() as stack:
-            systems = start(stack, model, names_of(options), options, min(instances, scale.requests))
+            systems = start(stack, model, names_of(options), options)
             run(bench, systems)
             memory = {name: one.memory_mb() for name, one in systems.items() if isinstance(one, Worker)}
     if "beams" in options.parts:
         with ExitStack() as stack:
             commands = {
                 OURS: ours_command(model, options),
-                BATCHING: transformers_command(BATCHING, model, options.precision, cores()),
+                STATIC: transformers_command("batches", model, options.precision, cores()),
             }
             search(bench, start_workers(stack, commands))
     machine = machine.best_of(bound.measure(options.precision))
@@ -179,7 +165,7 @@ def ours_command(model: Path, options: argparse.Namespace) -> list[str]:
 
 
 def start(
-    stack: ExitStack, model: Path, names: Collection[str], options: argparse.Namespace, instances: int
+    stack: ExitStack, model: Path, names: Collection[str], options: argparse.Namespace
 ) -> dict[str, DecodeSystem]:
     """Start ours and the systems in `names`; they end with `stack`."""
     precision, kv_precision, length = options.precision, options.kv_precision, max_length(options.prompt)
@@ -190,15 +176,9 @@ def start(
         commands[LLAMA_CPP] = llama_cpp_command(model, precision, kv_precision, length, cores(), BUILD)
     if CONTINUOUS in names:
         commands[CONTINUOUS] = transformers_command("continuous", model, computed(precision), cores())
-    if INSTANCES in names:
-        commands[INSTANCES] = transformers_command("instances", model, computed(precision), instances)
-    if any(name in names for name in BATCHES):
-        commands[BATCHING] = transformers_command(BATCHING, model, computed(precision), cores())
-    workers = start_workers(stack, commands)
-    systems: dict[str, DecodeSystem] = {name: worker for name, worker in workers.items() if name != BATCHING}
-    for name, window_s in BATCHES.items():
-        if name in names:
-            systems[name] = ConfiguredWorker(name, workers[BATCHING], window_s=window_s)
+    if STATIC in names:
+        commands[STATIC] = transformers_command("batches", model, computed(precision), cores())
+    systems: dict[str, DecodeSystem] = {**start_workers(stack, commands)}
     if TRITON in names or UNARY in names:
         publish(model, precision, kv_precision, length, FOLDER / "decode-repository", BUILD / "kernels")
         models = {GENERATE: 0, GENERATE_UNARY: 0}
@@ -226,42 +206,25 @@ def run(bench: DecodeBench, systems: dict[str, DecodeSystem]) -> None:
     def named(*names: str) -> Sequence[DecodeSystem]:
         return [systems[name] for name in names if name in systems]
 
-    slow, windows = named(INSTANCES), named(*WINDOWS)
     pair, batching = named(OURS, *RUNTIMES), named(STATIC, CONTINUOUS)
     bench.warm_up(list(systems.values()))
     request_s = bench.alone(pair)
-    bench.measure(loads.at_once(1), slow, ALONE)
-    for number in range(scale.rounds):
-        beside = slow if number == 0 else []
-        bench.measure(loads.at_once(scale.requests), [*pair, *named(TRITON, UNARY), *batching, *beside])
-    if scale.others:
-        bench.beside_busy_loop(loads.at_once(scale.requests), pair)
-    for number in range(scale.rounds):
+    for _ in range(scale.rounds):
+        bench.measure(loads.at_once(scale.requests), [*pair, *named(TRITON, UNARY), *batching])
         for count in scale.flights:
-            bench.measure(loads.at_once(count), [*pair, *(slow if number == 0 else [])])
-    if scale.others:
-        interval = loads.constant(scale.requests, request_s)
-        bench.measure(interval, [*named(OURS, TRITON, *RUNTIMES, CONTINUOUS), *windows, *slow])
+            bench.measure(loads.at_once(count), pair)
     for paper_ms in scale.poisson:
-        load = loads.poisson(scale.requests, request_s, paper_ms)
-        bench.poisson[paper_ms] = load.name
-        bench.measure(load, [*pair, *named(CONTINUOUS), *windows, *slow])
-        for _ in range(scale.rounds - 1):
-            bench.measure(loads.poisson(scale.requests, request_s, paper_ms), pair)
-    if scale.lengths:
-        bench.measure(loads.lengths(scale.requests), [*pair, *batching])
-    for paper_ms in scale.fig5:
-        load = loads.poisson(scale.requests, request_s, paper_ms)
-        bench.poisson[paper_ms] = load.name
-        bench.measure(load, named(OURS))
+        for number in range(scale.rounds):
+            others = named(CONTINUOUS) if number == 0 else []
+            bench.measure(loads.poisson(scale.requests, request_s, paper_ms), [*pair, *others])
 
 
 def search(bench: DecodeBench, workers: dict[str, DecodeWorker]) -> None:
     """Measure beam search: ours, and transformers' with all requests in one batch and with one after another."""
     searching = [
         ConfiguredWorker(OURS, workers[OURS], num_beams=BEAMS),
-        ConfiguredWorker("transformers, one batch", workers[BATCHING], num_beams=BEAMS),
-        ConfiguredWorker("transformers, one by one", workers[BATCHING], num_beams=BEAMS, most=1),
+        ConfiguredWorker("transformers, one batch", workers[STATIC], num_beams=BEAMS),
+        ConfiguredWorker("transformers, one by one", workers[STATIC], num_beams=BEAMS, most=1),
     ]
     bench.warm_up(searching)
     for _ in range(bench.scale.rounds):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,11 +18,9 @@ OURS, TRITON, UNARY = "ours", "ours, through Triton", "ours, plain requests"
 GENAI, LLAMA_CPP = "OpenVINO GenAI", "llama.cpp"
 RUNTIMES = (GENAI, LLAMA_CPP)
 """Programs that are measured under every load that ours is."""
-STATIC, CONTINUOUS, INSTANCES = "static batch", "continuous batching", "concurrent instances"
-WINDOWS = {"dynamic, 0.5 s": 0.5, "dynamic, 2 s": 2.0}
-ALONE, BUSY = "alone", "beside a busy loop"
+STATIC, CONTINUOUS = "static batch", "continuous batching"
+ALONE = "alone"
 
-_BUSY_LOOP = "while True: pass"
 D = TypeVar("D", bound=DecodeSystem)
 
 
@@ -35,13 +30,10 @@ class Scale:
 
     requests    requests of each load
     new_tokens  tokens of each answer in loads of equal answers
-    rounds      rounds of the loads whose ratios matter most; the others have one
+    rounds      rounds of each load
     budget_s    no cell begins later than this after the time of a single request is measured
     flights     further numbers of requests at once, for ours and RUNTIMES
-    poisson     the paper's mean gaps in ms, for all systems
-    fig5        further mean gaps, for ours
-    lengths     whether answers of random lengths are measured
-    others      whether requests at a constant interval, and beside a busy loop, are measured
+    poisson     the paper's mean gaps in ms, for ours, RUNTIMES and CONTINUOUS
     """
 
     requests: int
@@ -50,23 +42,16 @@ class Scale:
     budget_s: float
     flights: tuple[int, ...] = ()
     poisson: tuple[int, ...] = ()
-    fig5: tuple[int, ...] = ()
-    lengths: bool = False
-    others: bool = True
 
 
 class DecodeBench:
-    """Runs the cells and keeps every run by load and system.
-
-    poisson: names of the loads with the paper's mean gaps, by gap in ms; skipped: cells for which no time was left.
-    """
+    """Runs the cells and keeps every run by load and system. skipped: cells for which no time was left."""
 
     def __init__(self, scale: Scale, loads: LoadGenerator, seed: int) -> None:
         self.scale = scale
         self.loads = loads
         self.runs: dict[tuple[str, str], list[Run]] = {}
         self.skipped: list[str] = []
-        self.poisson: dict[int, str] = {}
         self._shuffle = random.Random(seed)
         self._end = float("inf")
 
@@ -86,12 +71,6 @@ class DecodeBench:
         """Measure `load` on each of the systems, in random order."""
         for system in self._order(systems):
             self._keep(name or load.name, load, system)
-
-    def beside_busy_loop(self, load: Load, systems: Sequence[DecodeSystem]) -> None:
-        """As `measure`, while another process keeps one core busy."""
-        for system in self._order(systems):
-            with _busy_loop():
-                self._keep(BUSY, load, system)
 
     def rate(self, load: str, system: str) -> float:
         """Tokens a second, the median over the rounds."""
@@ -116,13 +95,3 @@ class DecodeBench:
 
     def _order(self, systems: Sequence[D]) -> list[D]:
         return self._shuffle.sample(systems, len(systems))
-
-
-@contextmanager
-def _busy_loop() -> Iterator[None]:
-    process = subprocess.Popen([sys.executable, "-c", _BUSY_LOOP])
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()

@@ -15,13 +15,7 @@ SLOTS = 32
 """Requests of an iteration of our decode loop."""
 PAPER_REQUEST_S = 5.8
 """Seconds of a single request in the paper (Fig. 5). Its intervals are scaled by our time over this."""
-PAPER_INTERVAL_MS = 500
-PAPER_ITERATIONS = {50: 616, 750: 2239, 1000: 2621, 2000: 5483, 5000: 10694}
-PAPER_FASTER = {20: 11.2, 50: 11.1, 100: 10.2, 200: 9.1, 400: 7.1, 750: 4.5, 1000: 4.2, 2000: 2.1, 5000: 1.1}
-"""By mean gap in ms, for 32 requests of 512 tokens (the legible part of the table of Fig. 5): iterations until all are
-answered, and the speed-up over concurrent instances."""
-PAPER_NEW = 512
-SHORTEST, LONGEST = 32, 256
+LONGEST = 256
 _SPARE = 32
 """Tokens that a request may have beyond the longest prompt and answer."""
 
@@ -39,7 +33,7 @@ class Load:
 
 
 class LoadGenerator:
-    """Draws loads from a seed: prompts of tokens in `words`, answers of `new_tokens` tokens in loads of equal answers.
+    """Draws loads from a seed: prompts of tokens in `words`, answers of `new_tokens` tokens.
 
     request_s: seconds of one of our requests alone.
     """
@@ -52,42 +46,24 @@ class LoadGenerator:
 
     def at_once(self, count: int) -> Load:
         """`count` requests at the same instant."""
-        return self._load(f"{count} at once", np.zeros(count), self._equal(count))
-
-    def lengths(self, count: int) -> Load:
-        """`count` requests at the same instant, with U(32, 256) tokens each."""
-        new_tokens = self._rng.integers(SHORTEST, LONGEST + 1, count)
-        return self._load(f"{count} at once, U({SHORTEST}, {LONGEST}) tokens", np.zeros(count), new_tokens)
-
-    def constant(self, count: int, request_s: float) -> Load:
-        """Arrivals at the paper's constant interval, scaled."""
-        gap_s = scaled_s(PAPER_INTERVAL_MS, request_s)
-        return self._load(f"one every {gap_s * 1e3:.0f} ms", np.arange(count) * gap_s, self._equal(count))
+        return self._load(f"{count} at once", np.zeros(count))
 
     def poisson(self, count: int, request_s: float, paper_ms: int) -> Load:
         """Poisson arrivals with one of the paper's mean gaps, scaled."""
-        gap_s = scaled_s(paper_ms, request_s)
+        gap_s = paper_ms / 1e3 * request_s / PAPER_REQUEST_S
         gaps = self._rng.exponential(gap_s, count)
         name = f"Poisson, mean gap {gap_s * 1e3:.0f} ms (paper: {paper_ms})"
-        return self._load(name, np.cumsum(gaps) - gaps[0], self._equal(count))
+        return self._load(name, np.cumsum(gaps) - gaps[0])
 
-    def _equal(self, count: int) -> NDArray[np.int64]:
-        return np.full(count, self._new_tokens, np.int64)
-
-    def _load(self, name: str, instants: NDArray[np.float64], new_tokens: NDArray[np.int64]) -> Load:
+    def _load(self, name: str, instants: NDArray[np.float64]) -> Load:
         prompts = self._rng.choice(self._words, (len(instants), self.prompt)).tolist()
-        columns = zip(instants.tolist(), prompts, new_tokens.tolist(), strict=True)
-        return Load(name, [DecodeRequest(*one) for one in columns])
+        pairs = zip(instants.tolist(), prompts, strict=True)
+        return Load(name, [DecodeRequest(at_s, prompt, self._new_tokens) for at_s, prompt in pairs])
 
 
 def max_length(prompt: int) -> int:
     """The tokens that a request with a prompt of `prompt` tokens may have."""
     return prompt + LONGEST + _SPARE
-
-
-def scaled_s(paper_ms: float, request_s: float) -> float:
-    """A time of the paper's figures, in proportion to the time of a request here."""
-    return paper_ms / 1e3 * request_s / PAPER_REQUEST_S
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 
 from bench.common.output import Row, table
 from bench.fused_decode.bound import Machine, Model, least_seconds
-from bench.fused_decode.cells import ALONE, BUSY, INSTANCES, OURS, DecodeBench
-from bench.fused_decode.loads import PAPER_FASTER, PAPER_ITERATIONS, PAPER_NEW, PROMPT, Run, agreement, median
+from bench.fused_decode.cells import ALONE, OURS, DecodeBench
+from bench.fused_decode.loads import PROMPT, Run, agreement, median
 
 _COMPARED = 16
 """Tokens of each answer that are compared between systems: later ones may follow from ties in rounding."""
@@ -59,7 +59,7 @@ def _cell(runs: list[Run]) -> dict[str, Any]:
 
 
 def tables(bench: DecodeBench, limits: Limits) -> str:
-    """All cells, ours over the others, and the paper's Fig. 5."""
+    """All cells, and ours over the others."""
     machine = limits.machine
     shown = [
         f"\nbound: {machine.flops / 1e9:.0f} GFLOP/s of matrix products in {limits.precision}, "
@@ -70,8 +70,6 @@ def tables(bench: DecodeBench, limits: Limits) -> str:
         of_load = [row for row in rows if row["load"] == load]
         shown.append(table(load, [{name: row[name] for name in row if name != "load"} for row in of_load]))
     shown.append(table(f"ours over others, {limits.precision}", ratios(bench, limits)))
-    if bench.poisson:
-        shown.append(_fig5(bench))
     if bench.skipped:
         shown.append("\nnot measured, out of time: " + "; ".join(bench.skipped))
     return "\n".join(shown)
@@ -106,27 +104,8 @@ def ratios(bench: DecodeBench, limits: Limits) -> list[Row]:
                 slower = bench.mean_ms("latency_ms", load, OURS) / bench.mean_ms("latency_ms", ALONE, OURS)
                 alone = bench.rate(load, OURS) / bench.rate(ALONE, OURS)
                 rows.append({"load": load, "over": "ours alone", "tokens/s": alone, "a request's time": slower})
-        undisturbed = f"{count} at once"
-        if load == BUSY and bench.has(undisturbed, OURS):
-            share = bench.rate(BUSY, OURS) / bench.rate(undisturbed, OURS)
-            rows.append({"load": load, "over": "ours undisturbed", "tokens/s": share})
     return rows
 
 
 def _mean_ms(bench: DecodeBench, what: str, load: str, ours: str, theirs: str) -> float:
     return bench.mean_ms(what, load, ours) / bench.mean_ms(what, load, theirs)
-
-
-def _fig5(bench: DecodeBench) -> str:
-    """The paper's table: iterations until all requests are answered, over those of one request, and overlap."""
-    rows: list[Row] = []
-    for paper_ms, load in sorted(bench.poisson.items()):
-        if bench.has(load, OURS):
-            of_one = _cell(bench.runs[load, OURS])["iterations"] / bench.scale.new_tokens
-            row = {"the paper's ms": str(paper_ms), "iterations of one": of_one, "overlap": 1 / of_one}
-            if bench.has(load, INSTANCES):
-                row["faster"] = bench.runs[load, INSTANCES][0].span_s / bench.runs[load, OURS][0].span_s
-            if paper_ms in PAPER_ITERATIONS:
-                row["paper: of one"] = PAPER_ITERATIONS[paper_ms] / PAPER_NEW
-            rows.append(row | ({"paper: faster": PAPER_FASTER[paper_ms]} if paper_ms in PAPER_FASTER else {}))
-    return table("Poisson arrivals (Fig. 5); faster: than concurrent instances", rows)

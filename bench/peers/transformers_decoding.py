@@ -1,15 +1,11 @@
 """transformers as its users run it: `python -m bench.peers.transformers_decoding KIND FOLDER PRECISION THREADS`.
 
-batches     dynamic batching: a batch starts when it is full, or when the window that its first request opens is
-            over; requests that all arrive at once make one static batch
+batches     one batch of the requests, which arrive at once, after another
 continuous  transformers' own continuous batching
-instances   THREADS processes that share the weights, as the paper's instances do; each answers one request at a time
-            on one thread
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import queue
 import sys
 import time
@@ -77,19 +73,17 @@ def generate(model: Any, requests: list[DecodeRequest], num_beams: int = 1) -> A
 class Batches:
     """One model, whose batches follow one another."""
 
-    def __init__(self, model: Any, threads: int) -> None:
+    def __init__(self, model: Any) -> None:
         self._model = model
 
-    def replay(
-        self, requests: list[DecodeRequest], window_s: float = 0.0, num_beams: int = 1, most: int = ROWS
-    ) -> Replayed:
+    def replay(self, requests: list[DecodeRequest], num_beams: int = 1, most: int = ROWS) -> Replayed:
         """most: requests of a batch. With beams, all tokens of an answer are there when its batch has ended."""
         due: queue.SimpleQueue[int] = queue.SimpleQueue()
         start = send(requests, lambda number, request: due.put(number))
         replayed = Replayed.empty(len(requests))
         left, batches = len(requests), 0
         while left:
-            numbers = _gather(due, min(most, left), window_s)
+            numbers = [due.get() for _ in range(min(most, left))]
             answers = generate(self._model, [requests[number] for number in numbers], num_beams)
             for number, instants, tokens in zip(numbers, *answers, strict=True):
                 replayed.stamps[number], replayed.tokens[number] = [at - start for at in instants], tokens
@@ -99,21 +93,10 @@ class Batches:
         return replayed
 
 
-def _gather(due: queue.SimpleQueue[int], most: int, window_s: float) -> list[int]:
-    numbers = [due.get()]
-    end = time.perf_counter() + window_s
-    while len(numbers) < most:
-        try:
-            numbers.append(due.get(timeout=max(0.0, end - time.perf_counter())))
-        except queue.Empty:
-            break
-    return numbers
-
-
 class Continuous:
     """One manager, with one queue for all answers."""
 
-    def __init__(self, model: Any, threads: int) -> None:
+    def __init__(self, model: Any) -> None:
         self._manager = model.init_continuous_batching(
             generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=256),
             continuous_batching_config=ContinuousBatchingConfig(
@@ -154,43 +137,14 @@ class Continuous:
         )
 
 
-class Instances:
-    """Processes, forked from one that has loaded the model, that take requests from one queue."""
-
-    def __init__(self, model: Any, count: int) -> None:
-        torch.set_num_threads(1)
-        fork = multiprocessing.get_context("fork")
-        self._requests: Any = fork.SimpleQueue()
-        self._answers: Any = fork.SimpleQueue()
-        for _ in range(count):
-            fork.Process(target=self._serve, args=(model,), daemon=True).start()
-        for _ in range(count):
-            self._answers.get()
-
-    def replay(self, requests: list[DecodeRequest]) -> Replayed:
-        start = send(requests, lambda number, request: self._requests.put((number, request)))
-        replayed = Replayed.empty(len(requests))
-        for _ in requests:
-            number, instants, tokens = self._answers.get()
-            replayed.stamps[number], replayed.tokens[number] = [at - start for at in instants], tokens
-        return replayed
-
-    def _serve(self, model: Any) -> None:
-        self._answers.put(None)
-        while True:
-            number, request = self._requests.get()
-            (instants,), (tokens,) = generate(model, [request])
-            self._answers.put((number, instants, tokens))
-
-
 def main() -> None:
     """Serve a model that never stops at an end-of-sequence token."""
     kind, folder, precision, threads = sys.argv[1:]
-    torch.set_num_threads(1 if kind == "instances" else int(threads))
+    torch.set_num_threads(int(threads))
     model = AutoModelForCausalLM.from_pretrained(Path(folder), dtype=DTYPES[precision]).eval()
     model.generation_config.eos_token_id = None
-    kinds: dict[str, Any] = {"batches": Batches, "continuous": Continuous, "instances": Instances}
-    serve_decoding(kinds[kind](model, int(threads)).replay)
+    kinds: dict[str, Any] = {"batches": Batches, "continuous": Continuous}
+    serve_decoding(kinds[kind](model).replay)
 
 
 if __name__ == "__main__":

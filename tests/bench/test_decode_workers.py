@@ -12,7 +12,6 @@ import pytest
 from bench.fused_decode.loads import Load
 from bench.fused_decode.systems import ConfiguredWorker, DecodeWorker
 from bench.peers.protocol import DecodeRequest, send
-from bench.peers.transformers_decoding import Batches
 from shapeshift.errors import UnsupportedError
 
 ECHO = """
@@ -20,13 +19,13 @@ import os, sys, multiprocessing, time
 from bench.peers.protocol import Replayed, serve_decoding
 child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,), daemon=True)
 child.start()
-def replay(requests, window_s=0.0):
+def replay(requests, num_beams=0):
     print("noise")
     if not requests[0].prompt:
         sys.exit("last words")
     stamps = [[request.at_s + 0.5 * at for at in range(request.new_tokens)] for request in requests]
     tokens = [request.prompt * request.new_tokens for request in requests]
-    return Replayed(stamps, tokens, {"child": child.pid, "window_s": window_s})
+    return Replayed(stamps, tokens, {"child": child.pid, "num_beams": num_beams})
 serve_decoding(replay)
 """
 
@@ -40,11 +39,11 @@ def test_requests_and_answers_pass(worker: DecodeWorker) -> None:
     worker.wait_ready()
     replayed = worker.replay(Load("x", [DecodeRequest(0.0, [3], 2), DecodeRequest(1.0, [4], 1)]))
     assert replayed.stamps == [[0.0, 0.5], [1.0]] and replayed.tokens == [[3, 3], [4]]
-    assert replayed.extra["window_s"] == 0.0
+    assert replayed.extra["num_beams"] == 0
     now, most = worker.memory_mb()
     assert 1.0 < now <= most
-    configured = ConfiguredWorker("", worker, window_s=1.5)
-    assert configured.replay(Load("x", [DecodeRequest(0.0, [3], 1)])).extra["window_s"] == 1.5
+    configured = ConfiguredWorker("", worker, num_beams=4)
+    assert configured.replay(Load("x", [DecodeRequest(0.0, [3], 1)])).extra["num_beams"] == 4
     child = int(replayed.extra["child"])
     os.kill(child, 0)
     worker.stop()
@@ -71,22 +70,3 @@ def test_requests_are_sent_in_the_order_of_their_instants() -> None:
         time.sleep(0.01)
     assert [number for number, _ in sent] == [1, 0]
     assert sent[0][1] >= start and sent[1][1] >= start + 0.05
-
-
-def test_a_batch_starts_when_its_window_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    batches: list[int] = []
-
-    def generate(
-        model: object, requests: list[DecodeRequest], num_beams: int
-    ) -> tuple[list[list[float]], list[list[int]]]:
-        batches.append(len(requests))
-        time.sleep(0.1)
-        return [[time.perf_counter()] * request.new_tokens for request in requests], [
-            [7] * request.new_tokens for request in requests
-        ]
-
-    monkeypatch.setattr("bench.peers.transformers_decoding.generate", generate)
-    requests = [DecodeRequest(0.0, [1], 1), DecodeRequest(0.0, [1], 2), DecodeRequest(1.5, [1], 1)]
-    assert Batches(None, 1).replay(requests, 0.3).tokens == [[7], [7, 7], [7]]
-    assert Batches(None, 1).replay(requests, 5.0).extra == {"batches": 1}
-    assert batches == [2, 1, 3]
