@@ -189,7 +189,7 @@ def test_a_file_that_cannot_be_served_is_refused_by_name(tmp_path: Path, what: s
     with pytest.raises(ShapeshiftError, match=said) as refused:
         onnx_checkpoint.as_folder(file, tmp_path / "build")
     assert str(file) in str(refused.value)
-    assert not [*(tmp_path / "build" / "from_onnx").glob("*")]
+    assert not [*(tmp_path / "build" / "checkpoints" / "from_onnx").glob("*")]
 
 
 def test_several_files_are_refused(tmp_path: Path) -> None:

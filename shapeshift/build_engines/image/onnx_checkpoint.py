@@ -77,7 +77,7 @@ def as_folder(file: Path, build: Path) -> Path:
     """
     beside = [file.parent / name for name in (_CONFIG, *PROCESSOR_FILES, _LABELS) if (file.parent / name).is_file()]
     hashes = [RememberedHashes(build / HASHES).sha256(file), *map(files.file_sha256, beside)]
-    folder = build / "from_onnx" / "-".join((file.stem, *(one[:16] for one in hashes)))
+    folder = build / "checkpoints" / "from_onnx" / "-".join((file.stem, *(one[:16] for one in hashes)))
     with files.exclusive_lock(build / ".from_onnx.lock"):
         if not folder.is_dir():
             try:
