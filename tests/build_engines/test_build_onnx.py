@@ -167,7 +167,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "quantised": (weights(quantised), "is INT8; FLOAT is read: use the file that is not quantised"),
     "too few numbers": (
         weights(lambda one: setattr(one, "raw_data", one.raw_data[:-8])),
-        "as many numbers as its shape",
+        "a whole ONNX file",
     ),
     "weights elsewhere": (
         weights(lambda one: setattr(one, "data_location", one.EXTERNAL)),

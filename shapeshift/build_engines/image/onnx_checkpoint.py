@@ -1,7 +1,6 @@
 """An ONNX file of a vision transformer as a checkpoint folder: config.json, its processor's file, model.safetensors.
 
-The tensors are the file's initializers. Exporters keep the names of biases, norms and scales. They rename what they
-transpose or cut: the weight of a linear layer is found beside its bias in the graph, the positions where they are
+The tensors are the file's initializers, see `onnx_weights`. Positions that an exporter has cut are found where they are
 added. The folder's model must answer as the file does, on ONNX Runtime, or the file is refused.
 """
 
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapeshift import files
+from shapeshift.build_engines import onnx_weights
 from shapeshift.engines.checkpoint import SINGLE, weight_files
 from shapeshift.engines.interfaces import Array
 from shapeshift.engines.verify import MIN_COSINE, compare
@@ -101,11 +101,10 @@ class _Writer:
         self._initializers = {one.name: one for one in graph.initializer}
         self._consumers = {name: node for node in reversed(graph.node) for name in node.input}
         self._producers = {name: node for node in graph.node for name in node.output}
-        floats = [name for name, one in self._initializers.items() if one.data_type == one.FLOAT]
-        plain = {name for name in floats if "." in name and "::" not in name}
-        linears = {name: value for name, value in self._linears() if name}
-        tensors = linears | {name: self._value(name) for name in plain - {*linears}}
-        self._tensors = {_written(name): value for name, value in tensors.items()}
+        named = onnx_weights.initializers(file).items()
+        # A buffer, or what an exporter computed itself, has whole numbers or a name without a module.
+        floats = {name: value for name, value in named if "." in name and value.dtype == np.float32}
+        self._tensors = {_written(name): value for name, value in floats.items()}
         self._root = self._find_root()
 
     def write(self) -> None:
@@ -145,29 +144,6 @@ class _Writer:
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         (self._work / name).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
-    def _value(self, name: str) -> Array:
-        from onnx import numpy_helper
-
-        try:
-            value: Array = numpy_helper.to_array(self._initializers[name])
-        except (ValueError, TypeError) as error:
-            raise InvalidInputError("initializer", name, f"as many numbers as its shape says ({error})") from None
-        return value
-
-    def _linears(self) -> Iterator[tuple[str, Array]]:
-        """The weights of linear layers as [outputs, inputs], by their names; "" where nothing names one."""
-        for node in self._model.graph.node:
-            if node.op_type not in ("MatMul", "Gemm") or node.input[1] not in self._initializers:
-                continue
-            name, value = node.input[1], self._value(node.input[1])
-            transposed = any(one.name == "transB" and one.i for one in node.attribute)
-            if not name.endswith(".weight"):
-                after = self._consumers.get(node.output[0])
-                inputs = [*node.input, *(after.input if after is not None and after.op_type == "Add" else ())]
-                bias = next((one for one in inputs if one.endswith(".bias")), "")
-                name = bias.removesuffix("bias") + "weight" if bias else ""
-            yield name, value if transposed else value.T
-
     def _find_root(self) -> str:
         """What the names of the image model's tensors begin with."""
         for name in self._tensors:
@@ -177,13 +153,16 @@ class _Writer:
 
     def _positions(self) -> Array:
         """The positions, which an exporter may have cut into those of the class token and those of the patches."""
+        from onnx import numpy_helper
+
         token = f"{self._root}embeddings.cls_token"
         for node in self._model.graph.node:
             if node.op_type == "Add" and len(node.input) == 2:
                 sides = [[*self._sources(name)] for name in node.input]
                 for tokens, positions in (sides, sides[::-1]):
                     if token in tokens and positions:
-                        return np.concatenate([self._value(name) for name in positions], 1)
+                        parts = [numpy_helper.to_array(self._initializers[name]) for name in positions]
+                        return np.concatenate(parts, 1)
         raise InvalidInputError(_POSITIONS, None, "an initializer that is added to the tokens")
 
     def _sources(self, name: str) -> Iterator[str]:
