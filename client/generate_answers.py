@@ -1,4 +1,4 @@
-"""Several answers to a prompt, or one in JSON: python client/generate_answers.py --n 3 "Return the number of"."""
+"""Several answers to a prompt, or one in JSON: python client/generate_answers.py --n 3 "Once upon a time"."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Generated text over a gRPC stream: python client/generate_grpc.py --url localhost:8001 "Return the number of"."""
+"""Generated text over a gRPC stream: python client/generate_grpc.py --url localhost:8001 "Once upon a time"."""
 
 import argparse
 import queue

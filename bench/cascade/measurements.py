@@ -12,7 +12,7 @@ import numpy as np
 
 from shapeshift.cascade.candidates import Candidate, CandidateTable, ServingCandidate
 from shapeshift.cascade.policy.pruning import prune_texts
-from shapeshift.cascade.policy.routing import Array, LevelOutput, combine, softmax
+from shapeshift.cascade.policy.routing import Array, LevelOutput, softmax
 from shapeshift.cascade.profiling.observation import ModelRunner
 
 _WARM_UP = 30

@@ -14,11 +14,11 @@ from shapeshift.errors import ShapeshiftError
 from shapeshift.registry import Registry
 from shapeshift.token_adapt.tasks import registry as tasks
 
-_SOURCE = Path("checkpoints/docstrings-adapters/shout")
-_NAME, _OF = "coming-and-going", "shout"
+_SOURCE = Path("checkpoints/smollm2-adapters/sentiment")
+_NAME, _OF = "coming-and-going", "sentiment"
 _TASK = "animal"
 _PERIOD_S = 2.0
-_PROMPT, _TOKENS = "Return the number of", 12
+_PROMPT, _TOKENS = "Once upon a time", 12
 
 
 class Churn:

@@ -22,8 +22,8 @@ from shapeshift.workloads.text import TextMaker
 Tensors = dict[str, NDArray[Any]]
 
 STREAMS = ("generate", "generate_lora")
-ADAPTERS = ("", "bullets", "comment", "polite", "shout")
-_PROMPTS = ("Return the number of", "Read a file and", "Raise an error if", "A list of all", "Create a new")
+ADAPTERS = ("", "sentiment", "domain", "clock")
+_PROMPTS = ("Once upon a time", "Read a file and", "Raise an error if", "A list of all", "Create a new")
 _TOKENS = (4, 12, 24, 32)
 _SENTENCES = (
     *(

@@ -15,7 +15,7 @@ import numpy as np
 from shapeshift.errors import ShapeshiftError
 from shapeshift.triton.async_client import AsyncClient, ModelCall
 
-TEXT, PROMPT, TOKENS = "A text of any length.", "Return the number of", 64
+TEXT, PROMPT, TOKENS = "A text of any length.", "Once upon a time", 64
 _READY_S, _TIMEOUT_S = 300.0, 600.0
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]

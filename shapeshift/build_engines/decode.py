@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Collection, Mapping
@@ -21,7 +23,7 @@ from shapeshift.engines import device_plan
 from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.engines.text import chat_template_files, tokenizer_files
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
-from shapeshift.errors import NotFoundError, ShapeshiftError
+from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.files import HASHES
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, QUANTISED, require_kv_precision, resolve
@@ -280,7 +282,8 @@ def _prepare_registry(
     version: Path,
     paths: BuildPaths,
 ) -> str:
-    """Fill the registry of front model `name` if there is none, and check its adapters. Returns a summary line.
+    """Fill the registry of front model `name` if there is none, or none for this base model, and check its adapters.
+    Returns a summary line.
 
     base_names: names of the base model in the configurations of adapters
     version: the version folder in the model repository, which may hold multi_lora.json. Raises the error with
@@ -295,6 +298,25 @@ def _prepare_registry(
     base = peft.BaseModel(
         Architecture.read(checkpoint.folder), names, params.max_rank, checkpoint.folder, checkpoint.sha256
     )
+
+    def fits(entry: store.Entry) -> bool:
+        with contextlib.suppress(InvalidInputError):
+            peft.read(store.entry_folder(folder, entry), base, entry.base)
+            return True
+        return False
+
+    moved = ""
+    if (
+        params.starter_dir
+        and not params.adapters_dir
+        and (old := store.read(folder))
+        and not any(map(fits, old.values()))
+    ):
+        # The front had another base model, whose adapters may have been the user's own.
+        aside = folder.with_name(f"{folder.name}.of_another_base")
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        moved = f" ({len(old)} of another base model moved to {aside})"
     if params.starter_dir and not (folder / REGISTRY_FILE).exists():
         for source in _starter_adapters(params.starter_dir, paths):
             peft.require_finite(peft.read(source, base))
@@ -304,7 +326,7 @@ def _prepare_registry(
         peft.read(store.entry_folder(folder, entry), base, entry.base)
     for source in store.read_multi_lora(version).values():
         peft.read(source, base)
-    return f"{len(entries)} adapters in {folder}"
+    return f"{len(entries)} adapters in {folder}{moved}"
 
 
 def _multi_lora_files(version: Path) -> dict[str, str]:

@@ -49,7 +49,7 @@ def project(small_base: Path, mixed_adapters: dict[str, Path], tmp_path_factory:
     (paths.build / "kernels").symlink_to(BUILD / "kernels")
     starters = mixed_adapters["small"].parent
     for name in ("generate_lora", "generate_lora_unary"):
-        config = model_config.read(PROJECT / "model_repository" / name / "config.pbtxt")
+        config = model_config.read(PROJECT / "tests" / "model_repository" / name / "config.pbtxt")
         if name == "generate_lora":
             stated = {"checkpoint": small_base, "starter_dir": starters, "precision": "f32", "adapter_mb": 1}
             for key, value in {**stated, "max_length": 256, "max_concurrency": 8}.items():

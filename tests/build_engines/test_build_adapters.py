@@ -41,7 +41,7 @@ class Project:
         self.change()
 
     def change(self, name: str = "generate_lora", **parameters: object) -> None:
-        config = model_config.read(PROJECT / "model_repository" / name / "config.pbtxt")
+        config = model_config.read(PROJECT / "tests" / "model_repository" / name / "config.pbtxt")
         if name == "generate_lora":
             parameters = {"checkpoint": "small", "starter_dir": "starters", "native": "false", **parameters}
         for key, value in parameters.items():
@@ -67,6 +67,17 @@ class Project:
 def project(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.chdir(tmp_path)
     return Project(tmp_path, capsys)
+
+
+def test_adapters_of_another_base_model_give_way(project: Project) -> None:
+    assert project.make()[0] == 0
+    other = make_checkpoint(project.root / "checkpoints" / "other", seed=1)
+    make_adapter(project.root / "checkpoints" / "others" / "three", other, Spec(2))
+    project.change(checkpoint="other", starter_dir="others")
+    status, out, err = project.make()
+    aside = project.registry.with_name("generate_lora.of_another_base")
+    assert (status, err) == (0, "") and f"2 of another base model moved to {aside}" in out
+    assert sorted(store.read(project.registry)) == ["three"] and sorted(store.read(aside)) == ["one", "two"]
 
 
 def test_the_registry_is_filled_once(project: Project) -> None:

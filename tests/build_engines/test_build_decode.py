@@ -38,7 +38,7 @@ class Project:
 
     def change(self, name: str = "generate", **parameters: object) -> None:
         """Write the repository's front with other parameters."""
-        config = model_config.read(PROJECT / "model_repository" / name / "config.pbtxt")
+        config = model_config.read(PROJECT / "tests" / "model_repository" / name / "config.pbtxt")
         parameters = {"checkpoint": "small", "native": "false", **parameters} if name == "generate" else parameters
         for key, value in parameters.items():
             model_config.set_parameter(config, key, str(value))

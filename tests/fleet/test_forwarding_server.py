@@ -112,12 +112,12 @@ def test_streams_are_shared_and_say_the_same(nodes: Servers) -> None:
 
 
 def test_an_adapter_has_its_node(nodes: Servers) -> None:
-    expected = "".join(generate(nodes["b"], "generate_lora", from_node="test", lora_name="shout"))
+    expected = "".join(generate(nodes["b"], "generate_lora", from_node="test", lora_name="sentiment"))
     wait_for(lambda: metric(nodes["b"], "shapeshift_adapter_requests_total", "generate_lora") == 1)
     before = [0.0, 1.0]
     for node in nodes.values():
         for _ in range(3):
-            assert "".join(generate(node, "generate_lora", lora_name="shout")) == expected
+            assert "".join(generate(node, "generate_lora", lora_name="sentiment")) == expected
     wait_for(lambda: sum(served(nodes, before)) == 6)
     assert sorted(served(nodes, before)) == [0, 6]
 
@@ -136,7 +136,7 @@ def test_a_stop_that_any_node_gets_ends_the_request(nodes: Servers) -> None:
         grpc_client.InferenceServerClient(nodes["b"].grpc_url) as other,
         ThreadPoolExecutor(1) as pool,
     ):
-        parameters = {"lora_name": "shout"}
+        parameters = {"lora_name": "sentiment"}
         answer = pool.submit(client.infer, model, asked, request_id="mine", client_timeout=60, parameters=parameters)
         wait_for(lambda: stopped(other, "mine") or answer.done())
         assert answer.result().as_numpy("finish_reason").item() == b"abort"

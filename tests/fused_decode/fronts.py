@@ -34,7 +34,7 @@ _KINDS = {one.name: _TYPES[one.kind] for one in declarations.INPUTS}
 
 def arguments(model: str, **parameters: object) -> ModelArgs:
     """The arguments that Triton passes for a model of the repository, with other parameters."""
-    config = model_config.read(PROJECT / "model_repository" / model / "config.pbtxt")
+    config = model_config.read(PROJECT / "tests" / "model_repository" / model / "config.pbtxt")
     for name, value in parameters.items():
         model_config.set_parameter(config, name, str(value))
     config = model_config.complete(config, signature(model_config.parameters(config)))
@@ -42,7 +42,7 @@ def arguments(model: str, **parameters: object) -> ModelArgs:
         {
             "model_config": json.dumps(json_format.MessageToDict(config, preserving_proto_field_name=True)),
             "model_name": model,
-            "model_repository": str(PROJECT / "model_repository" / model),
+            "model_repository": str(PROJECT / "tests" / "model_repository" / model),
             "model_version": "1",
             "model_instance_name": f"{model}_0",
             "model_instance_kind": "CPU",

@@ -68,7 +68,7 @@ def publish(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
     (root / "build" / "kernels").symlink_to(BUILD / "kernels")
 
     def add(name: str, source: str = "generate", **parameters: object) -> Path:
-        config = model_config.read(PROJECT / "model_repository" / source / "config.pbtxt")
+        config = model_config.read(PROJECT / "tests" / "model_repository" / source / "config.pbtxt")
         config.name = name
         if source == "generate":
             parameters = {"checkpoint": checkpoint, "max_length": LONGEST, "precision": "f32", **parameters}

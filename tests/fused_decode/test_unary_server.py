@@ -48,7 +48,7 @@ def server(
     (root / "build" / "kernels").symlink_to(kernels)
     paths = BuildPaths(root, root / "build", root / "model_repository")
     for model in MODELS:
-        config = model_config.read(PROJECT / "model_repository" / model / "config.pbtxt")
+        config = model_config.read(PROJECT / "tests" / "model_repository" / model / "config.pbtxt")
         if model == "generate":
             for name, value in {"checkpoint": checkpoint, "max_length": LONGEST, "precision": "f32"}.items():
                 model_config.set_parameter(config, name, str(value))

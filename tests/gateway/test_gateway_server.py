@@ -53,7 +53,7 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 
 def test_fronts_and_adapters_are_listed(url: str) -> None:
-    assert {"encode", "generate", "generate_lora", "generate_lora:shout", "shout"} <= set(models_of(url))
+    assert {"encode", "generate", "generate_lora", "generate_lora:sentiment", "sentiment"} <= set(models_of(url))
 
 
 def test_vectors_are_those_of_sentence_transformers(client: openai.OpenAI, demo_checkpoint: Path) -> None:
@@ -95,9 +95,9 @@ def test_text_is_what_the_model_says_without_a_gateway(client: openai.OpenAI, tr
 def test_an_adapter_answers_under_its_name(client: openai.OpenAI) -> None:
     said = {
         name: client.completions.create(model=name, prompt=PROMPT, max_tokens=20, temperature=0).choices[0].text
-        for name in ("generate_lora", "generate_lora:shout", "shout")
+        for name in ("generate_lora", "generate_lora:sentiment", "sentiment")
     }
-    assert said["shout"] == said["generate_lora:shout"] != said["generate_lora"]
+    assert said["sentiment"] == said["generate_lora:sentiment"] != said["generate_lora"]
 
 
 def test_an_answer_that_follows_a_schema(client: openai.OpenAI) -> None:

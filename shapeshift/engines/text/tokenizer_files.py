@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.engines.checkpoint import Checkpoint
+from shapeshift.engines.gguf.tensors import INDEX as GGUF_INDEX
 from shapeshift.engines.text.tokenizer import CONFIG, FILE_NAME, TextTokenizer, open_tokenizer
 from shapeshift.errors import InvalidInputError, UnsupportedError
 
@@ -47,12 +48,14 @@ def of_library(folder: Path, lower_case: bool = False) -> Any:
     UnsupportedError for one that `tokenizers` does not compute.
     """
     from tokenizers import normalizers
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.utils import logging
 
     logging.set_verbosity_error()
+    # For many families AutoTokenizer has rules of its own, whatever the file says; of GGUF the file has them all.
+    kind = PreTrainedTokenizerFast if (folder / GGUF_INDEX).is_file() else AutoTokenizer
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer = kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001  transformers raises many types
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         allowed = f"{FILE_NAME}, or files that transformers converts to it ({reason})"
