@@ -15,10 +15,9 @@ from pydantic import Field
 from shapeshift.gateway.apis.fields import TEXTS, Int32, Texts, listed, not_served
 from shapeshift.gateway.apis.sampling import SamplingRequest
 from shapeshift.gateway.catalogue import Target
-from shapeshift.gateway.endpoint import BodyRoute, Context
+from shapeshift.gateway.endpoint import BodyRoute, Context, event
 from shapeshift.gateway.errors import ApiError
 from shapeshift.gateway.generation import GenerationCall, Row, TokenEntries, Usage, all_rows, likeliest, rows
-from shapeshift.gateway.http.streams import event
 from shapeshift.serving.description import GENERATION
 
 router = APIRouter(route_class=BodyRoute, tags=["completions"])
