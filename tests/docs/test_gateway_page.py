@@ -8,7 +8,7 @@ import re
 from shapeshift.cli import gateway
 from shapeshift.gateway.app import make_app
 from shapeshift.gateway.settings import GatewaySettings
-from tests.docs.docs_pages import PROJECT, code, table
+from tests.docs.docs_pages import PROJECT, code, section, table
 
 PAGE = PROJECT / "docs" / "gateway.md"
 
@@ -37,3 +37,9 @@ def test_error_codes_are_those_of_the_code() -> None:
     }
     # A request that was cancelled has nobody who reads the answer.
     assert documented == (declared | {"invalid_value", "unsupported_parameter"}) - {"cancelled"}
+
+
+def test_files_of_a_requests_way_are_there() -> None:
+    files = re.findall(r"`([a-z_/]+\.py)`", section(PAGE, "Inside"))
+    assert len(files) > 7
+    assert [file for file in files if not (PROJECT / "shapeshift" / "gateway" / file).is_file()] == []

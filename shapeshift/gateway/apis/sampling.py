@@ -23,11 +23,6 @@ Stop = str | Strings
 
 # As many as the largest vocabularies have tokens.
 _MOST_BIASES = 1 << 18
-# Fields that the generator takes under the same name.
-_SAME = (
-    *("n", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "logit_bias", "bad_words", "seed", "stop_token_ids", "ignore_eos", "structured_outputs"),
-)
 
 
 class StreamOptions(ApiRequest):
@@ -63,18 +58,14 @@ class ResponseFormat(ApiRequest):
         return {"json": self.json_schema.schema_ if self.json_schema.schema_ is not None else True}
 
 
-class SamplingRequest(ModelRequest):
-    """The shared fields; those beyond OpenAI's are vLLM's, with its names."""
+class GeneratorFields(ApiRequest):
+    """What the generator takes under the same names; those beyond OpenAI's are vLLM's, with its names."""
 
     frequency_penalty: float | None = None
     logit_bias: Annotated[dict[str, float], bounded(most=_MOST_BIASES)] | None = None
     n: Int32 | None = None
     presence_penalty: float | None = None
-    response_format: ResponseFormat | None = None
     seed: Seed | None = None
-    stop: Stop | None = Field(None, description="a text, or a list of texts")
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
     # vLLM's.
@@ -83,10 +74,19 @@ class SamplingRequest(ModelRequest):
     min_p: float | None = None
     min_tokens: Int32 | None = None
     repetition_penalty: float | None = None
-    skip_special_tokens: Annotated[bool | None, not_served(True)] = None
     stop_token_ids: Annotated[list[TokenId], bounded()] | None = None
     structured_outputs: JsonObject | None = None
     top_k: Int32 | None = None
+
+
+class SamplingRequest(ModelRequest, GeneratorFields):
+    """All fields that completions and chat completions share."""
+
+    response_format: ResponseFormat | None = None
+    skip_special_tokens: Annotated[bool | None, not_served(True)] = None
+    stop: Stop | None = Field(None, description="a text, or a list of texts")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
     use_beam_search: Annotated[bool | None, not_served(False)] = None
 
     @property
@@ -104,7 +104,7 @@ class SamplingRequest(ModelRequest):
         """The generator's input `sampling_parameters`, which checks the values. Raises ApiError for contradictions."""
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "a value", "left out unless stream is true")
-        sampling = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
+        sampling = {name: value for name in GeneratorFields.model_fields if (value := getattr(self, name)) is not None}
         if self.stop is not None:
             sampling["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop
         if self.response_format is not None and (outputs := self.response_format.structured_outputs()):
