@@ -78,7 +78,8 @@ Context = Annotated[RequestContext, Depends(_context_of)]
 class BodyRoute(APIRoute):
     """Has a request answered by a function that gets its `body`, of the class of this parameter, and its `context`.
 
-    The function returns a Response, the events of a stream, or the content of a JSON answer. FastAPI only describes it.
+    The function returns a Response, the events of a stream, or the content of a JSON answer. All that FastAPI does is
+    to describe the route.
     """
 
     def __init__(self, path: str, endpoint: Handler, **options: Any) -> None:

@@ -101,7 +101,7 @@ class Answer(ABC):
 
     async def whole(self, context: Context) -> dict[str, Any]:
         """The answer to a request without `stream`."""
-        choices = [self._choice(row, self.choice(row)) for row in await all_rows(context, self._call)]
+        choices = [self._as_choice(row, self.choice(row)) for row in await all_rows(context, self._call)]
         return {**self._head, "object": self._kind, "choices": choices, "usage": self._usage.body()}
 
     async def events(self, context: Context) -> AsyncGenerator[bytes, None]:
@@ -113,11 +113,11 @@ class Answer(ABC):
             for row in answers:
                 delta = self.delta(row, row.choice not in begun)
                 begun.add(row.choice)
-                yield event({**head, "choices": [self._choice(row, delta)], **usage})
+                yield event({**head, "choices": [self._as_choice(row, delta)], **usage})
         if self._includes_usage:
             yield event({**head, "choices": [], "usage": self._usage.body()})
 
-    def _choice(self, row: Row, said: dict[str, Any]) -> dict[str, Any]:
+    def _as_choice(self, row: Row, said: dict[str, Any]) -> dict[str, Any]:
         self._usage.count(row, completion=not self._is_empty)
         choice = {"index": row.choice, "finish_reason": row.finish_reason, **said}
         return choice if row.stop_reason is None else {**choice, "stop_reason": row.stop_reason}
