@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 import shapeshift
 from shapeshift.gateway.adapter_commands import AdapterCommands
-from shapeshift.gateway.apis import adapters, chat, classify, completions, embeddings, models, probes, rerank, tei
+from shapeshift.gateway.apis import adapters, chat, classify, completions, embeddings, models, probes, rerank
 from shapeshift.gateway.catalogue import Catalogue
 from shapeshift.gateway.conversation import ChatRenderer
 from shapeshift.gateway.endpoint import Gateway
@@ -25,7 +25,7 @@ from shapeshift.gateway.upstream import Upstream
 from shapeshift.triton.async_client import AsyncClient
 from shapeshift.triton.endpoint import tls_from_environment
 
-_APIS = (models, chat, completions, embeddings, rerank, classify, tei, adapters, probes)
+_APIS = (models, chat, completions, embeddings, rerank, classify, adapters, probes)
 
 
 def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = (), limits: Limits | None = None) -> FastAPI:

@@ -21,10 +21,10 @@ from shapeshift.cli.main import main
 from shapeshift.errors import InvalidInputError, ModelError
 from shapeshift.fused_decode.sampling_params import sampling_checks
 from shapeshift.gateway.apis.chat import ChatRequest
+from shapeshift.gateway.apis.classify import PredictRequest
 from shapeshift.gateway.apis.completions import CompletionRequest
 from shapeshift.gateway.apis.embeddings import EmbeddingRequest
 from shapeshift.gateway.apis.rerank import RerankRequest
-from shapeshift.gateway.apis.tei import PredictRequest
 from shapeshift.gateway.errors import api_error
 from shapeshift.gateway.settings import GatewaySettings
 from tests.gateway.fake_triton import FakeTriton

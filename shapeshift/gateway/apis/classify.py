@@ -1,4 +1,4 @@
-"""POST /v1/classify, as vLLM has it: the classes of texts, of pairs of them, or of images in data URLs."""
+"""The classes of texts, of pairs of them, or of images in data URLs: POST /v1/classify of vLLM, /predict of TEI."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
 from fastapi import APIRouter
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from shapeshift.errors import ModelError
-from shapeshift.gateway.apis.fields import Int32, ModelRequest, Rows
+from shapeshift.gateway.apis.fields import Int32, ModelRequest, Rows, TeiRequest
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.endpoint import BodyRoute, Context
 from shapeshift.gateway.errors import ApiError, invalid
@@ -54,12 +54,29 @@ class ClassifyRequest(ModelRequest):
         return [[row] if isinstance(row, str) else row for row in texts]
 
 
+class PredictRequest(TeiRequest):
+    """TEI's."""
+
+    made_of: ClassVar[Mapping[str, str]] = {"TEXT": "inputs", "TEXT_PAIR": "inputs"}
+
+    inputs: Rows = Field(description="a text, a pair of texts, or a list of lists with one text or one pair each")
+    raw_scores: bool = False
+
+    def rows(self) -> tuple[list[list[str]], bool]:
+        """Rows of one text or two, and whether there were several rows."""
+        if isinstance(self.inputs, str):
+            return [[self.inputs]], False
+        if self.inputs and isinstance(self.inputs[0], list):
+            return self.inputs, True
+        return [cast(list[str], self.inputs)], False
+
+
 @router.post("/v1/classify")
 async def create_classification(body: ClassifyRequest, context: Context) -> dict[str, Any]:
     """The most likely label of each input, and the probabilities of all labels."""
     target = await context.gateway.catalogue.find(body.model, (TEXT_CLASSIFICATION, IMAGE_CLASSIFICATION))
     parameters = body.request_parameters("truncate", "task", "level", "min_accuracy")
-    classified = await classify(context, target, body.rows(), parameters)
+    classified = await _classify(context, target, body.rows(), parameters)
     data = [
         {
             "index": place,
@@ -73,6 +90,19 @@ async def create_classification(body: ClassifyRequest, context: Context) -> dict
     usage = {"prompt_tokens": classified.tokens, "total_tokens": classified.tokens, "completion_tokens": 0}
     head = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": body.model}
     return {**head, "data": data, "usage": usage}
+
+
+@router.post("/predict")
+async def tei_predict(body: PredictRequest, context: Context) -> list[Any]:
+    """All labels with their scores, the most likely first; a list of such lists for several inputs."""
+    target = await context.gateway.catalogue.only(body.model, (TEXT_CLASSIFICATION,))
+    rows, several = body.rows()
+    classified = await _classify(context, target, rows, body.request_parameters(), body.raw_scores)
+    ranked = [
+        [{"label": classified.labels[place], "score": float(row[place])} for place in order(row)]
+        for row in classified.scores
+    ]
+    return ranked if several else ranked[0]
 
 
 @dataclass(frozen=True)
@@ -93,7 +123,7 @@ class Classified:
     tokens: int
 
 
-async def classify(
+async def _classify(
     context: Context, target: Target, rows: Sequence[Sequence[str]], parameters: Mapping[str, Any], raw: bool = False
 ) -> Classified:
     """The classes of rows, each of one text, of a pair, or of one image as a data URL.
@@ -123,6 +153,11 @@ async def classify(
         best = [labels[int(place)] for place in scores.argmax(axis=1)]
     further = {name.lower(): _plain(outputs[name]) for name in _FURTHER if name in names}
     return Classified(scores, labels, best, further, tokens)
+
+
+def order(scores: NDArray[Any]) -> list[int]:
+    """The places of the scores, the highest first; equal ones in their order."""
+    return [int(place) for place in np.argsort(-scores, kind="stable")]
 
 
 def activated(target: Target, logits: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings."""
+"""POST /v1/embeddings, and /embed of text-embeddings-inference (TEI)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from numpy.typing import NDArray
 from pydantic import Field
 
-from shapeshift.gateway.apis.fields import TEXTS, ModelRequest, Texts, listed
+from shapeshift.gateway.apis.fields import TEXTS, ModelRequest, TeiRequest, Texts, listed
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.endpoint import BodyRoute, Context
 from shapeshift.gateway.errors import invalid
@@ -38,20 +38,41 @@ class EmbeddingRequest(ModelRequest):
     truncate: bool | None = None
 
 
+class EmbedRequest(TeiRequest):
+    """TEI's. normalize: false leaves the vectors as the model makes them, of length 1 for some."""
+
+    made_of: ClassVar[Mapping[str, str]] = {"TEXT": "inputs", "INPUT_IDS": "inputs"}
+
+    inputs: Texts = Field(description=TEXTS)
+    normalize: bool | None = None
+    prompt_name: str | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+
+
 @router.post("/v1/embeddings")
 async def create_embeddings(body: EmbeddingRequest, context: Context) -> dict[str, Any]:
     """Vectors of texts, as lists of numbers or in base64 (float32, little-endian)."""
     target = await context.gateway.catalogue.find(body.model, (EMBEDDING,))
     parameters = body.request_parameters("prompt_name", "truncate")
-    vectors, tokens = await embed(context, target, listed(body.input), parameters)
-    vectors = cut(target, vectors, body.dimensions)
+    vectors, tokens = await _embed(context, target, listed(body.input), parameters)
+    vectors = _cut(target, vectors, body.dimensions)
     packed = [_base64(row) for row in vectors] if body.encoding_format == "base64" else vectors
     data = [{"object": "embedding", "index": place, "embedding": row} for place, row in enumerate(packed)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "data": data, "model": body.model, "usage": usage}
 
 
-async def embed(
+@router.post("/embed")
+async def tei_embed(body: EmbedRequest, context: Context) -> list[NDArray[Any]]:
+    """A vector for each input."""
+    target = await context.gateway.catalogue.only(body.model, (EMBEDDING,))
+    vectors, _ = await _embed(context, target, listed(body.inputs), body.request_parameters("prompt_name"))
+    vectors = _cut(target, vectors, body.dimensions)
+    # TEI's default; nothing changes where the model does it already.
+    return list(vectors if body.normalize is False else of_length_1(vectors))
+
+
+async def _embed(
     context: Context,
     target: Target,
     inputs: Sequence[str] | Sequence[Sequence[int]],
@@ -72,7 +93,7 @@ async def embed(
     return outputs[OUTPUT], tokens
 
 
-def cut(target: Target, vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
+def _cut(target: Target, vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
     """The first `dimensions` numbers of each vector, of length 1, where the model was trained for that.
 
     Raises ApiError for a number that it does not allow.

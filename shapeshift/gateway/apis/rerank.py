@@ -13,7 +13,7 @@ from fastapi import APIRouter
 from numpy.typing import NDArray
 from pydantic import Field
 
-from shapeshift.gateway.apis.classify import activated
+from shapeshift.gateway.apis.classify import activated, order
 from shapeshift.gateway.apis.embeddings import OUTPUT, of_length_1
 from shapeshift.gateway.apis.fields import ApiRequest, ModelRequest, TeiRequest, bounded, not_served
 from shapeshift.gateway.catalogue import Target
@@ -129,8 +129,3 @@ async def _scores(
     outputs, tokens = await infer_rows(context, target, columns, ["LOGITS"], parameters)
     logits = outputs["LOGITS"] if raw else activated(target, outputs["LOGITS"])
     return logits[:, 0].astype(np.float64), tokens
-
-
-def order(scores: NDArray[np.float64]) -> list[int]:
-    """The places of the scores, the highest first; equal ones in their order."""
-    return [int(place) for place in np.argsort(-scores, kind="stable")]
