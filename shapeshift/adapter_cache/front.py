@@ -17,6 +17,7 @@ from shapeshift import settings
 from shapeshift.adapter_cache.lora.batch import LoraHook, LoraKernels
 from shapeshift.adapter_cache.memory.adapter_table import Adapter, unavailable
 from shapeshift.adapter_cache.memory.cache import MAX_LABELS, AdapterCache
+from shapeshift.adapter_cache.memory.loader import load_weights
 from shapeshift.adapter_cache.memory.placement import SharedMemory
 from shapeshift.adapter_cache.policy.length_prediction import LengthPredictor, PredictionInput
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
@@ -52,7 +53,6 @@ from shapeshift.serving.model_args import Log, ModelArgs, model_log
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, PbUtils
 
-_REFRESH_S = 1.0
 _NAME, _SAMPLING = "lora_name", "sampling_parameters"
 
 
@@ -107,6 +107,8 @@ class LoraFront(GenerateFront):
     # As in vLLM's backend.
     sampling_takes = (_NAME,)
     request_type = AdapterRequest
+    refresh_s = 1.0
+    """Seconds between two looks at the registry."""
 
     def __init__(self, pb_utils: PbUtils, args: ModelArgs) -> None:
         log = model_log(pb_utils, args.name)
@@ -119,7 +121,7 @@ class LoraFront(GenerateFront):
         self.cache = cache = AdapterCache(
             SharedMemory(runtime.memory, base.pool, runtime.block_elements, self._text_blocks),
             rule=EVICTION_RULES[params.eviction],
-            write=kernels.store,
+            load=partial(load_weights, write=kernels.store),
             on_change=self._wake,
             on_failure=self._fail_waiting,
             open_host=partial(HOST_TIERS["cuda"], params.host_mb << 20) if on_gpu else None,
@@ -255,7 +257,7 @@ class LoraFront(GenerateFront):
         has_changed = self.catalogue.refresh()
         if self._prefetch() or has_changed:
             self._wake()
-        return _REFRESH_S
+        return self.refresh_s
 
     def _prefetch(self) -> bool:
         """Pass the adapters for which requests are predicted to the cache; whether there are any."""

@@ -191,8 +191,8 @@ class Terminations:
     """Requests that end early, on demand or at their deadlines: added by any thread, read by the generating one."""
 
     def __init__(self) -> None:
-        self._demanded: deque[tuple[Request, Reason]] = deque()
-        self._submitted: deque[Request] = deque()
+        self.demanded: deque[tuple[Request, Reason]] = deque()
+        self.submitted: deque[Request] = deque()
         self._deadlines: list[tuple[float, int, Request]] = []
         self._most_deadlines = _FEW_DEADLINES
         self._numbers = itertools.count()
@@ -200,23 +200,23 @@ class Terminations:
     def watch_deadline(self, request: Request) -> None:
         """End `request` at its deadline, if it has one."""
         if request.deadline is not None:
-            self._submitted.append(request)
+            self.submitted.append(request)
 
     def add(self, request: Request, reason: Reason) -> None:
         """End `request` at the next iteration; one that is not submitted yet, right after its submission."""
-        self._demanded.append((request, reason))
+        self.demanded.append((request, reason))
 
     def due(self, now: float) -> list[tuple[Request, Reason]]:
         """The requests that end now, and why; some more than once. Only the generating thread calls this."""
         ended: list[tuple[Request, Reason]] = []
-        for _ in range(len(self._demanded)):
-            request, reason = self._demanded.popleft()
+        for _ in range(len(self.demanded)):
+            request, reason = self.demanded.popleft()
             if request.is_submitted:
                 ended.append((request, reason))
             elif not request.is_finished:
-                self._demanded.append((request, reason))
-        while self._submitted:
-            request = self._submitted.popleft()
+                self.demanded.append((request, reason))
+        while self.submitted:
+            request = self.submitted.popleft()
             assert request.deadline is not None
             heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request))
         while self._deadlines and self._deadlines[0][0] <= now:

@@ -42,8 +42,8 @@ from shapeshift.triton.endpoint import own_endpoint
 _STOP_ID, _STREAM = "stop_id", "stream"
 # Period and time limit of the probe of the other model while requests are in flight. Half a minute without an answer is
 # what the sidecar, too, takes for a hung process.
-_PROBE_PERIOD_S, _PROBE_TIMEOUT_S = 1.0, 5.0
-_FAILED_PROBES = 6
+_PROBE_TIMEOUT_S = 5.0
+FAILED_PROBES = 6
 _TICK_S = 0.5
 
 
@@ -73,22 +73,24 @@ class UnaryFront(Front[Call]):
     never answers what a dead process held.
     """
 
+    # calls: in flight.
     # The other model finds the node that is best for a request.
     any_node = False
+    probe_period_s = 1.0
 
     def __init__(self, pb_utils: PbUtils, args: ModelArgs, client: AsyncClient | None = None) -> None:
         super().__init__(pb_utils, args)
         settings.refuse_unknown(args.parameters, settings.names(ForwardSettings, GeneratedForwardSettings))
         self._settings = settings.read(ForwardSettings, args.parameters)
-        self._calls: set[Call] = set()
+        self.calls: set[Call] = set()
         self._lock = threading.Lock()
         endpoint = own_endpoint(self._settings.grpc_url)
         self._client = client or AsyncClient(endpoint.address, endpoint.tls)
-        self._thread = ClientThread(self._client.close)
-        self._forwarding = StepCounter("grpc-client", lambda: bool(self._calls))
+        self.thread = ClientThread(self._client.close)
+        self._forwarding = StepCounter("grpc-client", lambda: bool(self.calls))
         self.begin(RequestMetrics("prompts", 1, 0))
-        self._probing = self._thread.start(self._probe())
-        self._ticking = self._thread.start(self._tick())
+        self._probing = self.thread.start(self._probe())
+        self._ticking = self.thread.start(self._tick())
 
     def handle(self, request: InferenceRequest, sender: ResponseSender) -> None:
         # The other model describes itself, see `respond`.
@@ -113,8 +115,8 @@ class UnaryFront(Front[Call]):
 
     def start(self, job: Call) -> None:
         with self._lock:
-            self._calls.add(job)
-            job.task = self._thread.start(self._forward(job))
+            self.calls.add(job)
+            job.task = self.thread.start(self._forward(job))
 
     def cancel(self, job: Call) -> None:
         self._end(job, CancelledRequestError("the client cancelled the request"))
@@ -126,10 +128,10 @@ class UnaryFront(Front[Call]):
         return self.response(job.answer)
 
     def load(self) -> float:
-        return len(self._calls)
+        return len(self.calls)
 
     def metrics(self) -> Sequence[Metric]:
-        return [Gauge("requests_running", "Requests in flight", lambda: len(self._calls))]
+        return [Gauge("requests_running", "Requests in flight", lambda: len(self.calls))]
 
     def steps(self) -> Sequence[StepCounter]:
         return [self._forwarding]
@@ -137,13 +139,13 @@ class UnaryFront(Front[Call]):
     def stop(self, timeout_s: float = 5.0) -> None:
         """Let the other model answer the requests in flight within the time, fail the others, then stop."""
         end = time.monotonic() + timeout_s
-        while self._calls and time.monotonic() < end:
+        while self.calls and time.monotonic() < end:
             time.sleep(0.01)
         self._probing.cancel()
         self._ticking.cancel()
-        for call in list(self._calls):
+        for call in list(self.calls):
             self._end(call, unloading())
-        self._thread.close()
+        self.thread.close()
 
     async def _forward(self, call: Call) -> None:
         with self._lock:
@@ -159,7 +161,7 @@ class UnaryFront(Front[Call]):
         except Exception as error:  # noqa: BLE001  whatever happens, the client is answered
             call.error = error.with_traceback(None)
         with self._lock:
-            self._calls.remove(call)
+            self.calls.remove(call)
         self.done(call)
 
     async def _ask(self, call: Call) -> Tensors:
@@ -187,15 +189,15 @@ class UnaryFront(Front[Call]):
         """Fail the requests in flight when the other model's process has died, or no longer answers."""
         failed = 0
         while True:
-            await asyncio.sleep(_PROBE_PERIOD_S)
-            in_flight = list(self._calls)
+            await asyncio.sleep(self.probe_period_s)
+            in_flight = list(self.calls)
             try:
                 died = await self._died() if in_flight else None
             except Exception as error:  # noqa: BLE001  without the probe requests would wait for a dead process
                 self.log(f"a probe of {self._settings.forward_to} failed: {type(error).__name__}: {error}")
                 continue
             failed = failed + 1 if died is not None else 0
-            if died is not None and (isinstance(died, ModelDiedError) or failed >= _FAILED_PROBES):
+            if died is not None and (isinstance(died, ModelDiedError) or failed >= FAILED_PROBES):
                 self.log(f"{self._settings.forward_to} does not answer: {len(in_flight)} requests fail ({died})")
                 for call in in_flight:
                     self._end(call, self._dead())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -22,15 +23,14 @@ def adapter(name: str) -> Any:
 class Case:
     """loaded: by adapter, what was reported; weights: what is done in place of reading files."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.loaded: dict[str, Exception | None] = {}
         self.seconds: list[float] = []
         self.weights: Callable[[torch.Tensor, Any], None] = lambda target, one: None
         self.made: list[Loader] = []
-        monkeypatch.setattr(loader, "load_weights", lambda target, one, write, pause: self.weights(target, one))
 
     def start(self, **options: Any) -> Loader:
-        self.made.append(Loader(self._note, lambda *given: True, **options))
+        self.made.append(Loader(self._note, self._fill, **options))
         return self.made[-1]
 
     def load(self, running: Loader, name: str) -> torch.Tensor:
@@ -39,14 +39,17 @@ class Case:
         wait_for(lambda: name in self.loaded)
         return target
 
+    def _fill(self, target: torch.Tensor, adapter: Any, *, pause: Callable[[], None]) -> None:
+        self.weights(target, adapter)
+
     def _note(self, one: Any, error: Exception | None, seconds: float) -> None:
         self.loaded[one.name] = error
         self.seconds.append(seconds)
 
 
 @pytest.fixture
-def case(monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
-    made = Case(monkeypatch)
+def case() -> Iterator[Case]:
+    made = Case()
     yield made
     for one in made.made:
         one.close()
@@ -66,16 +69,11 @@ def test_a_load_that_fails_is_reported_and_the_next_one_is_made(case: Case) -> N
     assert case.loaded == {"bad": failure, "good": None} and min(case.seconds) >= 0
 
 
-def test_the_time_of_a_load_is_that_between_its_begin_and_its_end(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(loader, "time", SimpleNamespace(monotonic=lambda: now[0], thread_time=lambda: 0.0))
-
-    def weights(target: torch.Tensor, one: Any) -> None:
-        now[0] += 2.5
-
-    case.weights = weights
+def test_the_time_of_a_load_is_that_between_its_begin_and_its_end(case: Case) -> None:
+    began = time.monotonic()
+    case.weights = lambda target, one: time.sleep(0.02)
     case.load(case.start(), "a")
-    assert case.seconds == [2.5]
+    assert 0.02 <= case.seconds[0] <= time.monotonic() - began
 
 
 def test_close_finishes_the_current_load_and_leaves_those_that_wait(case: Case) -> None:
@@ -90,12 +88,10 @@ def test_close_finishes_the_current_load_and_leaves_those_that_wait(case: Case) 
     for name in ("current", "waits"):
         running.submit(adapter(name), torch.zeros(1))
     assert loading.wait(120)
-    closing = threading.Thread(target=running.close)
-    closing.start()
-    wait_for(lambda: running._closing)
+    running.close(timeout_s=0.0)
     may_end.set()
-    closing.join(30)
-    assert not running._thread.is_alive() and list(case.loaded) == ["current"]
+    running.close(timeout_s=30)
+    assert list(case.loaded) == ["current"]
 
 
 class Host:

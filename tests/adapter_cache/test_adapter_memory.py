@@ -44,7 +44,7 @@ def adapter(name: str, elements: int) -> Adapter:
 class FakeLoads:
     """A cache whose loads wait for `may_load` and fill an adapter's memory with its number."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, blocks: int = 4, reserve: int = 512, algorithm: str = "gdsf"):
+    def __init__(self, blocks: int = 4, reserve: int = 512, algorithm: str = "gdsf"):
         self.num_loads = 0
         self.may_load = threading.Event()
         self.may_load.set()
@@ -52,19 +52,19 @@ class FakeLoads:
         self.unreadable: set[str] = set()
         self.failed: list[tuple[str, str]] = []
         self.changed = threading.Semaphore(0)
-        monkeypatch.setattr(loader, "load_weights", self._fill)
         self.memory = torch.zeros(blocks * BLOCK_ELEMENTS + reserve)
         self.pool = BlockPool(blocks)
         self.cache = AdapterCache(
             SharedMemory(self.memory, self.pool, BLOCK_ELEMENTS, text_blocks=1),
             rule=EVICTION_RULES[algorithm],
-            write=TorchLora().store,
+            load=self._fill,
             on_change=self.changed.release,
             on_failure=lambda one, error: self.failed.append((one.name, str(error))),
         )
         self.adapters: dict[str, Adapter] = {}
 
-    def _fill(self, target: torch.Tensor, one: Adapter, *others: object) -> None:
+    def _fill(self, target: torch.Tensor, adapter: Adapter, *, pause: Callable[[], None]) -> None:
+        one = adapter
         self.num_loads += 1
         assert self.may_load.wait(120)
         if one.name in self.fails:
@@ -88,7 +88,7 @@ class FakeLoads:
     def settle(self) -> None:
         """Wait until no load is in flight."""
         deadline = time.monotonic() + 120
-        while any(one.state == LOADING for one in self.adapters.values()) or self.cache._in_flight:
+        while any(one.state == LOADING for one in self.adapters.values()) or self.cache.loads:
             assert time.monotonic() < deadline
             self.cache.begin_iteration()
             time.sleep(0.001)
@@ -104,14 +104,14 @@ class FakeLoads:
         one = self.adapters[name]
         if one.state != READY:
             return False
-        span = self.cache._placement.span(name)
+        span = self.cache.placement.span(name)
         assert (self.memory[span.start : span.end] == one.number).all(), f"{name} was overwritten"
         assert one.places is not None and torch.equal(one.places, shifted(one.relative, span.start))
         return True
 
     def block(self, name: str) -> int | None:
         """The first block that it has borrowed; None where it is in the reserve."""
-        run = self.cache._placement.span(name).run
+        run = self.cache.placement.span(name).run
         return None if run is None else run.start
 
     def take(self, count: int) -> Blocks:
@@ -122,11 +122,11 @@ class FakeLoads:
 
 
 @pytest.fixture
-def make_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FakeLoads]]:
+def make_cache() -> Iterator[Callable[..., FakeLoads]]:
     made: list[FakeLoads] = []
 
     def make(**options: int | str) -> FakeLoads:
-        made.append(FakeLoads(monkeypatch, **options))  # type: ignore[arg-type]
+        made.append(FakeLoads(**options))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -146,32 +146,27 @@ def test_a_load_pauses_while_requests_run(monkeypatch: pytest.MonkeyPatch) -> No
     answer_of = SimpleNamespace(thread_time=lambda: next(clock) / 1e4, sleep=pauses.append, monotonic=time.monotonic)
     monkeypatch.setattr(loader, "time", answer_of)
 
-    def fill(target: torch.Tensor, one: Adapter, write: object, pause: Callable[[], None]) -> None:
+    def fill(target: torch.Tensor, adapter: Adapter, *, pause: Callable[[], None]) -> None:
         for busy[0] in (True, False, True):
             pause()
 
-    monkeypatch.setattr(loader, "load_weights", fill)
     busy = [False]
-    one = loader.Loader(lambda *_: ended.set(), TorchLora().store, lambda: busy[0])
+    one = loader.Loader(lambda *_: ended.set(), fill, lambda: busy[0])
     one.submit(adapter("a", 32), torch.zeros(32))
     assert ended.wait(120)
     one.close()
     assert pauses == pytest.approx([loader._PAUSE / 1e4] * 2)
 
 
-def test_the_time_of_a_load_is_in_milliseconds(
-    make_cache: Callable[..., FakeLoads], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, now = make_cache(), [100.0]
-    monkeypatch.setattr(loader, "time", SimpleNamespace(monotonic=lambda: now[0], thread_time=time.thread_time))
-
-    def fill(target: torch.Tensor, *others: object) -> None:
-        now[0] += 0.25
-
-    monkeypatch.setattr(loader, "load_weights", fill)
+def test_the_time_of_a_load_is_in_milliseconds(make_cache: Callable[..., FakeLoads]) -> None:
+    made, began = make_cache(), time.monotonic()
+    made.may_load.clear()
     made.add("a", 100)
-    assert made.load("a")
-    assert made.cache.metrics.load_ms.totals()[1] == pytest.approx(250)
+    assert made.cache.start_load("a")
+    time.sleep(0.02)
+    made.may_load.set()
+    made.settle()
+    assert 20 <= made.cache.metrics.load_ms.totals()[1] <= (time.monotonic() - began) * 1e3
 
 
 # The reserve.
@@ -501,7 +496,7 @@ def test_reads_that_fail_pause_until_one_succeeds(
         now = one.retry_at
     made.unreadable.clear()
     assert made.load("a") and made.holds("a")
-    made.cache._placement.evict(one, REMOVED)
+    made.cache.placement.evict(one, REMOVED)
     made.unreadable.add("a")
     assert made.load("a") and one.retry_at == now
 

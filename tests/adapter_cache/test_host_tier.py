@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from shapeshift.adapter_cache.memory import loader
 from shapeshift.adapter_cache.memory.adapter_table import Adapter
 from shapeshift.adapter_cache.memory.cache import AdapterCache
 from shapeshift.adapter_cache.memory.host_tier import HostTier
+from shapeshift.adapter_cache.memory.loader import load_weights
 from shapeshift.adapter_cache.memory.placement import SharedMemory
 from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
 from shapeshift.adapter_cache.settings import EVICTION_RULES, HOST_TIERS
@@ -26,24 +28,24 @@ BYTES = 4
 class Loads:
     """A loader with a host tier, and the names of the adapters whose files were read."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, elements: int, eviction: str = "lru") -> None:
+    def __init__(self, elements: int, eviction: str = "lru") -> None:
         self.read: list[str] = []
         self.fails: set[str] = set()
         self.hits = 0
-        self.host = HostTier(elements * BYTES, EVICTION_RULES[eviction], self._hit)
+        self.limit = elements * BYTES
+        self.host = HostTier(self.limit, EVICTION_RULES[eviction], self._hit)
         self._ended = threading.Event()
-        self._error: Exception | None = None
-        monkeypatch.setattr(loader, "load_weights", self._fill)
-        self._loader = loader.Loader(self._on_loaded, TorchLora().store, host=self.host)
+        self.error: Exception | None = None
+        self._loader = loader.Loader(self._on_loaded, self._fill, host=self.host)
 
     def load(self, name: str, elements: int) -> Exception | None:
         """Load an adapter to a place of its own, check what it holds, and return why that failed."""
         target = torch.zeros(elements)
         self.load_to(target, name)
-        if self._error is None:
+        if self.error is None:
             assert (target == ord(name)).all(), "the weights of another adapter"
-        assert self.host.used <= self.host._limit
-        return self._error
+        assert self.host.used <= self.limit
+        return self.error
 
     def load_to(self, target: torch.Tensor, name: str) -> None:
         """Load an adapter of the size of `target`."""
@@ -54,14 +56,14 @@ class Loads:
     def close(self) -> None:
         self._loader.close()
 
-    def _fill(self, target: torch.Tensor, one: Adapter, *others: object) -> None:
-        self.read.append(one.name)
-        target.fill_(ord(one.name))
-        if one.name in self.fails:
+    def _fill(self, target: torch.Tensor, adapter: Adapter, *, pause: Callable[[], None]) -> None:
+        self.read.append(adapter.name)
+        target.fill_(ord(adapter.name))
+        if adapter.name in self.fails:
             raise EngineError("gone")
 
     def _on_loaded(self, one: Adapter, error: Exception | None, seconds: float) -> None:
-        self._error = error
+        self.error = error
         self._ended.set()
 
     def _hit(self) -> None:
@@ -75,8 +77,8 @@ def record(name: str, elements: int) -> Adapter:
 
 
 @pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loads]:
-    made = Loads(monkeypatch, elements=100)
+def loads() -> Iterator[Loads]:
+    made = Loads(elements=100)
     yield made
     made.close()
 
@@ -100,8 +102,8 @@ def test_one_that_is_too_large_is_loaded_and_evicts_none(loads: Loads) -> None:
     assert loads.host.names == ["a"] and loads.read == ["a", "x"]
 
 
-def test_without_room_every_load_reads_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Loads(monkeypatch, elements=0)
+def test_without_room_every_load_reads_its_file() -> None:
+    made = Loads(elements=0)
     for _ in range(2):
         assert made.load("a", 8) is None
     made.close()
@@ -116,8 +118,8 @@ def test_a_load_that_fails_leaves_no_image(loads: Loads) -> None:
     assert loads.load("a", 40) is None and loads.read == ["a", "a"]
 
 
-def test_the_rule_of_the_cache_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Loads(monkeypatch, elements=100, eviction="lfu")
+def test_the_rule_of_the_cache_decides() -> None:
+    made = Loads(elements=100, eviction="lfu")
     for name in "aabc":
         made.load(name, 40)
     made.close()
@@ -126,33 +128,37 @@ def test_the_rule_of_the_cache_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cache_counts_the_loads_that_it_serves() -> None:
     # As the service opens it on a GPU.
+    hosts: list[Any] = []
+
+    def open_host(*inputs: Any) -> Any:
+        hosts.append(HOST_TIERS["cuda"](64, *inputs))
+        return hosts[0]
+
     made = AdapterCache(
         SharedMemory(torch.zeros(512), BlockPool(1), 256, text_blocks=1),
         rule=EVICTION_RULES["gdsf"],
-        write=TorchLora().store,
+        load=partial(load_weights, write=TorchLora().store),
         on_change=lambda: None,
         on_failure=lambda one, error: None,
-        open_host=partial(HOST_TIERS["cuda"], 64),
+        open_host=open_host,
     )
     made.close()
-    host = made._loader._host
-    assert host is not None
-    host.reserve("a", torch.zeros(16))
-    assert host.get("a") is not None and host.get("b") is None
+    hosts[0].reserve("a", torch.zeros(16))
+    assert hosts[0].get("a") is not None and hosts[0].get("b") is None
     assert made.metrics.host_loads.value == 1
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
-def test_a_round_trip(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+def test_a_round_trip(device: str) -> None:
     """Two adapters take turns in one place of the device, while the tier has both: page-locked where that is a GPU."""
     elements = 1 << 16
-    made, target = Loads(monkeypatch, elements=3 * elements), torch.zeros(elements, device=device)
+    made, target = Loads(elements=3 * elements), torch.zeros(elements, device=device)
     for name in "ababba":
         # A load waits for what was launched before it, and what is launched after it has its weights.
         target.fill_(-1)
         before = target.clone()
         made.load_to(target, name)
-        assert made._error is None
+        assert made.error is None
         assert (target == ord(name)).all() and (before == -1).all()
     made.close()
     assert made.read == ["a", "b"] and made.hits == 4

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-from shapeshift.adapter_cache import front as lora_front
 from shapeshift.adapter_cache import prompt_embedding
 from shapeshift.adapter_cache.front import LoraFront
 from shapeshift.adapter_cache.lora import grouped_loading
@@ -27,7 +26,6 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.engine import speculation
 from shapeshift.fused_decode.engine.speculation import Speculator
-from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 from shapeshift.serving.metrics import Counter
 from tests.adapter_cache.lora_models import MIXED, Spec, make_adapter, peft_texts, save_adapter
@@ -56,12 +54,13 @@ def folder(tmp_path: Path, mixed_adapters: dict[str, Path]) -> Path:
     return made
 
 
+class QuickFront(LoraFront):
+    refresh_s = 0.05
+
+
 @pytest.fixture
-def make_front(
-    small_base: Path, folder: Path, lora_kernels: Path, pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[MakeFront]:
+def make_front(small_base: Path, folder: Path, lora_kernels: Path, pb_utils: PbUtils) -> Iterator[MakeFront]:
     """A function that starts a front; the fixture closes each front and checks its integrity."""
-    monkeypatch.setattr(lora_front, "_REFRESH_S", 0.05)
     started: list[LoraFront] = []
 
     def make(kind: str = "CPU", **parameters: object) -> LoraFront:
@@ -77,7 +76,7 @@ def make_front(
             **parameters,
         }
         given = replace(arguments("generate_lora", **stated), kind=kind)
-        started.append(LoraFront(pb_utils, given))
+        started.append(QuickFront(pb_utils, given))
         return started[-1]
 
     yield make
@@ -361,7 +360,7 @@ def test_the_registry_changes_while_requests_run(
     assert gone.refusal()[0] == TritonError.NOT_FOUND
     wait_for(lambda: any(name.startswith("late@") for name in front.cache.resident_names()))
     store.pin(folder, "late", False)
-    wait_for(lambda: not front.cache.preload._pinned)
+    wait_for(lambda: not any(one.pinned for one in front.catalogue.all()))
     front.cache.check_integrity()
 
 
@@ -384,22 +383,6 @@ def test_a_check_of_the_registry_that_fails_is_said_and_the_next_one_counts(
     assert woken == [0], "only a check that found a change asks the loop again"
     said = [line for line in pb_utils.Logger.lines if "a round of adapter-registry failed" in line]
     assert [line.rpartition(": ")[2] for line in said] == ["OSError('away')", "ValueError('odd')"]
-
-
-def test_the_memory_of_an_adapter_counts_in_whole_blocks_of_tokens(
-    make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    front = make_front()
-    block = front.runtime.block_elements
-    for elements, tokens in (
-        (0, 0),
-        (1, 1),
-        (block // BLOCK_TOKENS, 1),
-        (block, BLOCK_TOKENS),
-        (block + 1, BLOCK_TOKENS + 1),
-    ):
-        monkeypatch.setattr(front.cache, "elements", lambda name, elements=elements: elements)
-        assert front._adapter_tokens("small") == tokens
 
 
 def test_bad_entries_change_nothing(

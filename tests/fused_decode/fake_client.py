@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from shapeshift.errors import OverloadedError
@@ -12,16 +13,22 @@ from tests.fakes import PbUtils, Request, values_of
 
 
 class FakeClient(AsyncClient):
-    """Calls `pb_utils.models` by name. `calls` are those that were made; a model in `dead` never answers."""
+    """Calls `pb_utils.models` by name. `calls` are those that were made; a model in `dead` never answers.
+
+    answer: in place of the models.
+    """
 
     def __init__(self, pb_utils: PbUtils) -> None:
         super().__init__("nowhere")
         self.calls: list[ModelCall] = []
         self.dead: dict[str, str] = {}
+        self.answer: Callable[[ModelCall], Awaitable[Tensors]] | None = None
         self._pb_utils = pb_utils
 
     async def first(self, call: ModelCall) -> Tensors:
         self.calls.append(call)
+        if self.answer is not None:
+            return await self.answer(call)
         if call.model not in self._pb_utils.models:
             raise error_of(f"Model '{call.model}' is not ready.")
         request = Request(

@@ -108,7 +108,7 @@ def test_a_cancelled_request_ends_all_its_choices(make_front: MakeFront, toy: To
     wait_for(lambda: front.loop.slots.used == 3)
     front.execute([stays])
     gone.sender.cancelled = True
-    wait_for(lambda: len(front.loop._terminations._demanded) == 8)
+    wait_for(lambda: len(front.loop.terminations.demanded) == 8)
     toy.pace.release(500)
     error = gone.sender.stream()[-1].error()
     assert error is not None and error.code() == TritonError.CANCELLED

@@ -8,13 +8,13 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
-from shapeshift.serving import responses
+from shapeshift.fused_decode.front import GenerateFront
+from shapeshift.serving.front import Affinity
 from tests.fakes import FINAL, PbUtils, Request, TritonError, values_of
 from tests.fused_decode.fronts import OUTPUTS, MakeFront, answer_of, ask, text_of
 from tests.fused_decode.toy import LETTERS, ToyRuntime, ids, save_tokenizer
@@ -76,17 +76,22 @@ def test_a_stream_has_the_same_text_piece_by_piece(make_front: MakeFront, toy: T
     assert [len(text) for text in message] == [1] * 20
 
 
+def affinity_of(front: GenerateFront) -> Affinity:
+    assert front.affinity is not None
+    return front.affinity
+
+
 def test_a_prompt_is_unread_until_its_first_token(make_front: MakeFront, toy: ToyRuntime) -> None:
     requests = [ask("hello", max_tokens=20, stream=True), ask("goodbye", max_tokens=20, stream=True)]
     toy.pace = threading.Semaphore(0)
     front = make_front()
-    assert front._unread_tokens() == 0
+    assert affinity_of(front).unread_tokens() == 0
     front.execute(requests)
-    assert front._unread_tokens() == len("hello") + len("goodbye")
+    assert affinity_of(front).unread_tokens() == len("hello") + len("goodbye")
     while any(not request.sender.responses for request in requests):
         toy.pace.release()
         time.sleep(0.005)
-    assert front._unread_tokens() == 0
+    assert affinity_of(front).unread_tokens() == 0
     toy.pace.release(100)
     for request in requests:
         request.sender.stream()
@@ -94,9 +99,9 @@ def test_a_prompt_is_unread_until_its_first_token(make_front: MakeFront, toy: To
 
 def test_the_tokens_of_a_prompt_are_known_about_before_it_is_parsed(make_front: MakeFront) -> None:
     front = make_front()
-    assert front._parser.prompt_tokens(ask("x" * 40)) == 10
-    assert front._parser.prompt_tokens(ask(None, input_ids=[1, 2, 3])) == 3
-    assert front._parser.prompt_tokens(ask(None)) == 0
+    assert affinity_of(front).prompt_tokens(ask("x" * 40)) == 10
+    assert affinity_of(front).prompt_tokens(ask(None, input_ids=[1, 2, 3])) == 3
+    assert affinity_of(front).prompt_tokens(ask(None)) == 0
 
 
 def test_text_for_a_slow_client_is_merged(make_front: MakeFront, toy: ToyRuntime) -> None:
@@ -305,7 +310,7 @@ def test_cancelled_requests_free_their_slots(make_front: MakeFront, toy: ToyRunt
     assert toy.entered.acquire(timeout=30)
     for request in gone:
         request.sender.cancelled = True
-    wait_for(lambda: len(front.loop._terminations._demanded) == 5)
+    wait_for(lambda: len(front.loop.terminations.demanded) == 5)
     toy.open.set()
     for request in gone:
         error = request.sender.stream()[-1].error()
@@ -341,7 +346,7 @@ def test_a_response_that_cannot_be_sent_ends_the_request(make_front: MakeFront, 
     lost.sender._fail = RuntimeError("gone")
     toy.pace = threading.Semaphore(2)
     front.execute([lost, stays])
-    wait_for(lambda: front.loop._terminations._demanded or "lost" not in [one.id for one in front.live])
+    wait_for(lambda: front.loop.terminations.demanded or "lost" not in [one.id for one in front.live])
     toy.pace.release(100)
     stays.sender.stream()
     wait_for(lambda: not front.live)
@@ -405,8 +410,8 @@ def test_close_answers_all_requests_and_ends_all_threads(make_front: MakeFront, 
 # Metrics.
 
 
-def test_metrics(make_front: MakeFront, pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1000))
+def test_metrics(make_front: MakeFront, pb_utils: PbUtils) -> None:
+    began = time.monotonic()
     front = make_front()
     good, bad, unknown = ask("a" * 9, max_tokens=7), ask(""), ask(None, stop_id="x")
     front.execute([good, bad, unknown])
@@ -419,7 +424,7 @@ def test_metrics(make_front: MakeFront, pb_utils: PbUtils, monkeypatch: pytest.M
     assert count("shapeshift_request_tokens_bucket", le="8") == 0
     assert count("shapeshift_request_tokens_bucket", le="16") == 1
     assert count("shapeshift_request_latency_ms_count") == 1
-    assert 1000 <= count("shapeshift_request_latency_ms_sum") / 1e3 < 1100
+    assert 0 < count("shapeshift_request_latency_ms_sum") <= (time.monotonic() - began) * 1e3
     assert count("shapeshift_prompt_tokens_total") == 9
     assert count("shapeshift_generated_tokens_total") == 7
     assert count("shapeshift_iteration_ms_count") == 7

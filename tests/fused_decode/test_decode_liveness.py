@@ -97,7 +97,7 @@ def test_the_thread_that_forwards(pb_utils: PbUtils, monkeypatch: pytest.MonkeyP
     client.dead["generate"] = "there is no such request"
     pb_utils.models["generate"] = None
     front = as_served(UnaryFront(pb_utils, arguments("generate_unary"), client))
-    front._forwarding.limit_s = 1.2
+    front.steps()[0].limit_s = 1.2
 
     async def hang() -> None:
         assert opened.wait(120)
@@ -107,7 +107,7 @@ def test_the_thread_that_forwards(pb_utils: PbUtils, monkeypatch: pytest.MonkeyP
         wait_for(lambda: client.calls)
         wait_for(lambda: watched(pb_utils) == {"execute", "responses", "errors", "grpc-client"})
         with only_stalled(pb_utils, "grpc-client", opened.set):
-            front._thread.start(hang())
+            front.thread.start(hang())
     finally:
         opened.set()
         front.close()

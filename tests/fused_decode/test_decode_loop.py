@@ -519,8 +519,8 @@ def test_a_close_during_a_step_ends_the_thread() -> None:
     loop._wake.clear = close_meanwhile  # type: ignore[method-assign]
     loop.wake()
     loop.start()
-    loop._thread.join(30)
-    assert not loop._thread.is_alive()
+    loop.thread.join(30)
+    assert not loop.thread.is_alive()
 
 
 def test_an_idle_loop_does_not_step() -> None:

@@ -85,7 +85,7 @@ class Made:
 
     def restarted(self) -> None:
         """Wait until the ranks have been started again, or could not be."""
-        starting = self.runtime._starting
+        starting = self.runtime.starting
         assert starting is not None
         wait_for(starting.done)
 
@@ -125,7 +125,7 @@ def test_a_rank_that_ended_between_steps_is_replaced_and_said_once(made: Made) -
     made.launcher.dead = ""
     made.restarted()
     assert made.launcher.calls == ["stop", "start", "connect"]
-    assert made.runtime.ready() and made.runtime._starting is None
+    assert made.runtime.ready() and made.runtime.starting is None
     assert made.log[-1].startswith("3 ranks: this process, and 11, 12, again after 0.")
 
 
@@ -159,7 +159,7 @@ def test_a_step_that_a_rank_breaks_fails_with_the_reason(made: Made, error: Exce
     made.runtime.forward(BATCH)
     # The new processes have no cache to copy in.
     assert made.launcher.calls[-1][0] == messages.encode(BATCH, [], [])
-    assert made.runtime._starting is None
+    assert made.runtime.starting is None
 
 
 def test_any_other_failure_of_a_step_stays_what_it_is_and_starts_the_ranks_again(made: Made) -> None:

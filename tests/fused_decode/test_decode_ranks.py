@@ -186,7 +186,7 @@ def model_of(front: GenerateFront) -> TensorParallelModel:
 
 
 def child_of(front: GenerateFront) -> int:
-    (pid,) = model_of(front)._launcher.pids
+    (pid,) = model_of(front).launcher.pids
     return pid
 
 
@@ -259,7 +259,7 @@ def test_a_killed_rank_costs_the_running_requests_alone(front: GenerateFront, al
 
 def test_a_rank_that_dies_while_nothing_runs_costs_no_request(front: GenerateFront, alone: Answers) -> None:
     os.kill(child_of(front), signal.SIGKILL)
-    wait_for(model_of(front)._launcher.ended)
+    wait_for(model_of(front).launcher.ended)
     assert answer(front) == alone[0]
 
 
@@ -325,7 +325,7 @@ def test_ranks_that_cannot_start_again_fail_each_request_until_they_can(
 
     monkeypatch.setattr(Launcher, "start", refuse)
     os.kill(child_of(front), signal.SIGKILL)
-    wait_for(model_of(front)._launcher.ended)
+    wait_for(model_of(front).launcher.ended)
     for _ in range(2):
         request = ask(PROMPT)
         front.execute([request])

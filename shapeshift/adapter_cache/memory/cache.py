@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from shapeshift.adapter_cache.memory.adapter_table import ABSENT, LOADING, READY, Adapter, AdapterTable
-from shapeshift.adapter_cache.memory.loader import Loader, OpenHost, Store
+from shapeshift.adapter_cache.memory.loader import Load, Loader, OpenHost
 from shapeshift.adapter_cache.memory.placement import REMOVED, Placement, SharedMemory
 from shapeshift.adapter_cache.policy.eviction import RankedEviction
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
@@ -112,6 +112,7 @@ class AdapterCache:
     preload       loads before admission
     on_change()   called on the loader's thread when waiting requests may be admissible
     on_failure(adapter, error)  called on the generating thread when a load fails for longer
+    loads         in flight
     open_host     makes the tier in the memory of the host, for a GPU; None: loads go straight to the memory
     """
 
@@ -120,7 +121,7 @@ class AdapterCache:
         memory: SharedMemory,
         *,
         rule: RankedEviction,
-        write: Store,
+        load: Load,
         on_change: Callable[[], None],
         on_failure: OnFailure,
         open_host: OpenHost | None = None,
@@ -129,12 +130,12 @@ class AdapterCache:
         self.table = AdapterTable()
         self.preload = Preloader(self.table, memory.text_blocks, self._start_load)
         self._pool = memory.pool
-        self._placement = Placement(memory, self.table, rule)
+        self.placement = Placement(memory, self.table, rule)
         self._on_change, self._on_failure = on_change, on_failure
         self._keeps_unused = rule.keeps_unused
         host = None if open_host is None else open_host(rule, self.metrics.host_loads.add)
-        self._loader = Loader(self._on_loaded, write, lambda: self._pool.held > 0, host)
-        self._in_flight = 0
+        self._loader = Loader(self._on_loaded, load, lambda: self._pool.held > 0, host)
+        self.loads = 0
         self._ended_loads: deque[tuple[Adapter, Exception | None]] = deque()
         self._pool.borrower = self
 
@@ -143,11 +144,11 @@ class AdapterCache:
     @property
     def max_elements(self) -> int:
         """Elements of the largest adapter that fits."""
-        return self._placement.reserve.size
+        return self.placement.reserve.size
 
     def free_reserve_bytes(self) -> int:
         """Bytes of the reserve that no adapter has."""
-        return self._placement.reserve.free * self._placement.element_bytes
+        return self.placement.reserve.free * self.placement.element_bytes
 
     def elements(self, name: str | None) -> int:
         """Elements that an adapter takes; 0 for None."""
@@ -163,7 +164,7 @@ class AdapterCache:
 
     def resident_names(self) -> list[str]:
         """Names of the adapters that are ready or loading."""
-        return list(self._placement)
+        return list(self.placement)
 
     def close(self) -> None:
         """Finish the current load and end the loader's thread."""
@@ -172,7 +173,7 @@ class AdapterCache:
     @property
     def exported(self) -> list[Metric]:
         """All counters."""
-        return [*vars(self.metrics).values(), *self._placement.evictions.values()]
+        return [*vars(self.metrics).values(), *self.placement.evictions.values()]
 
     # `AdapterMemory`, on the generating thread.
 
@@ -191,7 +192,7 @@ class AdapterCache:
         used = None if adapter is None else self.table[adapter]
         if used is not None and used.state != READY:
             return False
-        held = self._placement.run_blocks(used.name) if used is not None and used.is_idle else 0
+        held = self.placement.run_blocks(used.name) if used is not None and used.is_idle else 0
         if self.free_tokens - held * BLOCK_TOKENS < tokens:
             return False
         if used is not None:
@@ -215,7 +216,7 @@ class AdapterCache:
     def places_of(self, numbers: list[int]) -> tuple[list[torch.Tensor], int]:
         """The places of adapters in use, by number, and a version that changes when one of them moves."""
         adapters = map(self.table.numbered, numbers)
-        return [one.places for one in adapters if one.places is not None], self._placement.version
+        return [one.places for one in adapters if one.places is not None], self.placement.version
 
     def has_magnitudes(self, number: int) -> bool:
         """Whether the adapter in use with this number is a DoRA."""
@@ -226,30 +227,30 @@ class AdapterCache:
             self._end_load(*self._ended_loads.popleft())
         for adapter in self.table.pop_unused():
             if adapter.state == READY:
-                self._placement.evict(adapter, REMOVED)
+                self.placement.evict(adapter, REMOVED)
         if not self._keeps_unused:
             self._evict_unused()
         for adapter in self.table.waiting_adapters():
             if (error := adapter.error) is not None:
                 # A request that arrived while the load failed.
                 self._on_failure(adapter, error)
-        self.preload.run(self._in_flight)
+        self.preload.run(self.loads)
 
     @property
     def reclaimable(self) -> int:
-        return self._placement.idle_blocks
+        return self.placement.idle_blocks
 
     def reclaim(self, blocks: int) -> None:
-        self._placement.reclaim(blocks)
+        self.placement.reclaim(blocks)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if places, states and counts contradict each other."""
-        self._placement.check_integrity()
+        self.placement.check_integrity()
         for adapter in self.table.all():
             assert adapter.users >= 0, f"{adapter.name} has {adapter.users} users"
             assert adapter.state == READY or not adapter.users, f"{adapter.name} is in use but not ready"
         loading = sum(adapter.state == LOADING for adapter in self.table.all())
-        assert self._in_flight >= loading, "a load is lost"
+        assert self.loads >= loading, "a load is lost"
 
     # Private, on the generating thread.
 
@@ -258,7 +259,7 @@ class AdapterCache:
         adapter.users += 1
         adapter.uses += 1
         adapter.on_demand = False
-        adapter.last, adapter.base = time.monotonic(), self._placement.clock
+        adapter.last, adapter.base = time.monotonic(), self.placement.clock
 
     def _start_load(
         self, adapter: Adapter, *, reserved_blocks: int, on_demand: bool, evict: bool, spared: Container[str]
@@ -268,29 +269,29 @@ class AdapterCache:
         Blocks are used only if `reserved_blocks` stay available to texts. evict: whether idle adapters may be evicted;
         spared: except these.
         """
-        span = self._placement.find(adapter, reserved_blocks)
+        span = self.placement.find(adapter, reserved_blocks)
         if span is None and evict:
-            span = self._placement.evict_for(adapter, reserved_blocks, spared)
+            span = self.placement.evict_for(adapter, reserved_blocks, spared)
         if span is None:
             return False
         adapter.state, adapter.on_demand = LOADING, on_demand
-        self._in_flight += 1
-        self._loader.submit(adapter, self._placement.place(adapter, span))
+        self.loads += 1
+        self._loader.submit(adapter, self.placement.place(adapter, span))
         return True
 
     def _end_load(self, adapter: Adapter, error: Exception | None) -> None:
-        self._in_flight -= 1
+        self.loads -= 1
         if error is not None:
-            self._placement.remove(adapter)
+            self.placement.remove(adapter)
             adapter.fail(error)
             self.metrics.failed.add()
             if adapter.error is not None:
                 self._on_failure(adapter, error)
 
     def _evict_unused(self) -> None:
-        for adapter in [self.table[name] for name in self._placement]:
+        for adapter in [self.table[name] for name in self.placement]:
             if adapter.is_idle and not adapter.pinned and adapter.name not in self.table.waiting:
-                self._placement.evict(adapter, REMOVED)
+                self.placement.evict(adapter, REMOVED)
 
     # Private, on the loader's thread.
 

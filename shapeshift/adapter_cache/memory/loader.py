@@ -25,6 +25,12 @@ Store = Callable[[torch.Tensor, torch.Tensor, bool, float], bool]
 OnLoaded = Callable[[Adapter, Exception | None, float], None]
 
 
+class Load(Protocol):
+    """Fills the memory of an adapter, and calls `pause` in between: `load_weights` with a `write`."""
+
+    def __call__(self, target: torch.Tensor, adapter: Adapter, *, pause: Callable[[], None]) -> None: ...
+
+
 class HostImages(Protocol):
     """Adapters in the memory of the host, see `host_tier.HostTier`."""
 
@@ -125,12 +131,12 @@ class Loader:
     def __init__(
         self,
         on_loaded: OnLoaded,
-        write: Store,
+        load: Load,
         is_busy: Callable[[], bool] = lambda: False,
         host: HostImages | None = None,
     ) -> None:
         self._on_loaded = on_loaded
-        self._write = write
+        self._load_weights = load
         self._is_busy = is_busy
         self._host = host
         self._stream: torch.cuda.Stream | None = None
@@ -173,7 +179,7 @@ class Loader:
     def _load(self, adapter: Adapter, target: torch.Tensor, before: torch.cuda.Event | None) -> None:
         with torch.inference_mode():
             if self._host is None:
-                load_weights(target, adapter, self._write, self._pause)
+                self._load_weights(target, adapter, pause=self._pause)
             else:
                 self._copy(self._image(self._host, adapter, target), target, before)
 
@@ -184,7 +190,7 @@ class Loader:
             return image
         image = host.reserve(adapter.name, target)
         try:
-            load_weights(image, adapter, self._write, self._pause)
+            self._load_weights(image, adapter, pause=self._pause)
         except BaseException:
             host.drop(adapter.name)
             raise

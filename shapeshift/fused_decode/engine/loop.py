@@ -83,18 +83,18 @@ class DecodeLoop:
         self._sampler = Sampler(self.slots.sampling, runtime.vocab_size)
         self._speculator = options.speculator
         self._log = log
-        self._terminations = Terminations()
+        self.terminations = Terminations()
         self._in_flight: Launched | None = None
         self._waited = 0.0
         self.is_closing = False
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="decode", daemon=True)
+        self.thread = threading.Thread(target=self._serve, name="decode", daemon=True)
 
     # For any thread.
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self.thread.start()
 
     def submit(self, request: Request) -> None:
         """Queue `request` for a slot. Raises OverloadedError where the admission refuses it; it is finished then."""
@@ -104,12 +104,12 @@ class DecodeLoop:
             request.finish(error)
             raise
         request.is_submitted = True
-        self._terminations.watch_deadline(request)
+        self.terminations.watch_deadline(request)
         self._wake.set()
 
     def end(self, request: Request, reason: Reason) -> None:
         """End `request` early; it finishes within one iteration, at the earliest after its submission."""
-        self._terminations.add(request, reason)
+        self.terminations.add(request, reason)
         self._wake.set()
 
     def wake(self) -> None:
@@ -120,7 +120,7 @@ class DecodeLoop:
         """End all requests with UNAVAILABLE, then end the thread."""
         self.is_closing = True
         self._wake.set()
-        self._thread.join(timeout_s)
+        self.thread.join(timeout_s)
 
     # For the generating thread alone.
 
@@ -198,7 +198,7 @@ class DecodeLoop:
             return self.step()
 
     def _end_due(self, now: float) -> None:
-        self.scheduler.end(self._terminations.due(now), now)
+        self.scheduler.end(self.terminations.due(now), now)
 
     def _runs_ahead(self, step: Step) -> bool:
         """Whether another step may be in flight when this one is launched, and this one when the next is."""

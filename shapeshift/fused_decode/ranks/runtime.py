@@ -80,8 +80,8 @@ class TensorParallelModel:
         self.vocab_size, self.eos_ids = model.vocab_size, model.eos_ids
         self.slots, self.max_length, self.blocks = model.slots, model.max_length, model.blocks
         self.shares_prefixes = model.shares_prefixes
-        self._model, self._group, self._launcher, self._log = model, group, launcher, log
-        self._starting: Future[None] | None = None
+        self._model, self._group, self.launcher, self._log = model, group, launcher, log
+        self.starting: Future[None] | None = None
         self._copied: tuple[list[int], list[int]] = [], []
 
     @classmethod
@@ -104,14 +104,14 @@ class TensorParallelModel:
 
     def ready(self) -> bool:
         """See `interfaces.Runtime.ready`."""
-        if self._starting is not None:
-            if not self._starting.done():
+        if self.starting is not None:
+            if not self.starting.done():
                 return False
-            if self._starting.exception() is not None:
+            if self.starting.exception() is not None:
                 # The next step raises it, and tries again.
                 return True
-            self._starting = None
-        if ended := self._launcher.ended():
+            self.starting = None
+        if ended := self.launcher.ended():
             self._restart()
             raise EngineError(ended)
         return True
@@ -123,14 +123,14 @@ class TensorParallelModel:
         message = messages.encode(batch, *self._copied)
         self._copied = [], []
         try:
-            if self._starting is not None:
-                self._starting.result()
-                self._starting = None
-            self._launcher.send(message, limit_s)
+            if self.starting is not None:
+                self.starting.result()
+                self.starting = None
+            self.launcher.send(message, limit_s)
             return self._model.forward(batch)
         except (RuntimeError, OSError) as error:
             # Of a connection. The process at its other end may be ending still.
-            reason = self._launcher.ended(_REAP_S) or f"a rank has failed, or given no answer within {limit_s:.0f} s"
+            reason = self.launcher.ended(_REAP_S) or f"a rank has failed, or given no answer within {limit_s:.0f} s"
             self._log(f"{reason}: {error}")
             self._restart()
             raise EngineError(reason) from error
@@ -146,20 +146,20 @@ class TensorParallelModel:
 
     def close(self) -> None:
         """See `interfaces.Runtime.close`: ends the children."""
-        self._launcher.close()
+        self.launcher.close()
 
     def _restart(self) -> None:
         """Replace all children, on a thread of its own: loading takes seconds, and the loop goes on meanwhile."""
-        self._launcher.stop()
+        self.launcher.stop()
         self._copied = [], []
-        self._starting = Future()
-        threading.Thread(target=self._start_again, args=(self._starting,), name="ranks", daemon=True).start()
+        self.starting = Future()
+        threading.Thread(target=self._start_again, args=(self.starting,), name="ranks", daemon=True).start()
 
     def _start_again(self, started: Future[None]) -> None:
         begun = time.monotonic()
         try:
-            self._launcher.start()
-            self._launcher.connect()
+            self.launcher.start()
+            self.launcher.connect()
             self._log_pids(f", again after {time.monotonic() - begun:.1f} s")
             started.set_result(None)
         except Exception as error:  # noqa: BLE001  whatever it is, the next step fails with it
@@ -167,5 +167,5 @@ class TensorParallelModel:
             started.set_exception(EngineError(f"the ranks do not start: {error}"))
 
     def _log_pids(self, more: str = "") -> None:
-        pids = ", ".join(map(str, self._launcher.pids))
-        self._log(f"{len(self._launcher.pids) + 1} ranks: this process, and {pids}{more}")
+        pids = ", ".join(map(str, self.launcher.pids))
+        self._log(f"{len(self.launcher.pids) + 1} ranks: this process, and {pids}{more}")
