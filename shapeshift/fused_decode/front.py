@@ -59,7 +59,7 @@ class GenerateFront(Front[GenerateJob]):
         self.loaded = loaded or loading.load(args, self.log)
         settings, runtime = self.loaded.settings, self.loaded.runtime
         self._parser = RequestParser(pb_utils, runtime.vocab_size, self.sampling_takes)
-        self._grammars: Any = None
+        self.grammars: Any = None
         self._live: dict[str, list[Request]] = {}
         self._lock = threading.Lock()
         self.loop = DecodeLoop(
@@ -110,11 +110,11 @@ class GenerateFront(Front[GenerateJob]):
             self.queue(job)
             return
         compiled = partial(self._compiled, job)
-        if self._grammars is None:
+        if self.grammars is None:
             runtime = self.loaded.runtime
-            self._grammars = GRAMMARS["llguidance"](self.loaded.tokenizer_file, runtime.vocab_size, runtime.eos_ids)
+            self.grammars = GRAMMARS["llguidance"](self.loaded.tokenizer_file, runtime.vocab_size, runtime.eos_ids)
         try:
-            self._grammars.compile(structured, compiled)
+            self.grammars.compile(structured, compiled)
         except ShapeshiftError as error:
             compiled(error)
 
@@ -185,8 +185,8 @@ class GenerateFront(Front[GenerateJob]):
         return [self.loop.steps]
 
     def stop(self) -> None:
-        if self._grammars is not None:
-            self._grammars.close()
+        if self.grammars is not None:
+            self.grammars.close()
         self.loop.close()
         self.loaded.runtime.close()
 
@@ -248,7 +248,7 @@ class GenerateFront(Front[GenerateJob]):
             self.done(job)
             return
         for request in job.requests:
-            request.grammar = self._grammars.new(outcome, self.loop.wake)
+            request.grammar = self.grammars.new(outcome, self.loop.wake)
         self.queue(job)
 
     def _deliver(self, requests: Sequence[Request]) -> None:

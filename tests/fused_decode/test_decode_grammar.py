@@ -14,6 +14,7 @@ import pytest
 from shapeshift.errors import UnsupportedError
 from shapeshift.fused_decode.engine.detokenize import token_bytes
 from shapeshift.fused_decode.engine.sampling import grammar
+from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.sampling_params import StructuredOutputs
 from tests.fakes import PbUtils, Request, TritonError, values_of
 from tests.fused_decode.fronts import MakeFront, answer_of, ask
@@ -110,19 +111,23 @@ def test_an_invalid_grammar_costs_no_other(make_front: MakeFront, toy: ToyRuntim
     wait_for(lambda: not front.live)
 
 
-def test_a_grammar_that_takes_too_long_costs_no_other(
-    make_front: MakeFront, toy: ToyRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grammar, "COMPILE_S", 0.05)
+def compile_with(front: GenerateFront, compiler: type[grammar.GrammarCompiler]) -> None:
+    runtime = front.loaded.runtime
+    front.grammars = compiler(front.loaded.tokenizer_file, runtime.vocab_size, runtime.eos_ids)
+
+
+def test_a_grammar_that_takes_too_long_costs_no_other(make_front: MakeFront, toy: ToyRuntime) -> None:
     gate = threading.Event()
-    compiled = grammar.GrammarCompiler.template
 
-    def slow(own: grammar.GrammarCompiler, given: Any) -> grammar.Template:
-        assert gate.wait(120)
-        return compiled(own, given)
+    class SlowCompiler(grammar.GrammarCompiler):
+        compile_s = 0.05
 
-    monkeypatch.setattr(grammar.GrammarCompiler, "template", slow)
+        def template(self, outputs: StructuredOutputs) -> grammar.Template:
+            assert gate.wait(120)
+            return super().template(outputs)
+
     front = make_front()
+    compile_with(front, SlowCompiler)
     late = [structured(structured_outputs={"regex": f"a{{{count}}}"}) for count in range(3, 19)]
     good, more = ask("first"), structured(structured_outputs={"regex": "b"})
     front.execute([*late, more, good])
@@ -133,51 +138,52 @@ def test_a_grammar_that_takes_too_long_costs_no_other(
         code, text = request.refusal()
         assert code == TritonError.INVALID_ARG and text.endswith("one that is compiled within 0.05 s")
     gate.set()
-    wait_for(lambda: front._grammars._running == 0)
+    wait_for(lambda: front.grammars.running == 0)
     again = structured(structured_outputs={"regex": "a{3}"})
     front.execute([again])
     assert answer_of(again)["text_output"] == "aaa"
 
 
-def test_a_stuck_mask_costs_no_other_and_its_answer_ends(
-    make_front: MakeFront, toy: ToyRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stuck_mask_costs_no_other_and_its_answer_ends(make_front: MakeFront, toy: ToyRuntime) -> None:
     gate = threading.Event()
-    compute = grammar.Grammar.compute
 
-    def slow(own: grammar.Grammar) -> None:
-        if own._matcher.is_accepting():
-            assert gate.wait(120)
-        compute(own)
+    class SlowGrammar(grammar.Grammar):
+        def compute(self) -> None:
+            if self.matcher.is_accepting():
+                assert gate.wait(120)
+            super().compute()
 
-    monkeypatch.setattr(grammar.Grammar, "compute", slow)
+    class Compiler(grammar.GrammarCompiler):
+        grammar_type = SlowGrammar
+
     front = make_front()
+    compile_with(front, Compiler)
     late, good = (structured(structured_outputs={"regex": given}) for given in ("aab*", "[a-z]{20}"))
     plain = ask("first", max_tokens=20)
     front.execute([late, good, plain])
     assert answer_of(plain)["text_output"] == toy.text(ids("first"), 20)
     assert re.fullmatch("[a-z]{20}", answer_of(good)["text_output"])
-    monkeypatch.setattr(grammar, "MASKS_S", 0.05)
+    SlowGrammar.masks_s = 0.05
     code, text = late.refusal()
     assert code == TritonError.INVALID_ARG and "the masks of an answer may take 0.05 s together" in text
     gate.set()
 
 
-def test_a_mask_that_fails_costs_no_other(
-    make_front: MakeFront, toy: ToyRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compute = grammar.Grammar.compute
-
+def test_a_mask_that_fails_costs_no_other(make_front: MakeFront, toy: ToyRuntime) -> None:
     class Panic(BaseException):
         """As those of Rust, which are no Exception."""
 
-    def fail(own: grammar.Grammar) -> None:
-        if own._matcher.is_accepting():
-            raise Panic("no memory")
-        compute(own)
+    class FailingGrammar(grammar.Grammar):
+        def compute(self) -> None:
+            if self.matcher.is_accepting():
+                raise Panic("no memory")
+            super().compute()
 
-    monkeypatch.setattr(grammar.Grammar, "compute", fail)
+    class Compiler(grammar.GrammarCompiler):
+        grammar_type = FailingGrammar
+
     front = make_front()
+    compile_with(front, Compiler)
     lost, good = (structured(structured_outputs={"regex": given}) for given in ("aab*", "[a-z]{20}"))
     plain = ask("first", max_tokens=20)
     front.execute([lost, good, plain])
@@ -302,12 +308,16 @@ def test_a_tokenizer_that_llguidance_does_not_read_is_named(tmp_path: Path) -> N
         compiler.template(StructuredOutputs("regex", "a"))
 
 
-def test_requests_that_wait_for_a_grammar_are_answered_when_the_model_is_unloaded(
-    make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_that_wait_for_a_grammar_are_answered_when_the_model_is_unloaded(make_front: MakeFront) -> None:
     gate = threading.Event()
-    monkeypatch.setattr(grammar.GrammarCompiler, "template", lambda own, given: gate.wait(30))
+
+    class StuckCompiler(grammar.GrammarCompiler):
+        def template(self, outputs: StructuredOutputs) -> grammar.Template:
+            gate.wait(30)
+            raise AssertionError
+
     front = make_front()
+    compile_with(front, StuckCompiler)
     request = structured(structured_outputs=DATE)
     front.execute([request])
     front.close()

@@ -24,8 +24,6 @@ from shapeshift.fused_decode.sampling_params import StructuredOutputs
 from shapeshift.serving.bounds import Bound, unloading
 
 FIELD = "structured_outputs"
-COMPILE_S, MASKS_S = 5.0, 10.0
-"""Most seconds that a grammar may take to compile, and the masks of one answer to be computed, together."""
 SLOW_S = 0.01
 """Seconds from which a mask is slow: the next one of its answer is computed apart from quick ones."""
 # Compilations at once; further requests with new grammars get UNAVAILABLE.
@@ -120,11 +118,14 @@ class Grammar:
     is_slow   whether the last mask was slow
     is_ended  whether nobody wants a further mask
     began     since when a thread computes the next mask; 0: none does
+    masks_s   most seconds that the masks of one answer may take, together
     """
+
+    masks_s = 10.0
 
     def __init__(self, template: Template, threads: MaskThreads, ready: Callable[[], None]) -> None:
         """ready: called on another thread when a mask is there."""
-        self._matcher = template.matcher.deep_copy()
+        self.matcher = template.matcher.deep_copy()
         self._mask = template.first
         self._threads = threads
         self._ready = ready
@@ -151,9 +152,9 @@ class Grammar:
 
     def accept(self, token: int) -> bool:
         """Whether `token`, the next one of the answer, completes it. Raises InvalidInputError where that failed."""
-        if not self._matcher.consume_token(token):
-            raise _invalid(self._matcher)
-        if self._matcher.is_stopped():
+        if not self.matcher.consume_token(token):
+            raise _invalid(self.matcher)
+        if self.matcher.is_stopped():
             return True
         self.is_ready, self._is_new = False, True
         self._threads.post(self)
@@ -164,8 +165,8 @@ class Grammar:
         if not self.is_ready:
             self._threads.watch(now)
         began = self.began
-        if self._seconds + (now - began if began else 0.0) > MASKS_S:
-            limit = f"a simpler one: the masks of an answer may take {MASKS_S:g} s together, and these took longer"
+        if self._seconds + (now - began if began else 0.0) > self.masks_s:
+            limit = f"a simpler one: the masks of an answer may take {self.masks_s:g} s together, and these took longer"
             return InvalidInputError(FIELD, "a grammar", limit)
         return self._failure
 
@@ -176,7 +177,7 @@ class Grammar:
     def compute(self) -> None:
         """Compute the next mask. A mask thread calls this."""
         if not self.is_ended:
-            self._mask = self._matcher.compute_bitmask()
+            self._mask = self.matcher.compute_bitmask()
 
     def done(self, seconds: float, error: BaseException | None) -> None:
         """`compute` took so long, and failed with `error` if there is one. A mask thread calls this."""
@@ -185,8 +186,8 @@ class Grammar:
         self.is_slow = seconds >= SLOW_S
         if error is not None:
             self._failure = EngineError(f"{FIELD}: what may follow could not be computed: {error}")
-        elif self._matcher.is_error():
-            self._failure = _invalid(self._matcher)
+        elif self.matcher.is_error():
+            self._failure = _invalid(self.matcher)
         self.is_ready = self._failure is None
         self._ready()
 
@@ -195,7 +196,11 @@ class GrammarCompiler:
     """Compiles the grammars of one model's requests and keeps the last ones. Any thread may call its methods.
 
     tokenizer_file, vocab_size, eos_ids: of the model.
+    running: grammars that are being compiled; compile_s: most seconds that one may take.
     """
+
+    compile_s = 5.0
+    grammar_type = Grammar
 
     def __init__(self, tokenizer_file: Path, vocab_size: int, eos_ids: Iterable[int]) -> None:
         self._tokenizer_file = tokenizer_file
@@ -207,12 +212,12 @@ class GrammarCompiler:
         self._tokenizer: Any = None
         self._making = threading.Lock()
         self._lock = threading.Lock()
-        self._running = 0
+        self.running = 0
         self._masks = MaskThreads()
 
     def new(self, template: Template, ready: Callable[[], None]) -> Grammar:
         """The grammar of one more answer; ready: see `Grammar`."""
-        return Grammar(template, self._masks, ready)
+        return self.grammar_type(template, self._masks, ready)
 
     def compile(self, outputs: StructuredOutputs, done: Compiled) -> None:
         """Call `done`, now or later on another thread, with the compiled grammar or with the reason for refusing it.
@@ -226,11 +231,11 @@ class GrammarCompiler:
             elif outputs in self._waiting:
                 self._waiting[outputs].append(done)
             else:
-                self._bound.require(self._running)
+                self._bound.require(self.running)
                 _require_llguidance()
-                self._running += 1
+                self.running += 1
                 self._waiting[outputs] = [done]
-                timer = threading.Timer(COMPILE_S, self._finish, (outputs, _too_slow(outputs)))
+                timer = threading.Timer(self.compile_s, self._finish, (outputs, _too_slow(outputs, self.compile_s)))
                 timer.daemon = True
                 thread = threading.Thread(target=self._compile, args=(outputs, timer), name="grammar", daemon=True)
                 timer.start()
@@ -254,7 +259,7 @@ class GrammarCompiler:
             outcome = error
         timer.cancel()
         with self._lock:
-            self._running -= 1
+            self.running -= 1
         self._finish(outputs, outcome)
 
     def _finish(self, outputs: StructuredOutputs, outcome: Template | Exception) -> None:
@@ -316,5 +321,5 @@ def _invalid(matcher: Any, outputs: StructuredOutputs | None = None) -> InvalidI
     return InvalidInputError(name, "a grammar" if outputs is None else outputs.text, said)
 
 
-def _too_slow(outputs: StructuredOutputs) -> InvalidInputError:
-    return InvalidInputError(f"{FIELD} {outputs.kind}", outputs.text, f"one that is compiled within {COMPILE_S:g} s")
+def _too_slow(outputs: StructuredOutputs, most_s: float) -> InvalidInputError:
+    return InvalidInputError(f"{FIELD} {outputs.kind}", outputs.text, f"one that is compiled within {most_s:g} s")
