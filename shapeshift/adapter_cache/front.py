@@ -139,7 +139,7 @@ class LoraFront(GenerateFront):
         self.catalogue = Catalogue(folder, multi_lora, base_model, cache, element_bytes, log)
         self.prefetcher = PREFETCHERS["gaps"]() if params.prefetch else None
         self._prefetching = threading.Lock()
-        self._predictor = _predictor(pb_utils, params, log)
+        self.predictor = _predictor(pb_utils, params, log)
         reserve = f"{params.adapter_mb} MiB for them alone"
         log(f"{len(self.catalogue)} adapters, {kernels.name}, {reserve}, {params.scheduler}")
         decode = base.settings
@@ -174,12 +174,12 @@ class LoraFront(GenerateFront):
     def queue(self, job: GenerateJob) -> None:
         for request in _requests(job):
             prediction = _prediction_input(request, job.prompt_of(request).text)
-            self._predictor.predict_later(prediction, partial(self._predicted, request))
+            self.predictor.predict_later(prediction, partial(self._predicted, request))
 
     def answered(self, job: GenerateJob) -> None:
         for request in _requests(job):
             if request.finish_reason in (STOP, LENGTH):
-                self._predictor.learn(_prediction_input(request), request.generated)
+                self.predictor.learn(_prediction_input(request), request.generated)
         self._release(job)
         super().answered(job)
 
@@ -209,7 +209,7 @@ class LoraFront(GenerateFront):
         self._watching.stop(5.0)
         # Before what it uses.
         self.loop.close()
-        self._predictor.close()
+        self.predictor.close()
         self.cache.close()
         super().stop()
 

@@ -18,8 +18,6 @@ from shapeshift.serving.error_codes import text_of
 from shapeshift.serving.pb_utils import PbUtils
 
 _TEXT, _EMBEDDING = "TEXT", "EMBEDDING"
-# A prediction is not worth a longer wait of the request.
-_LIMIT_S = 1.0
 _THREADS, _MOST_WAITING = 4, 256
 
 
@@ -27,7 +25,11 @@ class EmbeddingPredictor(LengthPredictor):
     """See `length_prediction.LengthPredictor`. `predict_later` calls the embedding model on a thread of its own.
 
     If the call fails or takes too long, the regressor predicts without an embedding. The first failure is logged.
+
+    limit_s: of a call; a prediction is not worth a longer wait of the request.
     """
+
+    limit_s = 1.0
 
     def __init__(self, pb_utils: PbUtils, model: str, weights: Path, log: Callable[[str], None]) -> None:
         """model: the embedding model, such as `encode`; weights: see `Regressor.load`."""
@@ -45,7 +47,7 @@ class EmbeddingPredictor(LengthPredictor):
         call = partial(self._predict_with_embedding, request)
         done = partial(self._predicted, request, then)
         try:
-            self._calls.submit(self._model, call, done, time.monotonic() + _LIMIT_S)
+            self._calls.submit(self._model, call, done, time.monotonic() + self.limit_s)
         except OverloadedError as error:
             self._predicted(request, then, error)
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from shapeshift.adapter_cache import prompt_embedding
 from shapeshift.adapter_cache.front import LoraFront
 from shapeshift.adapter_cache.lora import grouped_loading
 from shapeshift.adapter_cache.memory import adapter_table, loader
 from shapeshift.adapter_cache.policy.length_prediction import Regressor
+from shapeshift.adapter_cache.prompt_embedding import EmbeddingPredictor
 from shapeshift.adapter_cache.registry import store
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode import loading
@@ -635,10 +635,10 @@ def test_an_adapter_removed_while_its_request_waits_for_an_embedding(
     folder: Path,
     peft_answers: dict[str | None, str],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prompt_embedding, "_LIMIT_S", 30.0)
     front = make_front(predictor_weights=tmp_path / "weights.npy")
+    assert isinstance(front.predictor, EmbeddingPredictor)
+    front.predictor.limit_s = 30.0
     cache, before = front.cache, asking("small")
     front.execute([before])
     answer_of(before)
