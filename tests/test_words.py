@@ -15,12 +15,11 @@ LEFT = {
     "shapeshift": 11,
     "shapeshift/build_engines": 44,
     "shapeshift/cascade": 1,
-    "shapeshift/engines": 38,
     "shapeshift/fleet": 17,
     "shapeshift/fused_decode": 75,
     "shapeshift/serving": 14,
     "shapeshift/sidecar": 2,
-    "shapeshift/token_adapt": 20,
+    "shapeshift/token_adapt": 16,
 }
 
 

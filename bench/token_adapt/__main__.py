@@ -33,8 +33,10 @@ from bench.token_adapt.cells import measure_capacity
 from bench.token_adapt.loads import representatives
 from bench.token_adapt.part import FULL, QUICK, Part, Scale
 from bench.token_adapt.systems import OURS, PAPER, PETS, PLANNED, Scheme
+from shapeshift import settings
 from shapeshift.serving.model_args import ModelArgs
-from shapeshift.token_adapt import loading
+from shapeshift.token_adapt.front import costs_of, open_vision_model
+from shapeshift.token_adapt.settings import TokenAdaptSettings
 from shapeshift.triton import model_config
 
 PARTS = ("emulated", "demo")
@@ -69,15 +71,17 @@ def demo_part(scale: Scale) -> tuple[Part, dict[str, Any]]:
     config = model_config.read(generated / systems.SERVED / "config.pbtxt")
     parameters = model_config.parameters(config)
     folder = (generated / systems.SERVED).resolve()
-    loaded = loading.load(ModelArgs("demo", folder, {}, parameters, "CPU", 0), lambda text: None)
-    model, profiled = loaded.model, loaded.costs.throughput(loaded.costs.max_size)[0]
+    serving = settings.read(TokenAdaptSettings, parameters)
+    model = open_vision_model(ModelArgs("demo", folder, {}, parameters, "CPU", 0), serving)
+    model.reload_tasks()
+    costs = costs_of(model, serving, None)
+    profiled = costs.throughput(costs.max_size)[0]
     repository = FOLDER / "token-demo"
     systems.publish_engines([PETS], generated, repository)
     with running_server([PETS.slug], (repository,)) as server:
         capacity = measure_capacity(server.grpc_url, PETS.slug, model, IMAGES, scale.demo_s / 2)
     what = f"demo, {parameters['precision']}, {IMAGES} images a request"
     part = Part(what, model, scale, scale.demo_s, capacity, IMAGES, max(1.0, profiled / capacity))
-    del loaded
     # The gamma that removes about the share of tokens that -15 removes of the paper's 197.
     tokens = model.profiles[0].tokens
     like_15 = min(model.gammas, key=lambda gamma: abs(gamma / tokens + 15 / 197))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -13,10 +12,11 @@ from bench.token_adapt import cells, systems
 from bench.token_adapt.loads import Traffic, bursty, fluctuating, simulated
 from bench.token_adapt.report import Results
 from bench.token_adapt.systems import Scheme
-from shapeshift.serving.model_args import ModelArgs
+from shapeshift import settings
 from shapeshift.simulate.token_adapt import run as simulate
-from shapeshift.token_adapt import loading
+from shapeshift.token_adapt.front import costs_of
 from shapeshift.token_adapt.interfaces import ImageModel
+from shapeshift.token_adapt.settings import TokenAdaptSettings
 
 BURSTY = "bursty, 0.75 times capacity"
 
@@ -94,17 +94,13 @@ class Part:
         traffic = [self.loads[load](seed) for seed in self.scale.seeds]
         gained = {}
         for gamma in self.model.gammas:
-            parameters = systems.fixed(gamma).parameters
+            serving = settings.read(TokenAdaptSettings, systems.fixed(gamma).parameters)
             shares = []
             for one in traffic:
-                loaded = loading.load(_arguments(parameters), lambda text: None, lambda args, own: self.model)
-                loaded.costs.measured.value = self.slower
+                costs = costs_of(self.model, serving, None)
+                costs.measured.value = self.slower
                 offered = simulated(one, self.model.tasks, (gamma,))
-                result = simulate(loaded.costs, loaded.settings, offered)
+                result = simulate(costs, serving, offered)
                 shares.append(result.total_utility(offered) / float(offered.utility.sum()))
             gained[gamma] = float(np.mean(shares))
         return gained
-
-
-def _arguments(parameters: Mapping[str, str]) -> ModelArgs:
-    return ModelArgs("simulated", Path(), {}, parameters, "CPU", 0)

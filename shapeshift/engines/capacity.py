@@ -68,14 +68,14 @@ def ask_of(model: str, folder: Path, parameters: Mapping[str, str], limit_mb: fl
     if parameters.get("precision") == "bf16" and (engines or _is_f32(path)):
         # The file is mapped and can be dropped; what is packed from it has half its size.
         one /= 2
-    wanted = one * count
-    if not limit_mb or wanted <= one:
-        return Ask(model, processes * wanted)
+    total_mb = one * count
+    if not limit_mb or total_mb <= one:
+        return Ask(model, processes * total_mb)
 
     def refusal(left_mb: float) -> str:
         return f"memory_mb: got {limit_mb:.0f}; at most {left_mb / processes:.0f}, which are left for it"
 
-    limited = processes * max(one, min(wanted, limit_mb))
+    limited = processes * max(one, min(total_mb, limit_mb))
     return Ask(model, limited, refusal=lambda left: refusal(left) if left >= processes * one else "")
 
 

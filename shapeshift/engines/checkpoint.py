@@ -98,9 +98,9 @@ def open_checkpoint(
         require_content(file)
     if not weights:
         unsafe = sorted(path.name for path in folder.iterdir() if path.suffix in _UNSAFE_SUFFIXES)
-        found = f"found only {', '.join(unsafe)}, which can execute code when read; " if unsafe else ""
+        listing = f"found only {', '.join(unsafe)}, which can execute code when read; " if unsafe else ""
         raise InvalidInputError(
-            "checkpoint", str(folder), f"{found}weights must be *.safetensors (convert with safetensors)"
+            "checkpoint", str(folder), f"{listing}weights must be *.safetensors (convert with safetensors)"
         )
     try:
         config = json.loads((folder / "config.json").read_text())
@@ -115,22 +115,22 @@ def open_checkpoint(
 
 def _joint(hashes: Sequence[tuple[str, str]]) -> str:
     """The hash of files, from the name and the hash of each."""
-    return hashlib.sha256("".join(f"{name}:{own}\n" for name, own in hashes).encode()).hexdigest()
+    return hashlib.sha256("".join(f"{name}:{digest}\n" for name, digest in hashes).encode()).hexdigest()
 
 
 def _tokenizer_sources(folder: Path) -> tuple[str, ...]:
     """The names of the files in `folder` that make its tokenizer; tokenizer.json if there are none."""
-    found = [name for name in _VOCABULARIES if (folder / name).is_file()]
-    if not found or (folder / TOKENIZER).is_file():
+    names = [name for name in _VOCABULARIES if (folder / name).is_file()]
+    if not names or (folder / TOKENIZER).is_file():
         return (TOKENIZER,)
-    return (*found, *(name for name in _BESIDE if (folder / name).is_file()))
+    return (*names, *(name for name in _BESIDE if (folder / name).is_file()))
 
 
 def _tokenizer_files(folder: Path) -> list[str]:
     """The names of all files in `folder` that transformers may read for the tokenizer, sorted."""
     patterns = ("tokenizer*.json", "*vocab*", "*.model", "*.tiktoken", "tekken.json", *_BESIDE, *_TEMPLATES)
-    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    return sorted(path.relative_to(folder).as_posix() for path in found)
+    paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
 def weights_sha256(folder: Path) -> tuple[str, ...]:

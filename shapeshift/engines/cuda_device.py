@@ -18,9 +18,9 @@ def require_usable(device: int) -> gpu.Gpu:
     # torch takes seconds to import: not for a look at the providers.
     import torch
 
-    found = gpu.describe(device)
+    described = gpu.describe(device)
     build = torch.version.cuda or "none"
-    what = f"GPU {device} ({found.name}): torch {torch.__version__} (CUDA {build}) cannot use it"
+    what = f"GPU {device} ({described.name}): torch {torch.__version__} (CUDA {build}) cannot use it"
     if torch.version.cuda:
         # Within a major version newer libraries run on older drivers.
         driver = gpu.cuda_version(device)
@@ -32,20 +32,20 @@ def require_usable(device: int) -> gpu.Gpu:
             )
     if not torch.cuda.is_available():
         raise EngineError(f"{what}; install torch for CUDA (`make setup GPU=1`); {CPU_INSTEAD}")
-    if not _has_code(torch.cuda.get_arch_list(), found.capability):
-        have = ".".join(map(str, found.capability))
+    if not _has_code(torch.cuda.get_arch_list(), described.capability):
+        have = ".".join(map(str, described.capability))
         missing = f"it has no code for compute capability {have}; install a torch that has"
         raise EngineError(f"{what}: {missing}; {CPU_INSTEAD}")
-    return found
+    return described
 
 
 def free_memory(device: int) -> tuple[float, str]:
     """MiB that are left of a GPU's memory, and where that is, as text. Raises as `require_usable`."""
     import torch
 
-    found = require_usable(device)
+    described = require_usable(device)
     free, _ = torch.cuda.mem_get_info(device)
-    return free / 2**20, f"free of {found.memory_mb:.0f} MiB of GPU {device} ({found.name})"
+    return free / 2**20, f"free of {described.memory_mb:.0f} MiB of GPU {device} ({described.name})"
 
 
 def require_free(device: int, wanted_mb: float, what: str, remedy: str = gpu.LESS) -> None:
@@ -63,10 +63,10 @@ def naming_memory(device: int, what: str, remedy: str = gpu.LESS) -> Iterator[No
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
-        wanted = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+        match = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
         free, total = (size >> 20 for size in torch.cuda.mem_get_info(device))
-        asked = f"{wanted[1]} more" if wanted else "more"
-        figures = f"{asked} is wanted, {free} of {total} MiB are free"
+        size = f"{match[1]} more" if match else "more"
+        figures = f"{size} is wanted, {free} of {total} MiB are free"
         raise gpu.no_memory(device, what, figures, remedy) from None
 
 
@@ -83,10 +83,10 @@ def _has_code(architectures: Sequence[str], capability: tuple[int, int]) -> bool
     sm is code for later GPUs of the same major version, compute what the driver compiles for any later one.
     """
     for one in architectures:
-        found = _ARCHITECTURE.match(one)
-        if found is None:
+        match = _ARCHITECTURE.match(one)
+        if match is None:
             continue
-        own = int(found[2]), int(found[3])
-        if own <= capability and (found[1] == "compute" or own[0] == capability[0]):
+        version = int(match[2]), int(match[3])
+        if version <= capability and (match[1] == "compute" or version[0] == capability[0]):
             return True
     return not architectures

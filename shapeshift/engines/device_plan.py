@@ -72,9 +72,9 @@ def fit(shares: Sequence[Share], look_at: Callable[[int], tuple[Gpu, float]]) ->
     refused: dict[str, str] = {}
     left: dict[int, float] = {}
     for model, group in groupby(shares, lambda one: one.owner or one.model):
-        own, room = list(group), dict(left)
+        members, room = list(group), dict(left)
         try:
-            for one in own:
+            for one in members:
                 gpu, free = look_at(one.device)
                 room.setdefault(one.device, free)
                 if one.wanted_mb > room[one.device]:
@@ -88,13 +88,13 @@ def fit(shares: Sequence[Share], look_at: Callable[[int], tuple[Gpu, float]]) ->
             refused[model] = str(error)
             continue
         left = room
-        for one in own:
+        for one in members:
             planned.setdefault(one.device, []).append(one)
     lines = []
     for device, accepted in sorted(planned.items()):
         gpu, free = look_at(device)
-        wanted = sum(one.wanted_mb for one in accepted)
-        lines.append(f"{_name(device, gpu)}: {wanted:.0f} MiB are wanted, {_room(gpu, free)}")
+        total = sum(one.wanted_mb for one in accepted)
+        lines.append(f"{_name(device, gpu)}: {total:.0f} MiB are wanted, {_room(gpu, free)}")
         lines += [f"  {one.model}: {_line(one)}" for one in accepted]
     return lines, refused
 

@@ -14,8 +14,8 @@ FILE_NAME = "failures.json"
 def read(build: Path) -> dict[str, str]:
     """Model name to reason, for each model whose last build in the folder `build` failed; empty if none is recorded."""
     try:
-        found = json.loads((build / FILE_NAME).read_text(encoding="utf-8"))
-        return {str(name): str(reason) for name, reason in found.items()}
+        recorded = json.loads((build / FILE_NAME).read_text(encoding="utf-8"))
+        return {str(name): str(reason) for name, reason in recorded.items()}
     except (OSError, ValueError, AttributeError):
         return {}
 

@@ -50,9 +50,9 @@ def describe(device: int) -> Gpu:
 
 def cuda_version(device: int) -> tuple[int, int]:
     """The newest CUDA that the driver of this GPU runs, (major, minor). Raises as `describe`."""
-    found = ctypes.c_int()
-    _require(_driver(device).cuDriverGetVersion(ctypes.byref(found)), device)
-    return found.value // 1000, found.value % 1000 // 10
+    version = ctypes.c_int()
+    _require(_driver(device).cuDriverGetVersion(ctypes.byref(version)), device)
+    return version.value // 1000, version.value % 1000 // 10
 
 
 def free_mb(device: int) -> float:
@@ -70,11 +70,11 @@ def free_mb(device: int) -> float:
         management = ctypes.CDLL(_MANAGEMENT)
     except OSError:
         return total
-    found, memory = ctypes.c_void_p(), _Memory()
+    managed, memory = ctypes.c_void_p(), _Memory()
     failed = (
         management.nvmlInit_v2()
-        or management.nvmlDeviceGetHandleByPciBusId_v2(bus_id, ctypes.byref(found))
-        or management.nvmlDeviceGetMemoryInfo(found, ctypes.byref(memory))
+        or management.nvmlDeviceGetHandleByPciBusId_v2(bus_id, ctypes.byref(managed))
+        or management.nvmlDeviceGetMemoryInfo(managed, ctypes.byref(memory))
     )
     # A slice of a GPU (MIG) has less than the whole.
     return total if failed else min(total, memory.free / 2**20)
@@ -111,8 +111,8 @@ def with_cpu(device: int | None) -> str:
     """One line for manifests: the GPU `device`, where one is used, and the CPU. Raises as `describe`."""
     if device is None:
         return cpu_model()
-    found = describe(device)
-    return f"{found.name}, compute capability {'.'.join(map(str, found.capability))}; {cpu_model()}"
+    described = describe(device)
+    return f"{described.name}, compute capability {'.'.join(map(str, described.capability))}; {cpu_model()}"
 
 
 def _read(driver: Any, device: int) -> Gpu:

@@ -141,8 +141,8 @@ class Manifest:
         """The text of prompt `name`, None: of the default prompt. Raises InvalidInputError for an unknown name."""
         chosen = self.default_prompt if name is None else name
         if chosen not in self.prompts and chosen:
-            known = ", ".join(self.prompts)
-            allowed = f"one of the model's prompts: {known}" if known else "not given: this model has no prompts"
+            names = ", ".join(self.prompts)
+            allowed = f"one of the model's prompts: {names}" if names else "not given: this model has no prompts"
             raise InvalidInputError("parameter prompt_name", chosen, allowed)
         return self.prompts.get(chosen, "")
 
@@ -157,8 +157,8 @@ class Manifest:
         made_of = (self.checkpoint_sha256, self.provider, self.provider_version, self.precision)
         tokenizer = self.files[TOKENIZER].sha256 if TOKENIZER in self.files else ""
         read_as = (tokenizer, self.vocabulary, self.max_tokens, self.position_offset, self.type_stride)
-        stated = json.dumps([made_of, read_as, shapes, [dataclasses.astuple(output) for output in self.outputs]])
-        return int.from_bytes(hashlib.sha256(stated.encode()).digest()[:8], "big") >> 1
+        facts = json.dumps([made_of, read_as, shapes, [dataclasses.astuple(output) for output in self.outputs]])
+        return int.from_bytes(hashlib.sha256(facts.encode()).digest()[:8], "big") >> 1
 
     def check_files(self, folder: Path, hashes: Path | None = None) -> None:
         """Raise EngineError naming the first file that differs from the list; see the function `check_files`."""

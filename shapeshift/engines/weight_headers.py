@@ -28,18 +28,18 @@ def read(folder: Path) -> dict[str, Header]:
     """The tensors of the checkpoint in `folder`. Raises InvalidInputError for a file that is not whole."""
     from safetensors import SafetensorError, safe_open
 
-    found = {}
+    headers = {}
     for file in weight_files(folder):
         require_content(file)
         try:
             with safe_open(str(file), framework="np") as opened:
                 for name in opened.keys():  # noqa: SIM118  not a mapping
                     piece = opened.get_slice(name)
-                    found[name] = Header(file, str(piece.get_dtype()), tuple(piece.get_shape()))
+                    headers[name] = Header(file, str(piece.get_dtype()), tuple(piece.get_shape()))
         except (SafetensorError, OSError) as error:
             allowed = f"a whole safetensors file ({error}); download it again"
             raise InvalidInputError("checkpoint", str(file), allowed) from None
-    return found
+    return headers
 
 
 def require_floats(headers: Mapping[str, Header]) -> None:

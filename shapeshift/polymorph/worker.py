@@ -16,7 +16,13 @@ import numpy as np
 
 from shapeshift import settings
 from shapeshift.engines import manifest
-from shapeshift.engines.execution.engine_set import BackgroundLoader, EngineSet, first_and_rest, longest_call_s
+from shapeshift.engines.execution.engine_set import (
+    BackgroundLoader,
+    EngineSet,
+    first_and_rest,
+    longest_call_s,
+    work_metrics,
+)
 from shapeshift.engines.interfaces import PROVIDERS, Array, Ids
 from shapeshift.engines.manifest import EngineEntry, GeneratedSettings
 from shapeshift.engines.settings import TextEngineSettings
@@ -73,9 +79,10 @@ class TextWorker:
         self._calls = Counter("engine_calls_total", "Engine calls")
         self._rows = Counter("engine_rows_total", "Texts computed")
         loaded = Gauge("engines_loaded", "Engines in use", lambda: len(self.engines.loaded))
+        counters = [self._calls, self._rows, *work_metrics(engines, lambda: [self.engines])]
         self._executing = StepCounter("execute", lambda: False, longest_call_s(engines))
         stalled = Liveness(lambda: [self._executing], self._log).metric
-        self._metrics = MetricsFlusher(pb_utils, args.name, [self._calls, self._rows, loaded, stalled], self._log)
+        self._metrics = MetricsFlusher(pb_utils, args.name, [*counters, loaded, stalled], self._log)
         self._log(
             f"ready: bin {worker.bin or 'any'}, generation {args.generation}, {engines.provider} {engines.precision}"
         )

@@ -34,6 +34,7 @@ _LABELS = ("le", "worker", "thread", "engine", "gamma", "outcome", "adapter", "l
 _WORK = {
     "engines_loaded": "engines loaded",
     "engine_used_total": "calls of engine",
+    "engine_seconds_total": "s in engine",
     "gamma_images_total": "images at gamma",
     "images_total": "images",
     "slots": "slots",

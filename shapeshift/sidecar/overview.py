@@ -130,6 +130,7 @@ def _workers(
                     "generation": worker.generation,
                     "outstanding": fronts[front]["outstanding"].get(worker.name, 0),
                     "timeouts": fronts[front]["timeouts"].get(worker.name, 0),
+                    "work": process.get("work", {}) if worker.is_ready else {},
                 }
             )
     return rows

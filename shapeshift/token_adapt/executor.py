@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections import deque
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from shapeshift.errors import CancelledRequestError, EngineError
 from shapeshift.serving.bounds import unloading
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Histogram
-from shapeshift.token_adapt.interfaces import ImageModel, Pixels
-from shapeshift.token_adapt.model_runner import BatchResult, ModelRunner
-from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler, Step
+from shapeshift.token_adapt.interfaces import ImageModel, Pixels, Probabilities
+from shapeshift.token_adapt.policy.costs import Costs
+from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler, Step, Timetable
 from shapeshift.token_adapt.request import EVICTED, OUTCOMES, ImageRequest, RequestImage, now_ms
 
+_RELOAD_PERIOD_S = 1.0
 _CANCELLED = CancelledRequestError("the caller cancelled the request")
-_MIN_LEAD_MS, _MAX_LEAD_MS, _LEAD_SMOOTHING = 1.0, 20.0, 0.1
 _BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128)
 _PLAN_MS = (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50)
 
@@ -59,45 +62,90 @@ class ImageMetrics:
         self.plan_ms.observe(plan_ms)
 
 
-class Timetable:
-    """When the device is free, and when its next batch is chosen. Times in ms."""
+@dataclass(frozen=True)
+class BatchResult:
+    """A batch that ran. Either `probabilities`, one array per image of the step, or `error` is set."""
 
-    def __init__(self) -> None:
-        # Predicted times of the batches in flight, and the predicted end of the last one.
-        self._in_flight: deque[float] = deque()
-        self._free_at = 0.0
-        self._lead_ms = _MIN_LEAD_MS
+    step: Step[RequestImage]
+    probabilities: Sequence[Probabilities]
+    error: Exception | None
+    took_ms: float
+    ended_ms: float
 
-    @property
-    def is_idle(self) -> bool:
-        return not self._in_flight
 
-    def free_from(self, now: float) -> float:
-        """When a batch that is chosen now will start."""
-        return now if self.is_idle else max(now, self._free_at)
+class ModelRunner:
+    """The thread that runs batches, in order of submission, and between them reloads the tasks; `report` gets results.
 
-    def decision_ms(self, now: float) -> float | None:
-        """The time until the next batch is chosen if images wait; None: after the end of a batch only."""
-        if self.is_idle:
-            return 0.0
-        if len(self._in_flight) > 1 or now >= self._free_at:
-            return None
-        return max(0.0, self._free_at - self._lead_ms - now)
+    It is the only one that uses the model.
+    """
 
-    def decided(self, took_ms: float) -> None:
-        """Follow the time that decisions take."""
-        target = 2 * took_ms + _MIN_LEAD_MS
-        self._lead_ms = min(self._lead_ms + _LEAD_SMOOTHING * (target - self._lead_ms), _MAX_LEAD_MS)
+    def __init__(
+        self, model: ImageModel, costs: Costs, report: Callable[[BatchResult], None], refused: Counter, log: Log
+    ) -> None:
+        self._model = model
+        self._gammas = costs.gammas
+        self._report = report
+        self._refused_tasks = refused
+        self._log = log
+        self._queue: queue.SimpleQueue[Step[RequestImage] | None] = queue.SimpleQueue()
+        self._reloading = False
+        self.steps = StepCounter("model-runner", self._has_work, costs.longest_ms / 1e3)
+        self.submit = self._queue.put
+        self._next_reload = time.monotonic() + _RELOAD_PERIOD_S
+        self._thread = threading.Thread(target=self._serve, name="model runner", daemon=True)
+        self.start = self._thread.start
 
-    def add(self, start: float, predicted_ms: float) -> None:
-        """A batch that is in flight from now on."""
-        self._in_flight.append(predicted_ms)
-        self._free_at = start + predicted_ms
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Run the queued batches, then end the thread."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
 
-    def end(self, ended: float) -> None:
-        """The first batch in flight has ended."""
-        self._in_flight.popleft()
-        self._free_at = ended + sum(self._in_flight)
+    def _serve(self) -> None:
+        while True:
+            try:
+                step = self._queue.get(timeout=_RELOAD_PERIOD_S)
+            except queue.Empty:
+                self._reload_tasks()
+                continue
+            if step is None:
+                return
+            with self.steps.running():
+                self._report(self._run(step))
+            # Versions of tasks that nobody waits for must not live through the wait.
+            del step
+            self._reload_tasks()
+
+    def _has_work(self) -> bool:
+        """Whether batches wait. Loading tasks may take long and is no reason to replace the process."""
+        return not self._queue.empty() and not self._reloading
+
+    def _run(self, step: Step[RequestImage]) -> BatchResult:
+        started = now_ms()
+        probabilities: Sequence[Probabilities] = ()
+        error = None
+        try:
+            pixels = np.stack([image.pixels for image in step.images])
+            tasks = [image.request.options.task for image in step.images]
+            probabilities = self._model.run(self._gammas[step.gamma], pixels, tasks)
+        except Exception as caught:  # noqa: BLE001  a failing engine fails its batch, not the thread
+            error = caught
+        ended = now_ms()
+        return BatchResult(step, probabilities, error, ended - started, ended)
+
+    def _reload_tasks(self) -> None:
+        if time.monotonic() < self._next_reload:
+            return
+        self._reloading = True
+        try:
+            for message in self._model.reload_tasks():
+                self._refused_tasks.add()
+                self._log(message)
+        except Exception as error:  # noqa: BLE001  a broken registry must not stop serving
+            self._refused_tasks.add()
+            self._log(f"reloading the tasks failed: {error}")
+        finally:
+            self._reloading = False
+        self._next_reload = time.monotonic() + _RELOAD_PERIOD_S
 
 
 class Executor:

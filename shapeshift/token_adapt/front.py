@@ -6,17 +6,20 @@ What would be too late is refused or not decoded.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from shapeshift import settings
+from shapeshift.engines import hardware
+from shapeshift.engines.manifest import GeneratedSettings
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
+from shapeshift.registry import GeneratedRegistrySettings, RegistrySettings, follow
 from shapeshift.serving import description
-from shapeshift.serving.bounds import Bound, require_deadline, unloading
+from shapeshift.serving.bounds import Bound
 from shapeshift.serving.description import Description
 from shapeshift.serving.front import Client, Front
 from shapeshift.serving.liveness import StepCounter
@@ -24,16 +27,40 @@ from shapeshift.serving.metrics import Gauge, Metric, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils
-from shapeshift.token_adapt import image_decoding, loading
+from shapeshift.settings import Choices, require
+from shapeshift.token_adapt import image_decoding
 from shapeshift.token_adapt.executor import Executor
-from shapeshift.token_adapt.interfaces import Pixels
+from shapeshift.token_adapt.image_decoding import Decode, DecoderPool
+from shapeshift.token_adapt.interfaces import GammaProfile, ImageModel
+from shapeshift.token_adapt.policy import plan
+from shapeshift.token_adapt.policy.costs import Costs, efficient_batch_size
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler
 from shapeshift.token_adapt.request import ImageRequest, ImageRequestOptions, RequestImage, now_ms, output_values
-from shapeshift.token_adapt.settings import MAX_LATENCY_MS, MAX_UTILITY
+from shapeshift.token_adapt.settings import (
+    EMULATED,
+    MAX_LATENCY_MS,
+    MAX_UTILITY,
+    EmulatedSettings,
+    ImageEngineSettings,
+    TokenAdaptSettings,
+)
+from shapeshift.token_adapt.tasks.registry import LAYOUT
 
-Decode = Callable[[int], Pixels]
 _CHANNELS = 3
-_SMOOTHING = 0.1
+# Of a batch whose size nobody states: at most so many images, and no more than for this share of the best throughput.
+_MOST_IMAGES, _THROUGHPUT_SHARE = 64, 0.9
+_PARAMETERS = settings.names(
+    TokenAdaptSettings,
+    EmulatedSettings,
+    ImageEngineSettings,
+    GeneratedSettings,
+    RegistrySettings,
+    GeneratedRegistrySettings,
+)
+Open = Callable[[ModelArgs, TokenAdaptSettings], ImageModel]
+_EMULATED: Choices[Callable[[Path], ImageModel]] = Choices(
+    "provider", {EMULATED: "shapeshift.token_adapt.model.emulated:read"}
+)
 
 
 @dataclass(frozen=True)
@@ -64,85 +91,36 @@ class ImageJob(ImageRequest):
         self.num_bytes = num_bytes
 
 
-class DecoderPool:
-    """The threads that decode images, in order of arrival, and hand decoded requests to the executor.
-
-    image_ms: mean time of recent images; 0 before the first. steps: images that have been decoded.
-    """
-
-    def __init__(self, threads: int, executor: Executor) -> None:
-        self.image_ms = 0.0
-        self._num_threads = threads
-        self._executor = executor
-        self._num_waiting = 0
-        self.steps = StepCounter("decode", lambda: self._num_waiting > 0)
-        self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(threads, "decode")
-
-    def submit(self, request: ImageRequest, decode: Decode) -> None:
-        """Decode the images of a request; decode(row) returns one. Never blocks.
-
-        Raises OverloadedError where images wait and the request would miss its deadline, and after `close`.
-        """
-        with self._lock:
-            if self._num_waiting:
-                require_deadline(self._predicted_ms(request), request.options.latency_ms)
-            self._num_waiting += request.num_images
-        try:
-            self._threads.submit(self._run, request, decode)
-        except RuntimeError:
-            raise unloading() from None
-
-    def close(self) -> None:
-        """Decode what waits, then end the threads."""
-        self._threads.shutdown()
-
-    def _predicted_ms(self, request: ImageRequest) -> float:
-        waiting_ms = self._num_waiting * self.image_ms / self._num_threads
-        return waiting_ms + request.num_images * self.image_ms + self._executor.usual_ms
-
-    def _run(self, request: ImageRequest, decode: Decode) -> None:
-        pixels = []
-        try:
-            for row in range(request.num_images):
-                if request.cancelled or not self._executor.can_meet(request.deadline):
-                    self._executor.give_up(request)
-                    return
-                began = time.monotonic()
-                pixels.append(decode(row))
-                took_ms = (time.monotonic() - began) * 1e3
-                with self._lock:
-                    self.steps.step()
-                self.image_ms += (_SMOOTHING if self.image_ms else 1.0) * (took_ms - self.image_ms)
-        except Exception as error:  # noqa: BLE001  an invalid image fails its own request only
-            request.fail(error)
-        else:
-            self._executor.submit(request, pixels)
-        finally:
-            with self._lock:
-                self._num_waiting -= request.num_images
-                self.steps.step()
-
-
 class ImageFront(Front[ImageJob]):
     """Has images decoded, and computed in batches with as many tokens as their deadlines allow."""
 
     takes = ("task",)
 
-    def __init__(self, pb_utils: PbUtils, args: ModelArgs, open_model: loading.Open = loading.open_model) -> None:
+    def __init__(self, pb_utils: PbUtils, args: ModelArgs, open_model: Open | None = None) -> None:
         super().__init__(pb_utils, args)
-        loaded = loading.load(args, self.log, open_model)
-        self._settings, self._model, self._follower = loaded.settings, loaded.model, loaded.follower
+        settings.refuse_unknown(args.parameters, _PARAMETERS)
+        self._settings = serving = settings.read(TokenAdaptSettings, args.parameters)
+        self._follower = follow(args.parameters, (args.folder / serving.tasks_dir).resolve(), LAYOUT, self.log)
+        self._model = (open_model or open_vision_model)(args, serving)
+        for message in self._model.reload_tasks():
+            self.log(message)
+        self._costs = costs_of(self._model, serving, args.device)
         self._memory_bound = Bound("queue_mb", self._settings.queue_mb, "MiB")
         # Images of unanswered requests, and their bytes.
         self._num_unanswered, self._num_bytes = 0, 0
         self._lock = threading.Lock()
-        self._costs = loaded.costs
-        scheduler: ImageScheduler[RequestImage] = ImageScheduler(loaded.costs, self._settings, now_ms())
+        scheduler: ImageScheduler[RequestImage] = ImageScheduler(self._costs, serving, now_ms())
         self._executor = Executor(self._model, scheduler, self.log)
         self._decoders = DecoderPool(self._settings.decode_threads, self._executor)
-        self.begin(RequestMetrics("images", 0, self._settings.slo_ms))
+        if serving.algorithm in plan.ALGORITHMS:
+            # Import and compile the solver now, not during the first request.
+            plan.solve(plan.PlanProblem.of(0.0, [2.0], [[1.0]], [[1.0]]), serving.algorithm)
+        self.begin(RequestMetrics("images", 0, serving.slo_ms))
         self._executor.start()
+        self.log(
+            f"ready: {len(self._model.tasks)} tasks, gammas {', '.join(map(str, self._costs.gammas))}, "
+            f"batches of up to {self._costs.max_size}, algorithm {serving.algorithm}"
+        )
 
     def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> ImageJob:
         options = self._options(params)
@@ -220,7 +198,7 @@ class ImageFront(Front[ImageJob]):
 
     def _options(self, parameters: RequestParameters) -> ImageRequestOptions:
         """The request's own parameters, completed by the model's settings and then by the task's."""
-        tasks, settings = self._model.tasks, self._settings
+        tasks, serving = self._model.tasks, self._settings
         name = parameters.task or self._default_task()
         registered = ", ".join(sorted(tasks))
         if not name:
@@ -231,7 +209,7 @@ class ImageFront(Front[ImageJob]):
         if task.accuracy.keys().isdisjoint(self._costs.gammas):
             gammas = ", ".join(map(str, self._costs.gammas))
             raise InvalidInputError("parameter task", name, f"a task with prompts: use_gammas is {gammas}")
-        latency_ms = parameters.latency_ms or settings.latency_ms or task.latency_ms
+        latency_ms = parameters.latency_ms or serving.latency_ms or task.latency_ms
         if latency_ms > MAX_LATENCY_MS:
             raise InvalidInputError("parameter latency_ms", latency_ms, f"at most {MAX_LATENCY_MS:g}")
         utility = task.utility if parameters.utility is None else parameters.utility
@@ -284,3 +262,52 @@ def _bytes(value: Any, row: int) -> bytes:
     if isinstance(value, bytes):
         return value
     raise InvalidInputError("IMAGE", type(value).__name__, "the bytes of a JPEG or PNG file", row)
+
+
+# From the parameters of a model to the model and its costs.
+
+
+def open_vision_model(args: ModelArgs, serving: TokenAdaptSettings) -> ImageModel:
+    """The model that the parameters name."""
+    emulation = settings.read(EmulatedSettings, args.parameters)
+    if emulation.provider == EMULATED:
+        return _EMULATED[EMULATED](args.folder / emulation.profile_file)
+    # Imports the engine libraries.
+    from shapeshift.token_adapt.model import vision_model
+
+    generated = settings.read(GeneratedSettings, args.parameters)
+    if not generated.engines:
+        raise InvalidInputError("engines", "", "a folder of engines; run `shapeshift engines`")
+    engines, tasks = ((args.folder / path).resolve() for path in (generated.engines, serving.tasks_dir))
+    return vision_model.open_model(engines, tasks, serving.threads, generated.manifest_sha256 or None, args.device)
+
+
+def costs_of(model: ImageModel, serving: TokenAdaptSettings, device: int | None) -> Costs:
+    """What batches cost at the gammas to choose from. device: the GPU that computes them, None for the CPU.
+
+    Raises InvalidInputError for gammas that the model does not have, and where the memory takes no image.
+    """
+    gammas = serving.gammas(model.gammas)
+    available = ", ".join(map(str, model.gammas))
+    for gamma in gammas:
+        require(gamma in model.gammas, "use_gammas", gamma, f"gammas of the model: {available}")
+    memory_mb = float(serving.memory_mb) or _available_mb(device)
+    batch_size = _batch_size([model.profiles[gamma] for gamma in gammas], serving, memory_mb)
+    return Costs(model.profiles, gammas, batch_size, memory_mb)
+
+
+def _available_mb(device: int | None) -> float:
+    """MiB that batches may take: of the GPU's memory, without one of this machine's."""
+    return hardware.available_mb() if device is None else hardware.DEVICE_MEMORY["cuda"](device)[0]
+
+
+def _batch_size(profiles: Sequence[GammaProfile], serving: TokenAdaptSettings, memory_mb: float) -> int:
+    """The largest batch: limited by memory, and by `batch_size` or what the throughput needs."""
+    smallest_mb = min(profile.memory_mb for profile in profiles)
+    limit = serving.batch_size or _MOST_IMAGES
+    if smallest_mb > 0:
+        limit = int(min(limit, memory_mb / smallest_mb - 1e-9))
+    require(limit >= 1, "memory_mb", memory_mb, f"above {smallest_mb:g}, the memory of one image")
+    if serving.batch_size:
+        return limit
+    return efficient_batch_size(min(profiles, key=lambda profile: abs(profile.gamma)), limit, _THROUGHPUT_SHARE)

@@ -131,8 +131,13 @@ def test_calls_and_texts_are_counted_and_forgotten_rows_are_not(make: Make) -> N
     assert executor.lengths_seen == [0, 0, 1, 0, 1, 0, 0, 0, 1]
     assert (executor.waiting, executor.running) == (0, 0)
     metrics = executor.metrics()
-    used = {one.labels["engine"]: one.value for one in metrics if isinstance(one, Counter) and one.labels}
+    by_engine = [one for one in metrics if isinstance(one, Counter) and one.labels]
+    used, seconds = (
+        {one.labels["engine"]: one.value for one in by_engine if one.name == f"shapeshift_engine_{what}_total"}
+        for what in ("used", "seconds")
+    )
     assert len(used) == 2 and sum(used.values()) == 3, "the first call of each is not counted"
+    assert {name for name, value in seconds.items() if value > 0} == {name for name, calls in used.items() if calls}
     found = {one.name: one.read() if isinstance(one, Gauge) else one.value for one in metrics[:3]}
     assert found == {
         "shapeshift_engines_loaded": 2,

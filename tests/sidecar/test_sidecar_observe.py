@@ -143,9 +143,10 @@ def test_quantile_without_observations_is_none() -> None:
 def test_a_technique_at_work_is_seen_of_living_processes() -> None:
     text = (
         'shapeshift_engine_used_total{model="e",pid="7",engine="64"} 3\n'
+        'shapeshift_engine_seconds_total{model="e",pid="7",engine="64"} 0.5\n'
         'shapeshift_engine_used_total{model="e",pid="6",engine="64"} 9\n'
         'shapeshift_engine_used_total{model="e",pid="7",engine="any"} 0\n'
         'shapeshift_level_texts_total{model="e",pid="7",level="2"} 5\n'
     )
     found = observe.work_of(MetricsPage(metrics.parse(text), 0.0), "e", [7])
-    assert found == {"calls of engine 64": 3.0, "texts ended at level 2": 5.0}
+    assert found == {"calls of engine 64": 3.0, "s in engine 64": 0.5, "texts ended at level 2": 5.0}

@@ -11,19 +11,21 @@ import numpy as np
 import pytest
 import torch
 
+from shapeshift import settings
 from shapeshift.build_engines.image import engines as image_engines
 from shapeshift.build_engines.image import front as images
 from shapeshift.build_engines.image import plan
-from shapeshift.engines import cuda_device, hardware, manifest, verify
+from shapeshift.engines import hardware, manifest, verify
 from shapeshift.engines.interfaces import PROVIDERS, Engine, Runtime
 from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.serving.model_args import ModelArgs
-from shapeshift.token_adapt import loading
 from shapeshift.token_adapt.checkpoints.weights import read_model
+from shapeshift.token_adapt.front import open_vision_model
 from shapeshift.token_adapt.model import manifest as image_manifest
 from shapeshift.token_adapt.model import vision_model
 from shapeshift.token_adapt.model.gamma_module import GammaModule
 from shapeshift.token_adapt.model.schedule import expand
+from shapeshift.token_adapt.settings import TokenAdaptSettings
 from shapeshift.triton import model_config
 from tests.token_adapt.timm_models import small_checkpoint
 from tests.token_adapt.token_tasks import GAMMAS, front, noise, paths
@@ -177,18 +179,12 @@ def test_invalid_settings_are_refused(tmp_path: Path, field: str, value: str) ->
         front(tmp_path, **{field: value})
 
 
-def test_batches_are_bounded_by_the_memory_of_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_device, "free_memory", lambda device: (1000.0 * device, "free"))
-    monkeypatch.setattr(hardware, "available_mb", lambda: 77.0)
-    assert (loading._available_mb(3), loading._available_mb(None)) == (3000.0, 77.0)
-
-
 def test_a_front_without_engines_says_how_they_are_made(project: Path) -> None:
     target = project / "build" / "repository" / "classify_image"
     stated = model_config.parameters(model_config.read(target / "config.pbtxt"))
     args = ModelArgs("classify_image", target, {}, stated, "CPU", 0, "1")
-    loaded = loading.load(args, lambda text: None)
-    assert loaded.costs.gammas == tuple(GAMMAS)
+    serving = settings.read(TokenAdaptSettings, stated)
+    assert open_vision_model(args, serving).gammas == tuple(GAMMAS)
     for missing in ({**stated, "engines": ""}, {name: value for name, value in stated.items() if name != "engines"}):
         with pytest.raises(InvalidInputError, match="a folder of engines; run `shapeshift engines`"):
-            loading.load(replace(args, parameters=missing), lambda text: None)
+            open_vision_model(replace(args, parameters=missing), serving)

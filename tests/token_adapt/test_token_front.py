@@ -18,9 +18,10 @@ import pytest
 from shapeshift.errors import InvalidInputError
 from shapeshift.serving.metrics import Gauge
 from shapeshift.serving.parameters import parse
-from shapeshift.token_adapt import image_decoding, loading
+from shapeshift.token_adapt import image_decoding
 from shapeshift.token_adapt.front import ImageFront, ImageJob
 from shapeshift.token_adapt.interfaces import Task
+from shapeshift.token_adapt.policy.image_scheduler import Timetable
 from shapeshift.token_adapt.request import ImageRequestOptions
 from tests import waiting
 from tests.fakes import PbUtils, Request, TritonError, as_served
@@ -50,7 +51,7 @@ def model() -> RecordingModel:
 @pytest.fixture(autouse=True)
 def no_lead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next batch is chosen when the running one has ended, from all images that have arrived."""
-    monkeypatch.setattr("shapeshift.token_adapt.executor._MAX_LEAD_MS", 0.0)
+    monkeypatch.setattr("shapeshift.token_adapt.executor.Timetable", partial(Timetable, most_ms=0.0))
 
 
 @pytest.fixture
@@ -184,8 +185,7 @@ def test_a_task_that_has_none_of_the_gammas_in_use_is_refused(model: RecordingMo
 
 
 def test_one_batch_is_chosen_before_the_running_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_MIN_LEAD_MS", "_MAX_LEAD_MS"):
-        monkeypatch.setattr(f"shapeshift.token_adapt.executor.{name}", LONG_MS)
+    monkeypatch.setattr("shapeshift.token_adapt.executor.Timetable", partial(Timetable, LONG_MS, LONG_MS))
     gate = Gate()
     model = RecordingModel(gate)
     model.profiles = {gamma: profile(gamma, LONG_MS / 10) for gamma in model.gammas}
@@ -517,17 +517,6 @@ def test_errors_name_invalid_settings(model: RecordingModel, parameters: dict[st
         front(model, **parameters)
 
 
-def test_gammas_and_batch_size_follow_the_settings(model: RecordingModel) -> None:
-    found = loading.load(arguments(use_gammas="0,-4", batch_size=64), lambda text: None, lambda args, own: model)
-    assert found.costs.gammas == (-4, 0)
-    assert found.costs.max_size == 64
-    fitted = loading.load(arguments(), lambda text: None, lambda args, own: model)
-    assert fitted.costs.max_size < 64
-    tight = loading.load(arguments(memory_mb=10, batch_size=64), lambda text: None, lambda args, own: model)
-    assert tight.costs.max_size == 9
-    assert tight.costs.memory_mb == 10
-
-
 def test_an_emulated_model_needs_no_engines(tmp_path: Path) -> None:
     from shapeshift.token_adapt.model import emulated
     from tests.token_adapt.token_models import PROFILES
@@ -539,8 +528,6 @@ def test_an_emulated_model_needs_no_engines(tmp_path: Path) -> None:
     served.execute([request])
     assert texts(request, "LABEL") == ["cat"]
     served.close()
-    model = loading.load(stated, lambda text: None).model
-    assert model.profiles[0].latency_ms[1] == PROFILES[0].latency_ms[1]
 
 
 # Decoding.

@@ -6,18 +6,21 @@ from typing import Any
 
 import pytest
 
-from shapeshift.engines import hardware
+from shapeshift import settings
+from shapeshift.engines import cuda_device, hardware
 from shapeshift.errors import InvalidInputError
-from shapeshift.token_adapt import loading
+from shapeshift.token_adapt.front import costs_of, open_vision_model
 from shapeshift.token_adapt.interfaces import GammaProfile
 from shapeshift.token_adapt.model import vision_model
-from tests.token_adapt.token_models import RecordingModel, arguments
+from shapeshift.token_adapt.policy.costs import Costs
+from shapeshift.token_adapt.settings import TokenAdaptSettings
+from tests.fakes import PbUtils
+from tests.token_adapt.token_models import RecordingModel, arguments, front
 
 
-def load(model: RecordingModel | None = None, **parameters: object) -> tuple[loading.Loaded, list[str]]:
-    log: list[str] = []
-    found = model or RecordingModel()
-    return loading.load(arguments(**parameters), log.append, lambda args, serving: found), log
+def costs(model: RecordingModel | None = None, device: int | None = None, **parameters: object) -> Costs:
+    serving = settings.read(TokenAdaptSettings, arguments(**parameters).parameters)
+    return costs_of(model or RecordingModel(), serving, device)
 
 
 def sizes(memory_mb: int, batch_size: int = 64, each_mb: tuple[float, ...] = (20.0,)) -> int:
@@ -25,8 +28,7 @@ def sizes(memory_mb: int, batch_size: int = 64, each_mb: tuple[float, ...] = (20
     model = RecordingModel()
     model.profiles = {gamma: GammaProfile(gamma, 16, {1: 1.0, 64: 7.4}, mb) for gamma, mb in enumerate(each_mb)}
     model.gammas = tuple(model.profiles)
-    loaded, _ = load(model, memory_mb=memory_mb, batch_size=batch_size)
-    return loaded.costs.max_size
+    return costs(model, memory_mb=memory_mb, batch_size=batch_size).max_size
 
 
 @pytest.mark.parametrize(
@@ -58,30 +60,32 @@ def test_a_batch_is_as_large_as_the_throughput_asks_where_nobody_says() -> None:
 
 
 def test_what_the_tasks_say_is_logged_and_then_what_is_served() -> None:
-    model = RecordingModel()
+    model, pb_utils = RecordingModel(), PbUtils()
     model.messages = ["task a: refused", "task b: refused"]
-    found, log = load(model, batch_size=8)
-    assert log[:2] == ["task a: refused", "task b: refused"] and len(log) == 3
+    front(model, pb_utils, batch_size=8).close()
+    log = [line.removeprefix("classify_image: ") for line in pb_utils.Logger.lines]
+    assert log[:2] == ["task a: refused", "task b: refused"]
     assert log[2].startswith("ready: 2 tasks, gammas -4, 0, 2, batches of up to 8, algorithm ")
-    assert found.model is model and found.settings.batch_size == 8
 
 
 def test_a_gamma_that_the_model_lacks_is_refused() -> None:
-    assert load(use_gammas="0,2")[0].costs.gammas == (0, 2)
+    assert costs(use_gammas="0,2").gammas == (0, 2)
     with pytest.raises(InvalidInputError, match=r"^use_gammas: got 3; gammas of the model: -4, 0, 2"):
-        load(use_gammas="0,3")
+        costs(use_gammas="0,3")
 
 
 def test_unknown_parameters_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="^gamas: "):
-        load(gamas="0")
+        front(RecordingModel(), gamas="0")
 
 
-@pytest.mark.parametrize(("memory_mb", "most"), [(0, 7), (9, 8)])
-def test_memory_is_stated_or_what_is_free(memory_mb: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("device", "memory_mb", "most"), [(None, 0, 7), (None, 9, 8), (3, 0, 5), (3, 9, 8)], ids=str)
+def test_memory_is_stated_or_what_is_free_where_batches_run(
+    device: int | None, memory_mb: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hardware, "available_mb", lambda: 7.5)
-    _, log = load(memory_mb=memory_mb, batch_size=64)
-    assert f"batches of up to {most}," in log[-1]
+    monkeypatch.setattr(cuda_device, "free_memory", lambda device: (1.75 * device, "free"))
+    assert costs(device=device, memory_mb=memory_mb, batch_size=64).max_size == most
 
 
 @pytest.mark.parametrize(("sha256", "expected"), [("", None), ("abc", "abc")])
@@ -91,7 +95,6 @@ def test_engines_are_opened_as_the_parameters_say(
     opened: list[tuple[Any, ...]] = []
     monkeypatch.setattr(vision_model, "open_model", lambda *args: opened.append(args))
     args = arguments(threads=3, engines="e", manifest_sha256=sha256, tasks_dir="t")
-    serving = loading.settings.read(loading.TokenAdaptSettings, args.parameters)
-    loading.open_model(args, serving)
+    open_vision_model(args, settings.read(TokenAdaptSettings, args.parameters))
     engines, tasks, *others = opened[0]
     assert (engines.name, tasks.name, others) == ("e", "t", [3, expected, args.device])

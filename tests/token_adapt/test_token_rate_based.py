@@ -88,4 +88,3 @@ def test_infaas_changes_its_model_after_the_dwell_time() -> None:
     assert gamma(2000.0, 20) == 1
     assert gamma(2999.0, 20) == 1
     assert gamma(3000.0) == 0
-    assert choice.plan(3000.0, [1.0, 2.0], [[20.0, 40.0]] * 2, [1.0, 1.0]) == [0, 0]

@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from shapeshift import settings
 from shapeshift.build_engines.image import front as images
 from shapeshift.cli.main import main
 from shapeshift.errors import InvalidInputError, OverloadedError
+from shapeshift.registry import follow
 from shapeshift.serving.model_args import ModelArgs
-from shapeshift.token_adapt import loading
+from shapeshift.token_adapt.front import open_vision_model
+from shapeshift.token_adapt.settings import TokenAdaptSettings
 from shapeshift.token_adapt.tasks import registry
+from shapeshift.token_adapt.tasks.registry import LAYOUT
 from shapeshift.triton import model_config
 from tests.registry_mirror.remote_registry import RemoteRegistry
 from tests.token_adapt.token_tasks import front, paths, register, write_task
@@ -43,21 +47,23 @@ def test_tasks_at_a_url_are_followed(published: Path, remote: RemoteRegistry) ->
     args = arguments(published)
     assert args.parameters["registry_url"] == remote.url
     said: list[str] = []
-    loaded = loading.load(args, said.append)
+    serving = settings.read(TokenAdaptSettings, args.parameters)
+    follower = follow(args.parameters, (args.folder / serving.tasks_dir).resolve(), LAYOUT, said.append)
+    model = open_vision_model(args, serving)
     try:
-        assert list(loaded.model.tasks) == ["one"]
+        assert not model.reload_tasks() and list(model.tasks) == ["one"]
         write_task(published, "two", labels=2)
         register(published, "two")
         remote.upload(published / "tasks")
-        wait_for(lambda: not loaded.model.reload_tasks() and sorted(loaded.model.tasks) == ["one", "two"])
+        wait_for(lambda: not model.reload_tasks() and sorted(model.tasks) == ["one", "two"])
         remote.write("one/head.safetensors", b"damaged")
         write_task(published, "one", labels=4)
         register(published, "one")
         remote.write("registry.json", (published / "tasks" / "registry.json").read_bytes())
         wait_for(lambda: any("one is not taken over: sha256: got " in line for line in said))
-        assert loaded.model.reload_tasks() == [] and len(loaded.model.tasks["one"].labels) == 3
+        assert model.reload_tasks() == [] and len(model.tasks["one"].labels) == 3
     finally:
-        loaded.follower.close()
+        follower.close()
 
 
 def test_the_build_reads_the_url(published: Path, remote: RemoteRegistry) -> None:

@@ -7,8 +7,7 @@ import pytest
 
 from shapeshift.token_adapt.policy.costs import Costs
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler, SchedulerSettings, WaitingImage
-from shapeshift.token_adapt.policy.plan import PlanProblem
-from shapeshift.token_adapt.policy.shadow_price import ShadowPrice
+from shapeshift.token_adapt.policy.plan import PlanProblem, ShadowPrice
 from tests.token_adapt.token_models import PROFILES
 
 TIMES = np.array([2.0, 4.0])

@@ -17,9 +17,8 @@ from shapeshift.settings import Choices
 from shapeshift.token_adapt.interfaces import Preprocessing, Task
 from shapeshift.token_adapt.model import vision_model
 from shapeshift.token_adapt.model.manifest import BatchLatency, GammaEntry, ImageManifest
-from shapeshift.token_adapt.model.prompt_folding import FILE_NAME as FOLDING
-from shapeshift.token_adapt.model.prompt_folding import PromptFolding
-from shapeshift.token_adapt.model.vision_model import VisionModel
+from shapeshift.token_adapt.model.vision_model import FOLDING_FILE as FOLDING
+from shapeshift.token_adapt.model.vision_model import PromptFolding, VisionModel
 from shapeshift.token_adapt.tasks.folder import Head, TaskParts
 
 GAMMAS = (-4, 0, 2)

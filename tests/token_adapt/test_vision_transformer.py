@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from shapeshift.token_adapt.model import prompt_folding
+from shapeshift.token_adapt.model import vision_transformer
 from shapeshift.token_adapt.model.architecture import Architecture
 from shapeshift.token_adapt.model.schedule import expand
+from shapeshift.token_adapt.model.vision_model import PromptFolding
 from shapeshift.token_adapt.model.vision_transformer import Block, UnifiedViT
 from tests.token_adapt.timm_models import randomise
 
@@ -112,8 +113,8 @@ def test_merged_models_compute_the_scheduled_tokens() -> None:
 def test_folding_without_torch_matches(variant: dict[str, object], tmp_path: Path) -> None:
     model = model_of(**variant)
     state = {name: value.numpy() for name, value in model.state_dict().items()}
-    prompt_folding.from_state(state, 3, 3, model.architecture.epsilon).save(tmp_path)
+    vision_transformer.prompt_folding(state, 3, 3, model.architecture.epsilon).save(tmp_path)
     prompts = torch.randn(3, 5, 24)
     wanted = torch.cat(model.fold(prompts[None]))
-    got = prompt_folding.load(tmp_path, 3, model.architecture.epsilon).fold(prompts.numpy())
+    got = PromptFolding.load(tmp_path, 3, model.architecture.epsilon).fold(prompts.numpy())
     np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-4, atol=1e-5)

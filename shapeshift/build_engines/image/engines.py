@@ -21,10 +21,10 @@ from shapeshift.engines.profile import measure_interleaved
 from shapeshift.engines.verify import MIN_COSINE, Deviation, VerificationError
 from shapeshift.progress import ProgressCallback
 from shapeshift.token_adapt.checkpoints.weights import read_described
-from shapeshift.token_adapt.model import prompt_folding
 from shapeshift.token_adapt.model.gamma_module import GammaModule
 from shapeshift.token_adapt.model.manifest import BATCHES, BatchLatency, GammaEntry, ImageManifest
 from shapeshift.token_adapt.model.schedule import activation_mb, output_tokens
+from shapeshift.token_adapt.model.vision_transformer import prompt_folding
 from shapeshift.token_adapt.tasks.folder import Backbone, Head, save_classifier
 
 _PROFILE_BUDGET_S = 2.0
@@ -83,7 +83,7 @@ class ImageEngineBuilder:
         if self._head is not None:
             save_classifier(self._work, self._head)
         state = {name: value.numpy() for name, value in self._model.state_dict().items()}
-        prompt_folding.from_state(state, made.depth, made.heads, made.epsilon).save(self._work)
+        prompt_folding(state, made.depth, made.heads, made.epsilon).save(self._work)
         return self._manifest(self._profiled([self.build_gamma(gamma) for gamma in self._plan.gammas]))
 
     def _manifest(self, entries: list[GammaEntry]) -> ImageManifest:

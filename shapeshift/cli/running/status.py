@@ -63,7 +63,8 @@ def format_overview(shown: dict[str, Any]) -> str:
         if workers:
             head = ["worker", "bin", "generation", "state", "pid", "outstanding", "timeouts"]
             names = ["name", "bin", "generation", "state", "pid", "outstanding", "timeouts"]
-            parts.append(table([head, *([_cell(name, worker[name]) for name in names] for worker in workers)]))
+            rows = table([head, *([_cell(name, worker[name]) for name in names] for worker in workers)])
+            parts.append(rows + _work(workers, "work of all workers"))
     for model in shown["models"]:
         line = f"{model['name']}: {model['state']}, pid {_cell('pid', model['pid'])}\n"
         parts.append(line + _work([model]))
@@ -91,12 +92,12 @@ def _front(front: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n" + _work(front["models"])
 
 
-def _work(models: Sequence[Mapping[str, Any]]) -> str:
+def _work(models: Sequence[Mapping[str, Any]], name: str = "work") -> str:
     """A line of what these processes did since they began, and hold; none where they did nothing."""
     total: Counter[str] = Counter()
     for model in models:
         total.update(model.get("work", {}))
-    return f"  work: {', '.join(f'{value:.6g} {words}' for words, value in total.items())}\n" if total else ""
+    return f"  {name}: {', '.join(f'{value:.6g} {words}' for words, value in total.items())}\n" if total else ""
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

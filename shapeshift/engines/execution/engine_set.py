@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
+import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from shapeshift.engines.hardware import resident_mb
 from shapeshift.engines.interfaces import TOKEN_OUTPUTS, Array, Engine, Ids
 from shapeshift.engines.manifest import EngineEntry, Manifest
 from shapeshift.errors import EngineError
+from shapeshift.serving.metrics import Counter
 from shapeshift.serving.model_args import Log
 
 # The smallest pack whose time per token is within this factor of the best: a larger one only delays its rows.
@@ -37,8 +40,9 @@ class EngineSet:
         self._max_tokens = manifest.max_tokens
         self._engines: dict[int | None, tuple[Engine, EngineEntry]] = {}
         self._fastest: list[Engine | None] = [None] * (self._max_tokens + 1)
-        self.calls: Counter[int | None] = Counter()
-        """By the tokens of the engine."""
+        self.calls: defaultdict[int | None, int] = defaultdict(int)
+        self.call_s: defaultdict[int | None, float] = defaultdict(float)
+        """Calls, and their seconds, by the tokens of the engine."""
 
     def add(self, engine: Engine, entry: EngineEntry) -> None:
         """Use `engine`, described by `entry`, from the next call on."""
@@ -63,14 +67,18 @@ class EngineSet:
         """Make the first call, which is slow: 70 ms where the next ones take 5 (OpenVINO, a dynamic engine)."""
         self.run([np.zeros(1, np.int64)])
         self.calls.clear()
+        self.call_s.clear()
 
     def run(self, texts: Sequence[Ids]) -> dict[str, Array]:
         """The outputs of one pack, each [len(texts), ...]; see `unpack`."""
         tokens = sum(map(len, texts))
         engine = self.choose(tokens, len(texts))
-        self.calls[engine.tokens] += 1
+        began = time.perf_counter()
         inputs = pack(texts, engine.tokens or tokens, engine.rows or len(texts), *self._counted_from)
-        return unpack(engine.run(inputs), texts)
+        outputs = unpack(engine.run(inputs), texts)
+        self.calls[engine.tokens] += 1
+        self.call_s[engine.tokens] += time.perf_counter() - began
+        return outputs
 
     def _fastest_engines(self) -> list[Engine | None]:
         costs = [(cost_curve(entry, self._max_tokens), engine) for engine, entry in self._engines.values()]
@@ -203,6 +211,25 @@ class BackgroundLoader:
     def _requests_of(self, entry: EngineEntry) -> int:
         low, high = self._bins[entry]
         return sum(self._lengths_seen[low + 1 : high + 1])
+
+
+def work_metrics(manifest: Manifest, sets: Callable[[], Sequence[EngineSet]]) -> list[Counter]:
+    """By engine, the calls of these sets and their seconds."""
+
+    def counters(entry: EngineEntry) -> list[Counter]:
+        engine = {"engine": entry.name}
+        calls = partial(_total, sets, lambda one: one.calls[entry.tokens])
+        seconds = partial(_total, sets, lambda one: one.call_s[entry.tokens])
+        return [
+            Counter("engine_used_total", "Engine calls, by engine", engine, calls),
+            Counter("engine_seconds_total", "Time of engine calls, by engine", engine, seconds),
+        ]
+
+    return [counter for entry in manifest.engines for counter in counters(entry)]
+
+
+def _total(sets: Callable[[], Sequence[EngineSet]], of_one: Callable[[EngineSet], float]) -> float:
+    return sum(map(of_one, sets()))
 
 
 def first_and_rest(manifest: Manifest) -> tuple[EngineEntry, list[EngineEntry]]:

@@ -17,6 +17,7 @@ from shapeshift.engines.manifest import EngineEntry, Manifest
 from shapeshift.engines.policy.packs import MeasuredFactor, row_costs, rows_to_take
 from shapeshift.engines.settings import ExecutorSettings
 from shapeshift.errors import EngineError
+from shapeshift.loops import Loop
 from shapeshift.serving.bounds import TimeBound, unloading
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Gauge
@@ -126,7 +127,7 @@ class EngineExecutor:
         self._loader = BackgroundLoader(
             rest, self._load, self.lengths_seen, settings.memory_mb, log, start_others, self._runtime.used_mb
         )
-        self._deadlines = threading.Thread(target=self._fail_late_requests, name="deadlines", daemon=True)
+        self._deadlines = Loop("deadlines", self._fail_late_requests, log)
         self._deadlines.start()
 
     @property
@@ -156,14 +157,8 @@ class EngineExecutor:
             Gauge("engines_loaded", "Engines in use, of each engine thread", lambda: self.loaded),
             Counter("engine_calls_total", "Engine calls", read=lambda: sum(thread.calls for thread in threads)),
             Counter("engine_rows_total", "Texts computed", read=lambda: sum(thread.rows for thread in threads)),
-            *(self._calls_of(entry) for entry in self._manifest.engines),
+            *engine_set.work_metrics(self._manifest, lambda: [thread.engines for thread in self.threads]),
         ]
-
-    def _calls_of(self, entry: EngineEntry) -> Counter:
-        def calls() -> int:
-            return sum(thread.engines.calls[entry.tokens] for thread in self.threads)
-
-        return Counter("engine_used_total", "Engine calls, by engine", {"engine": entry.name}, calls)
 
     def require_room(self, latency_ms: float | None) -> None:
         """Raise OverloadedError where what waits and runs already takes too long for a request with this `latency_ms`.
@@ -219,13 +214,13 @@ class EngineExecutor:
         for thread in self._all_threads:
             thread.join(timeout_s)
         self._loader.close(timeout_s)
-        self._deadlines.join(timeout_s)
+        self._deadlines.stop(timeout_s)
 
-    def _fail_late_requests(self) -> None:
+    def _fail_late_requests(self) -> float:
         # A request whose deadline expires in a long queue fails at once, not when its turn comes.
-        while not self._stopping.wait(_DEADLINE_CHECK_S):
-            for request in {row.request for row in self.queue.waiting() if row.request.latency_ms is not None}:
-                request.fail_if_late()
+        for request in {row.request for row in self.queue.waiting() if row.request.latency_ms is not None}:
+            request.fail_if_late()
+        return _DEADLINE_CHECK_S
 
     def _engines_with(self, first: EngineEntry) -> EngineSet:
         engines = EngineSet(self._manifest)

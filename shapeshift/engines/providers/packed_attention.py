@@ -41,13 +41,13 @@ def packed_attention(
         tokens, kernels = len(query), varlen_kernels()
         assert kernels is not None
         # No text is longer than the pack. The longest one's length is on the device.
-        found = kernels(
+        outputs = kernels(
             *(query, key, value, offsets, offsets, tokens, tokens),
             scale=scale,
             window_size=(left, right),
             enable_gqa=key.shape[1] != query.shape[1],
         )
-        return found.contiguous()
+        return outputs.contiguous()
     return _masked(query, key, value, visible(offsets, len(query), left, right), scale)
 
 
@@ -82,10 +82,10 @@ def varlen_kernels() -> Callable[..., torch.Tensor] | None:
         return None
     # It takes seconds to import.
     try:
-        found: Callable[..., torch.Tensor] = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+        function: Callable[..., torch.Tensor] = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     except (ImportError, AttributeError):
         return None
-    return found if {"window_size", "enable_gqa"} <= set(inspect.signature(found).parameters) else None
+    return function if {"window_size", "enable_gqa"} <= set(inspect.signature(function).parameters) else None
 
 
 def offsets_of(segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -119,5 +119,5 @@ def _masked(
     group = query.shape[1] // key.shape[1]
     if group > 1:
         keys, values = (one.repeat_interleave(group, 1) for one in (keys, values))
-    found = scaled_dot_product_attention(queries, keys, values, attn_mask=seen[None, None], scale=scale)
-    return found[0].transpose(0, 1).contiguous()
+    outputs = scaled_dot_product_attention(queries, keys, values, attn_mask=seen[None, None], scale=scale)
+    return outputs[0].transpose(0, 1).contiguous()

@@ -61,8 +61,8 @@ class TorchModel:
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """What is computed inside runs on the model's stream; nothing changes on a CPU."""
-        found: AbstractContextManager[Any] = torch.cuda.stream(self.shared.stream if self.shared else None)
-        return found
+        context: AbstractContextManager[Any] = torch.cuda.stream(self.shared.stream if self.shared else None)
+        return context
 
     def naming_memory(self, what: str) -> AbstractContextManager[None]:
         """See `cuda_device.naming_memory`; nothing on a CPU."""
@@ -75,8 +75,8 @@ class TorchModel:
     def compute(self, tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The outputs, on the device."""
         with torch.inference_mode():
-            found = self._module(*tensors)
-        return dict(zip(self.signature.outputs, found if isinstance(found, tuple) else (found,), strict=True))
+            outputs = self._module(*tensors)
+        return dict(zip(self.signature.outputs, outputs if isinstance(outputs, tuple) else (outputs,), strict=True))
 
     def set_threads(self) -> None:
         """Let the calling thread use the model's number of threads."""
@@ -112,9 +112,9 @@ def _shared(device: torch.device) -> Shared | None:
 
 def _share(program: Any, weights: Mapping[str, torch.Tensor]) -> None:
     """Let `program` have those of `weights` that are equal to its own."""
-    for name, own in program.state_dict.items():
+    for name, weight in program.state_dict.items():
         other = weights.get(name)
-        if other is None or (own.shape, own.dtype) != (other.shape, other.dtype):
+        if other is None or (weight.shape, weight.dtype) != (other.shape, other.dtype):
             continue
-        if torch.equal(own.to(other.device), other):
+        if torch.equal(weight.to(other.device), other):
             program.state_dict[name] = other

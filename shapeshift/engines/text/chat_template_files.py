@@ -46,24 +46,24 @@ def read(folder: Path) -> ChatTemplateFiles:
         if len(text) > MAX_TEMPLATE:
             limit = f"at most {MAX_TEMPLATE} characters"
             raise InvalidInputError(f"chat_template {name}", f"{len(text)} characters", limit)
-    stated = {**_json(folder / TOKEN_MAP), **config}
-    further = stated.get(_FURTHER_TOKENS)
-    named = {name: value for name, value in stated.items() if name.endswith(_TOKEN)}
+    entries = {**_json(folder / TOKEN_MAP), **config}
+    further = entries.get(_FURTHER_TOKENS)
+    named = {name: value for name, value in entries.items() if name.endswith(_TOKEN)}
     named |= further if isinstance(further, dict) else {}
     tokens = {name: token for name, value in named.items() if (token := _content(value)) is not None}
     return ChatTemplateFiles(templates.get(_DEFAULT), templates.get(_TOOL_USE), tokens)
 
 
-def _named(stated: Any, path: Path) -> dict[str, str]:
-    """Templates by name. `stated`: one text, or a list of objects with name and template."""
+def _named(value: Any, path: Path) -> dict[str, str]:
+    """Templates by name. `value`: one text, or a list of objects with name and template."""
     try:
-        entries = {_DEFAULT: stated} if stated is None or isinstance(stated, str) else {}
+        entries = {_DEFAULT: value} if value is None or isinstance(value, str) else {}
         if not entries:
-            entries = {entry["name"]: entry["template"] for entry in stated}
+            entries = {entry["name"]: entry["template"] for entry in value}
     except (TypeError, KeyError):
-        entries = {_DEFAULT: stated}
+        entries = {_DEFAULT: value}
     if not all(value is None or isinstance(value, str) for value in entries.values()):
-        raise InvalidInputError(f"{path}: chat_template", stated, "a text, or a list of objects with name and template")
+        raise InvalidInputError(f"{path}: chat_template", value, "a text, or a list of objects with name and template")
     return {str(name): text for name, text in entries.items() if text is not None}
 
 
@@ -77,12 +77,12 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(_text(path))
+        content = json.loads(_text(path))
     except ValueError as error:
         raise InvalidInputError("checkpoint", str(path), f"JSON ({error})") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise InvalidInputError("checkpoint", str(path), "a JSON object")
-    return found
+    return content
 
 
 def _text(path: Path) -> str:

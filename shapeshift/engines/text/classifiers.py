@@ -32,12 +32,14 @@ def activation(config: Mapping[str, Any], modules: SentenceModules, labels: int)
 
     Raises UnsupportedError for another function, InvalidInputError for a problem_type that transformers refuses.
     """
-    stated = _stated(config, modules)
+    class_name = _stated(config, modules)
     # sentence-transformers runs no code that is not torch's, and takes its default instead.
-    if stated.startswith("torch."):
-        function = _OF_CLASSES.get(stated.rpartition(".")[2])
+    if class_name.startswith("torch."):
+        function = _OF_CLASSES.get(class_name.rpartition(".")[2])
         if function is None:
-            raise UnsupportedError(f"{_KEY}: {stated} is not served; served are {', '.join(_OF_CLASSES)} of torch.nn")
+            raise UnsupportedError(
+                f"{_KEY}: {class_name} is not served; served are {', '.join(_OF_CLASSES)} of torch.nn"
+            )
         # Identity of several labels is what it writes where nobody chose.
         if function != IDENTITY or labels == 1:
             return function

@@ -74,9 +74,9 @@ def family_of(config: Mapping[str, Any]) -> Family:
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise InvalidInputError("model_type", model_type, "in config.json, as transformers writes it")
-    known = FAMILIES.get(model_type)
-    if known is not None and (config.get("use_bidirectional_attention") or not known.bidirectional):
-        return known
+    family = FAMILIES.get(model_type)
+    if family is not None and (config.get("use_bidirectional_attention") or not family.bidirectional):
+        return family
     decoder = any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ())
     if decoder or config.get("is_encoder_decoder") or generates(model_type):
         kind = "an encoder with a decoder" if config.get("is_encoder_decoder") else "a decoder"

@@ -78,17 +78,17 @@ def config_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 
     Raises InvalidInputError unless there is a name for each id from 0.
     """
-    stated = config.get("id2label")
-    if not stated:
+    id2label = config.get("id2label")
+    if not id2label:
         return _numbered(int(config.get("num_labels", 2)))
     # Keys are numbers as texts.
-    names = {int(key): str(name) for key, name in stated.items() if str(key).isdecimal()}
-    missing = [index for index in range(len(stated)) if index not in names]
+    names = {int(key): str(name) for key, name in id2label.items() if str(key).isdecimal()}
+    missing = [index for index in range(len(id2label)) if index not in names]
     if missing:
         raise InvalidInputError(
-            "id2label", sorted(stated), f"a name for each id from 0 in config.json; {missing[0]} is missing: add it"
+            "id2label", sorted(id2label), f"a name for each id from 0 in config.json; {missing[0]} is missing: add it"
         )
-    return tuple(names[index] for index in range(len(stated)))
+    return tuple(names[index] for index in range(len(id2label)))
 
 
 def _numbered(count: int) -> tuple[str, ...]:

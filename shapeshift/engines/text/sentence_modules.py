@@ -77,8 +77,8 @@ class SentenceModules:
 
         Raises InvalidInputError where a parameter contradicts the folder.
         """
-        stated = () if pooling == "auto" else tuple(pooling.split(","))
-        if self.pooling and stated and stated != self.pooling:
+        poolings = () if pooling == "auto" else tuple(pooling.split(","))
+        if self.pooling and poolings and poolings != self.pooling:
             _conflict("pooling", pooling, ",".join(self.pooling))
         scaled = None if normalize == "auto" else normalize == "true"
         if self.normalize is not None and scaled is not None and scaled != self.normalize:
@@ -86,7 +86,7 @@ class SentenceModules:
         normalized = self.normalize if scaled is None else scaled
         return replace(
             self,
-            pooling=self.pooling or stated or (default_pooling,),
+            pooling=self.pooling or poolings or (default_pooling,),
             normalize=True if normalized is None else normalized,
         )
 
@@ -119,13 +119,13 @@ def read(folder: Path) -> SentenceModules:
         raise InvalidInputError(MODULES_FILE, str(file), "a list of modules, each with type and path") from None
     kinds = [kind for kind, _ in modules]
     _check_order(kinds, file)
-    found = _config(folder)
+    config = _config(folder)
     pooling: tuple[str, ...] = ()
     for kind, path in modules:
         if kind == "Pooling":
-            pooling = _pooling(folder / path, found.prompts)
+            pooling = _pooling(folder / path, config.prompts)
     return replace(
-        found,
+        config,
         pooling=pooling,
         dense=tuple(_dense(folder / path) for kind, path in modules if kind == "Dense"),
         normalize="Normalize" in kinds if pooling else None,
@@ -231,7 +231,9 @@ def _json(file: Path) -> Any:
         raise InvalidInputError("checkpoint", str(file), f"not JSON: {error}") from None
 
 
-def _conflict(name: str, stated: str, own: str) -> None:
+def _conflict(name: str, value: str, of_modules: str) -> None:
     raise InvalidInputError(
-        name, stated, f"{own}, as the modules of the checkpoint say; remove `{name}` from config.pbtxt, or set {own}"
+        name,
+        value,
+        f"{of_modules}, as the modules of the checkpoint say; remove `{name}` from config.pbtxt, or set {of_modules}",
     )

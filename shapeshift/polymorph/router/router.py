@@ -14,6 +14,7 @@ from functools import partial
 from shapeshift.engines.execution.request import Row, TextRequest
 from shapeshift.engines.interfaces import Ids
 from shapeshift.errors import EngineError, ModelDiedError, ModelGoneError, OverloadedError
+from shapeshift.loops import Loop
 from shapeshift.polymorph.router.assignment import Assignment
 from shapeshift.polymorph.router.membership import MAX_IN_FLIGHT, Membership, WorkerCall, WorkerState
 from shapeshift.polymorph.router.transport import (
@@ -60,7 +61,8 @@ class Router:
         self._closing = threading.Event()
         self._calls, self._rows = 0, 0
         self.steps = [StepCounter("router-watch", lambda: self.waiting + self.running > 0)]
-        self._watcher = threading.Thread(target=self._watch, name="router-watch", daemon=True)
+        self._next_probe = time.monotonic() + _PROBE_S
+        self._watcher = Loop("router-watch", self._watch, log)
         self._watcher.start()
 
     @property
@@ -118,7 +120,7 @@ class Router:
         self._transport.close(timeout_s)
         # A call that failed just before may have put its rows back.
         self._fail_waiting()
-        self._watcher.join(timeout_s)
+        self._watcher.stop(timeout_s)
 
     def _fail_waiting(self) -> None:
         with self._lock:
@@ -209,15 +211,14 @@ class Router:
 
     # Time.
 
-    def _watch(self) -> None:
-        next_probe = time.monotonic() + _PROBE_S
-        while not self._closing.wait(_WATCH_S):
-            with self.steps[0].running():
-                now = time.monotonic()
-                self._end_late(now)
-                if now >= next_probe:
-                    next_probe = now + _PROBE_S
-                    self._find_workers(now)
+    def _watch(self) -> float:
+        with self.steps[0].running():
+            now = time.monotonic()
+            self._end_late(now)
+            if now >= self._next_probe:
+                self._next_probe = now + _PROBE_S
+                self._find_workers(now)
+        return _WATCH_S
 
     def _end_late(self, now: float) -> None:
         pending = self.members.pending

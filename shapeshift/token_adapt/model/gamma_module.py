@@ -2,7 +2,7 @@
 
     PIXELS    UINT8 [images, size, size, 3]                              RGB
     TASKS     INT64 [images]                                             row of PROMPTS; gamma > 0 only
-    PROMPTS   FP32  [depth, tasks, 2, heads, gamma, width / heads]       from `prompt_folding`; gamma > 0 only
+    PROMPTS   FP32  [depth, tasks, 2, heads, gamma, width / heads]       of `PromptFolding`; gamma > 0 only
     FEATURES  FP32  [images, features]                                   input of the task heads
 
 Token counts are static; the numbers of images and tasks are dynamic, so one engine serves all tasks.
@@ -52,7 +52,7 @@ class GammaModule(nn.Module):
         selected = None
         if tasks is not None and prompts is not None:
             weights = self.model.patch.weight
-            selected = [own.index_select(0, tasks).to(weights.dtype) for own in prompts.unbind(0)]
+            selected = [of_block.index_select(0, tasks).to(weights.dtype) for of_block in prompts.unbind(0)]
         features: torch.Tensor = self.model(pixels, self.layers, selected)
         return to_f32(features)
 

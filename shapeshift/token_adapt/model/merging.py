@@ -52,8 +52,8 @@ def merge_patches(patches: Tensor, sizes: Tensor, matches: Matches) -> tuple[Ten
     mass = patches * weights
     b_sizes = sizes[:, 0::2] + torch.bmm(assignment, _pick(weights[:, 1::2], merged_a)).squeeze(2)
     b_mass = mass[:, 0::2] + torch.bmm(assignment, _pick(mass[:, 1::2], merged_a))
-    kept = torch.cat((_pick(patches[:, 1::2], rest), b_mass / b_sizes.unsqueeze(2)), 1)
-    return kept, torch.cat((sizes[:, 1::2].gather(1, rest), b_sizes), 1)
+    remaining = torch.cat((_pick(patches[:, 1::2], rest), b_mass / b_sizes.unsqueeze(2)), 1)
+    return remaining, torch.cat((sizes[:, 1::2].gather(1, rest), b_sizes), 1)
 
 
 def best_partners(keys: Tensor) -> tuple[Tensor, Tensor]:

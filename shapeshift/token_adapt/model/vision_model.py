@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.interfaces import PROVIDERS, Array, Engine, Runtime
@@ -15,8 +16,6 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.registry import FILE, FolderWatch
 from shapeshift.token_adapt.interfaces import GammaProfile, Pixels, Probabilities, Task
 from shapeshift.token_adapt.model import manifest as image_manifest
-from shapeshift.token_adapt.model import prompt_folding
-from shapeshift.token_adapt.model.prompt_folding import PromptFolding
 from shapeshift.token_adapt.tasks import folder as task_folder
 from shapeshift.token_adapt.tasks import registry as task_registry
 from shapeshift.token_adapt.tasks.folder import Backbone, Head, TaskParts
@@ -24,6 +23,7 @@ from shapeshift.token_adapt.tasks.registry import TaskEntry
 
 # Of the own classifier's accuracy, if all patches were merged.
 _ASSUMED_LOSS = 0.1
+FOLDING_FILE = "folding.safetensors"
 
 
 def open_model(
@@ -45,10 +45,61 @@ def open_model(
         runtime = provider.open(folder / entry.folder, entry.precision, threads or cores(), device, beside=first)
         engines[entry.gamma] = runtime.engine(None, None)
         first = first or runtime
-    model = VisionModel(manifest, engines, prompt_folding.load(folder, manifest.heads, manifest.epsilon), tasks_dir)
+    model = VisionModel(manifest, engines, PromptFolding.load(folder, manifest.heads, manifest.epsilon), tasks_dir)
     if manifest.labels:
         model.add_classifier(task_folder.read_classifier(folder, manifest.labels, model.backbone))
     return model
+
+
+@dataclass(frozen=True)
+class PromptFolding:
+    """`UnifiedViT.fold` without torch: prompts to the keys and values that engines take.
+
+    It has the first norm and the key and value projections of all blocks, in a file beside the engines.
+
+    norm_weight, norm_bias [depth, width]; weight [depth, 2 width, width]; bias [depth, 2 width];
+    key_weight, key_bias [depth, head width]: the norm of the keys, or None.
+    """
+
+    norm_weight: Array
+    norm_bias: Array
+    weight: Array
+    bias: Array
+    heads: int
+    epsilon: float
+    key_weight: Array | None = None
+    key_bias: Array | None = None
+
+    def fold(self, prompts: Array) -> Array:
+        """Prompts [depth, g, width] -> keys and values, FP32 [depth, 2, heads, g, head width]."""
+        depth, count, width = prompts.shape
+        normal = _layer_norm(prompts.astype(np.float32), self.norm_weight, self.norm_bias, self.epsilon)
+        keys_values = normal @ self.weight.transpose(0, 2, 1) + self.bias[:, None]
+        split = keys_values.reshape(depth, count, 2, self.heads, width // self.heads).transpose(0, 2, 3, 1, 4).copy()
+        if self.key_weight is not None and self.key_bias is not None:
+            keys = split[:, 0].reshape(depth, -1, width // self.heads)
+            keys = _layer_norm(keys, self.key_weight, self.key_bias, self.epsilon)
+            split[:, 0] = keys.reshape(split[:, 0].shape)
+        return np.ascontiguousarray(split, np.float32)
+
+    def save(self, folder: Path) -> None:
+        """Write the weights into `folder`."""
+        weights = {
+            "norm_weight": self.norm_weight,
+            "norm_bias": self.norm_bias,
+            "weight": self.weight,
+            "bias": self.bias,
+        }
+        if self.key_weight is not None and self.key_bias is not None:
+            weights |= {"key_weight": self.key_weight, "key_bias": self.key_bias}
+        save_file(
+            {name: np.ascontiguousarray(value, np.float32) for name, value in weights.items()}, folder / FOLDING_FILE
+        )
+
+    @classmethod
+    def load(cls, folder: Path, heads: int, epsilon: float) -> PromptFolding:
+        """Read what `save` wrote."""
+        return cls(**load_file(folder / FOLDING_FILE), heads=heads, epsilon=epsilon)
 
 
 @dataclass(frozen=True)
@@ -172,3 +223,11 @@ def _probabilities(head: Head, features: Array) -> Array:
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     softmax: Array = (exponentials / exponentials.sum(axis=1, keepdims=True)).astype(np.float32)
     return softmax
+
+
+def _layer_norm(x: Array, weight: Array, bias: Array, epsilon: float) -> Array:
+    """Over the last axis of [depth, n, width]."""
+    centred = x - x.mean(2, keepdims=True)
+    scale = np.sqrt(np.square(centred).mean(2, keepdims=True) + epsilon)
+    normal: Array = centred / scale * weight[:, None] + bias[:, None]
+    return normal

@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
+from shapeshift.engines.interfaces import Array
 from shapeshift.token_adapt.model.architecture import Architecture
 from shapeshift.token_adapt.model.merging import Matching, merge_patches
 from shapeshift.token_adapt.model.schedule import Layer
+from shapeshift.token_adapt.model.vision_model import PromptFolding
 
 Tensor = torch.Tensor
 
@@ -222,3 +225,19 @@ class UnifiedViT(nn.Module):
 
 def _norm(width: int, architecture: Architecture, exists: bool = True) -> nn.Module:
     return nn.LayerNorm(width, architecture.epsilon) if exists else nn.Identity()
+
+
+def prompt_folding(state: Mapping[str, Array], depth: int, heads: int, epsilon: float) -> PromptFolding:
+    """How prompts are folded without torch, from the parameters of a `UnifiedViT`."""
+
+    def stacked(name: str) -> Array:
+        return np.stack([state[f"blocks.{index}.{name}"] for index in range(depth)])
+
+    weight = stacked("attention.qkv.weight")
+    width = weight.shape[2]
+    has_bias = "blocks.0.attention.qkv.bias" in state
+    bias = stacked("attention.qkv.bias")[:, width:] if has_bias else np.zeros((depth, 2 * width), np.float32)
+    has_key_norm = "blocks.0.attention.k_norm.weight" in state
+    key_norm = [stacked(f"attention.k_norm.{kind}") if has_key_norm else None for kind in ("weight", "bias")]
+    norm_weight, norm_bias = stacked("norm1.weight"), stacked("norm1.bias")
+    return PromptFolding(norm_weight, norm_bias, weight[:, width:], bias, heads, epsilon, *key_norm)

@@ -6,6 +6,7 @@ One thread owns a scheduler: the executor's, or the simulation's.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -17,8 +18,7 @@ from shapeshift.settings import Choices, require
 from shapeshift.token_adapt.policy import plan
 from shapeshift.token_adapt.policy.batching import Batch, BatchQueue
 from shapeshift.token_adapt.policy.costs import Costs
-from shapeshift.token_adapt.policy.plan import SKIP, PlanProblem
-from shapeshift.token_adapt.policy.shadow_price import ShadowPrice
+from shapeshift.token_adapt.policy.plan import SKIP, PlanProblem, ShadowPrice
 
 Floats = NDArray[np.float64]
 
@@ -35,7 +35,7 @@ class Baseline(Protocol):
         times: Sequence[Sequence[float]],
         mean_utilities: Sequence[float],
     ) -> list[int]:
-        """A gamma for each batch; times [b][g] and deadlines [b] in ms."""
+        """A gamma for each batch, where `only_gamma` gives none; times [b][g] and deadlines [b] in ms."""
         ...
 
     def only_gamma(self, now: float) -> int | None:
@@ -55,6 +55,7 @@ ALGORITHMS = tuple(dict.fromkeys((*plan.ALGORITHMS, *_BASELINES)))
 _WINDOW_MS = 500.0
 # The paper's beta, and its initial stage.
 _FEW_BATCHES, _INITIAL_MS = 5, 2000.0
+_LEAD_SMOOTHING = 0.1
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,9 @@ class ImageScheduler(Generic[ImageT]):
         self, baseline: Baseline, now: float, batches: Sequence[Batch[ImageT]], deadlines: Floats, times: Floats
     ) -> list[int]:
         columns = [self._nearest(batch.excluded) for batch in batches]
+        only = baseline.only_gamma(now)
+        if only is not None:
+            return [nearest[only] for nearest in columns]
         planned = baseline.plan(
             now,
             deadlines.tolist(),
@@ -267,6 +271,48 @@ class ImageScheduler(Generic[ImageT]):
         gamma = self._only_gamma(now, excluded)
         took = self.costs.min_time(count, excluded) if gamma is None else float(self.costs.times([count])[0, gamma])
         return now + took + self.settings.margin_ms
+
+
+class Timetable:
+    """When the device is free, and when its next batch is chosen: least_ms to most_ms before the running one ends."""
+
+    def __init__(self, least_ms: float = 1.0, most_ms: float = 20.0) -> None:
+        # Predicted times of the batches in flight, and the predicted end of the last one.
+        self._in_flight: deque[float] = deque()
+        self._free_at = 0.0
+        self._least_ms, self._most_ms = least_ms, most_ms
+        self._lead_ms = min(least_ms, most_ms)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._in_flight
+
+    def free_from(self, now: float) -> float:
+        """When a batch that is chosen now will start."""
+        return now if self.is_idle else max(now, self._free_at)
+
+    def decision_ms(self, now: float) -> float | None:
+        """The time until the next batch is chosen if images wait; None: after the end of a batch only."""
+        if self.is_idle:
+            return 0.0
+        if len(self._in_flight) > 1 or now >= self._free_at:
+            return None
+        return max(0.0, self._free_at - self._lead_ms - now)
+
+    def decided(self, took_ms: float) -> None:
+        """Follow the time that decisions take."""
+        target = 2 * took_ms + self._least_ms
+        self._lead_ms = min(self._lead_ms + _LEAD_SMOOTHING * (target - self._lead_ms), self._most_ms)
+
+    def add(self, start: float, predicted_ms: float) -> None:
+        """A batch that is in flight from now on."""
+        self._in_flight.append(predicted_ms)
+        self._free_at = start + predicted_ms
+
+    def end(self, ended: float) -> None:
+        """The first batch in flight has ended."""
+        self._in_flight.popleft()
+        self._free_at = ended + sum(self._in_flight)
 
 
 def _expected_utilities(batches: Sequence[Batch[ImageT]]) -> Floats:

@@ -44,7 +44,7 @@ def from_arrays(pixels: Pixels, classes: Indices) -> Examples:
     return Examples(classes, lambda indices: pixels[indices])
 
 
-def from_folder(folder: Path, wanted: Preprocessing) -> tuple[tuple[str, ...], Examples]:
+def from_folder(folder: Path, preprocessing: Preprocessing) -> tuple[tuple[str, ...], Examples]:
     """The sorted labels, and the examples in `folder`/LABEL/*.jpg|png. Files are decoded on access.
 
     Raises InvalidInputError for fewer than two labels and labels with too few images; on access, for an invalid file.
@@ -64,7 +64,7 @@ def from_folder(folder: Path, wanted: Preprocessing) -> tuple[tuple[str, ...], E
         classes += [index] * len(images)
 
     def pixels(indices: Indices) -> Pixels:
-        return np.stack([_decoded(files[index], wanted) for index in indices])
+        return np.stack([_decoded(files[index], preprocessing) for index in indices])
 
     return labels, Examples(np.array(classes, dtype=np.int64), pixels)
 
@@ -100,8 +100,8 @@ def split(examples: Examples) -> tuple[Examples, Examples]:
     return examples.subset(np.flatnonzero(~held_out)), examples.subset(np.flatnonzero(held_out))
 
 
-def _decoded(file: Path, wanted: Preprocessing) -> Pixels:
+def _decoded(file: Path, preprocessing: Preprocessing) -> Pixels:
     try:
-        return decode(file.read_bytes(), wanted, _MAX_PIXELS)
+        return decode(file.read_bytes(), preprocessing, _MAX_PIXELS)
     except InvalidInputError as error:
         raise InvalidInputError("data", f"{file.parent.name}/{file.name}", str(error)) from None

@@ -108,9 +108,6 @@ class ByRate:
         times: Sequence[Sequence[float]],
         mean_utilities: Sequence[float],
     ) -> list[int]:
-        only = self.only_gamma(now)
-        if only is not None:
-            return [only] * len(deadlines)
         rate = self._arrival_rate.at(now)
         return allocate(now, rate, self._table, self._gammas, deadlines, times, mean_utilities, KAPPA)
 
