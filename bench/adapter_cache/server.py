@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,16 +15,15 @@ from bench.adapter_cache import random_adapters, report
 from bench.adapter_cache.loads import RANKS, Lengths, adapter_set, draw
 from bench.adapter_cache.report import CACHE, DEFAULT, ORDER, PLAIN, QUEUES, AdapterRun, Runs
 from bench.common.foreign_load import ForeignLoad
-from bench.common.output import FOLDER, progress
+from bench.common.models import SHIPPED, generator, write_front
+from bench.common.output import FOLDER, empty, progress
 from bench.common.server import loaded_server
 from bench.fused_decode.loads import Load
 from bench.fused_decode.served import TritonStreams
 from bench.peers import random_llama
 from bench.peers.protocol import DecodeRequest
 from shapeshift.adapter_cache.settings import EVICTION_RULES, UNUSED
-from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.hardware import cores
-from shapeshift.triton import model_config
 from shapeshift.triton.metrics import scrape
 
 MODEL = "generate_lora"
@@ -138,7 +136,7 @@ class ServerBench:
     def serving(self, systems: Mapping[str, Mapping[str, str]]) -> Iterator[dict[str, ServedSystem]]:
         """One server with a model, and so a process, for each of `systems`, after a short warm-up."""
         repository = FOLDER / "adapter-repository"
-        shutil.rmtree(repository, ignore_errors=True)
+        empty(repository)
         models = {name: MODEL if not at else f"{MODEL}_{at}" for at, name in enumerate(systems)}
         for name, model in models.items():
             self._publish(repository / model, systems[name])
@@ -175,25 +173,15 @@ class ServerBench:
     def _publish(self, folder: Path, parameters: Mapping[str, str]) -> None:
         """Write the front with these parameters, over the benchmark's model and adapters."""
         total = sum(adapter.bytes for adapter in self.adapters.values())
-        config = model_config.read(Path("model_repository") / MODEL / "config.pbtxt")
         values = {
-            "checkpoint": str(self.model.resolve()),
-            "checkpoint_sha256": open_checkpoint(self.model).sha256,
-            "precision": self._precision,
-            "kernel_cache": str(Path("build/kernels").resolve()),
-            "max_concurrency": str(SLOTS),
-            "max_length": str(MAX_LENGTH),
-            "adapters_dir": str(self.files.resolve()),
-            "max_rank": str(max(RANKS)),
+            **generator(self.model, self._precision, SLOTS, MAX_LENGTH),
+            "adapters_dir": self.files.resolve(),
+            "max_rank": max(RANKS),
             "starter_dir": "",
-            "adapter_mb": str(int(CACHE_SHARE * total / 2**20)),
+            "adapter_mb": int(CACHE_SHARE * total / 2**20),
             **parameters,
         }
-        for field, value in values.items():
-            model_config.set_parameter(config, field, value)
-        config.name = folder.name
-        (folder / "1").mkdir(parents=True)
-        model_config.write(config, folder / "config.pbtxt")
+        write_front(SHIPPED / MODEL, folder, values)
 
 
 def _counted(system: ServedSystem) -> dict[str, float]:

@@ -6,11 +6,11 @@ import argparse
 import shutil
 from pathlib import Path
 
+from bench.common.models import SHIPPED, write_front
 from bench.common.output import BUILD
 from shapeshift import installation
 from shapeshift.cli import engines
 from shapeshift.errors import EngineError
-from shapeshift.triton import model_config
 
 FOLDER = BUILD / "drill"
 REPOSITORY = FOLDER / "repository"
@@ -24,7 +24,6 @@ WITH_WORKERS = "encode_workers"
 WORKERS = 2
 
 _SOURCE = FOLDER / "model_repository"
-_SHIPPED = Path("model_repository")
 # The drill's clients give up after 20 s, so that a fault's queue must not last longer.
 _PATIENCE = {"max_queue_ms": "2000"}
 # In f32 a greedy text does not depend on the other rows of a batch.
@@ -44,17 +43,12 @@ def build() -> None:
     for folder in (_SOURCE, BACKENDS, TASKS, CANDIDATES):
         shutil.rmtree(folder, ignore_errors=True)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(_SHIPPED, _SOURCE)
+    shutil.copytree(SHIPPED, _SOURCE)
     shutil.copytree(_SOURCE / "encode", _SOURCE / WITH_WORKERS)
     shutil.copytree("checkpoints/cifar-vit/tasks", TASKS)
     shutil.copytree("checkpoints/clinc150-minilm/candidates", CANDIDATES)
     for name, changes in _CHANGES.items():
-        file = _SOURCE / name / "config.pbtxt"
-        config = model_config.read(file)
-        config.name = name
-        for field, value in changes.items():
-            model_config.set_parameter(config, field, value)
-        model_config.write(config, file)
+        write_front(_SOURCE / name, _SOURCE / name, changes)
     if not (FOLDER / "checkpoints").exists():
         (FOLDER / "checkpoints").symlink_to((BUILD / "checkpoints").resolve())
     for backend in installation.BACKENDS.glob("*/model.py"):

@@ -1,4 +1,4 @@
-"""`python -m bench.fleet`: what a fleet costs, keeps and gains; real servers on this machine, one for each node."""
+"""`python -m bench.fleet`: what a fleet keeps through faults, on Ray on this machine, and what affinity gains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from shapeshift.settings import Choices
 PARTS: Choices[Callable[[Output, bool], None]] = Choices(
     "--parts",
     {
-        "remote_call": "bench.fleet.remote_call:measure",
         "faults": "bench.fleet.faults.events:faults",
         "members": "bench.fleet.faults.events:members",
         "affinity": "bench.fleet.affinity:measure",

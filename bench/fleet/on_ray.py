@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bench.common.output import BUILD
+from bench.polymorph.fleet import joined
 from shapeshift.fleet.supervision.ray_fleet import RayFleet
 
 _FILE = """
@@ -29,5 +30,4 @@ def fleet_file(name: str, front: str, nodes: int, port: int, address: str = "") 
 
 def workers_joined(fleet: RayFleet, node: str, front: str) -> float:
     """To how many workers the front of a node sends texts. Raises ShapeshiftError where the node does not answer."""
-    name, label = "shapeshift_workers_joined", ("model", front)
-    return sum(value for (series, labels), value in fleet.page(node).items() if series == name and label in labels)
+    return joined(fleet.page(node), front)

@@ -27,6 +27,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from bench.common.models import KERNELS
 from bench.common.output import BUILD, FOLDER, Output, program
 from bench.common.server import loaded_server
 from bench.common.worker import Worker
@@ -160,7 +161,7 @@ def names_of(options: argparse.Namespace) -> list[str]:
 
 def ours_command(model: Path, options: argparse.Namespace) -> list[str]:
     """Our decode loop as a process."""
-    words = (model, options.precision, options.kv_precision, BUILD / "kernels", max_length(options.prompt))
+    words = (model, options.precision, options.kv_precision, KERNELS, max_length(options.prompt))
     return [sys.executable, "-m", "bench.fused_decode.inprocess_worker", *map(str, words)]
 
 
@@ -180,7 +181,7 @@ def start(
         commands[STATIC] = transformers_command("batches", model, computed(precision), cores())
     systems: dict[str, DecodeSystem] = {**start_workers(stack, commands)}
     if TRITON in names or UNARY in names:
-        publish(model, precision, kv_precision, length, FOLDER / "decode-repository", BUILD / "kernels")
+        publish(model, precision, kv_precision, length, FOLDER / "decode-repository")
         models = {GENERATE: 0, GENERATE_UNARY: 0}
         url = stack.enter_context(loaded_server(models, (FOLDER / "decode-repository",))).grpc_url
         systems[TRITON] = TritonStreams(TRITON, url, GENERATE, model / TOKENIZER_FILE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +12,12 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
+from bench.common.models import SHIPPED, generator, write_front
+from bench.common.output import empty
 from bench.fused_decode.loads import SLOTS, Load, check
 from bench.peers.protocol import LEAD_S, DecodeRequest, Replayed
 from client.open_loop import INFER, PlannedRequest, serialise
-from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.errors import UnsupportedError
-from shapeshift.triton import model_config
 
 GENERATE, GENERATE_UNARY = "generate", "generate_unary"
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -105,23 +104,9 @@ def _tokens(response: Any) -> int:
     return 0
 
 
-def publish(
-    checkpoint: Path, precision: str, kv_precision: str, max_length: int, repository: Path, kernels: Path
-) -> None:
+def publish(checkpoint: Path, precision: str, kv_precision: str, max_length: int, repository: Path) -> None:
     """Write the `generate` model over `checkpoint`, and the one that forwards to it, to a repository of their own."""
-    parameters = {
-        "checkpoint": str(checkpoint.resolve()),
-        "checkpoint_sha256": open_checkpoint(checkpoint).sha256,
-        "precision": precision,
-        "kv_precision": kv_precision,
-        "kernel_cache": str(kernels.resolve()),
-        "max_concurrency": str(SLOTS),
-        "max_length": str(max_length),
-    }
-    shutil.rmtree(repository, ignore_errors=True)
-    for name in (GENERATE, GENERATE_UNARY):
-        config = model_config.read(Path("model_repository") / name / "config.pbtxt")
-        for parameter, value in parameters.items() if name == GENERATE else ():
-            model_config.set_parameter(config, parameter, value)
-        (repository / name / "1").mkdir(parents=True)
-        model_config.write(config, repository / name / "config.pbtxt")
+    empty(repository)
+    parameters = {**generator(checkpoint, precision, SLOTS, max_length), "kv_precision": kv_precision}
+    write_front(SHIPPED / GENERATE, repository / GENERATE, parameters)
+    write_front(SHIPPED / GENERATE_UNARY, repository / GENERATE_UNARY, {})

@@ -14,6 +14,7 @@ from bench.polymorph.schemes import SchemeSettings, model
 from bench.polymorph.traces import Traffic, capacity_per_s, draw, planned
 from client.open_loop import replay
 from shapeshift.simulate.polymorph import run
+from shapeshift.triton.metrics import scrape
 
 SLO_MS = 450.0
 WORK_FOLDER = FOLDER / "polymorph"
@@ -60,13 +61,13 @@ class Cell:
             **scheme.parameters(),
         }
         repository = emulated_front(folder, "emulated", self._tokens.tolist(), self.slower, **parameters)
-        with running_fleet(folder, (repository,), {"emulated": self.workers}, self.period_s) as running:
+        with running_fleet(folder, (repository,), {"emulated": self.workers}, self.period_s) as server:
             requests = planned(self._at_s, self._tokens, self.seed)
             with ForeignLoad() as foreign:
                 report = asyncio.run(
-                    replay(running.server.grpc_url, "emulated", requests, timeout_s=_TIMEOUT_S, max_in_flight=100000)
+                    replay(server.grpc_url, "emulated", requests, timeout_s=_TIMEOUT_S, max_in_flight=100000)
                 )
-            retries = sum(v for (n, _), v in running.samples().items() if n == "shapeshift_retries_total")
+            retries = sum(v for (n, _), v in scrape(server.metrics_url, 5.0).items() if n == "shapeshift_retries_total")
         latency = report.latency_s[report.ok] * 1e3 / self.slower
         return {
             "scheme": name,

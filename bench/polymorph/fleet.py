@@ -1,10 +1,8 @@
-"""Fronts with workers for benchmarks: their folders, their server, and its scheduler process."""
+"""Fronts with workers for benchmarks: their folders, their server, and its sidecar."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,14 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.common.models import SHIPPED, write_front
 from bench.common.output import BUILD
 from bench.common.server import running_server
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.repository import front_models
 from shapeshift.build_engines.text.config import TextFrontConfig
 from shapeshift.build_engines.text.front import publish
+from shapeshift.cli.sidecar import SidecarProcess
 from shapeshift.errors import ShapeshiftError
-from shapeshift.triton import model_config
 from shapeshift.triton.embedded.server import TritonServer
 from shapeshift.triton.metrics import Samples, scrape
 
@@ -53,9 +52,6 @@ def emulated_front(folder: Path, name: str, tokens: Sequence[int], slower: float
     """
     source = folder / "source" / name
     source.mkdir(parents=True, exist_ok=True)
-    config = model_config.read(Path("model_repository/encode/config.pbtxt"))
-    config.name = name
-    config.parameters.clear()
     curve = read_curve()
     latency_ms = [slower * ms for ms in curve.latency_ms]
     (source / "profile.json").write_text(json.dumps({"lengths": curve.lengths, "latency_ms": latency_ms}))
@@ -72,9 +68,7 @@ def emulated_front(folder: Path, name: str, tokens: Sequence[int], slower: float
         "placement": "partitioned",
         **parameters,
     }
-    for field, value in settings.items():
-        model_config.set_parameter(config, field, str(value))
-    model_config.write(config, source / "config.pbtxt")
+    write_front(SHIPPED / "encode", source, settings, keeps=False)
     paths = BuildPaths(Path.cwd(), (folder / "build").resolve(), (folder / "source").resolve())
     for front in front_models(paths, {name}):
         assert isinstance(front, TextFrontConfig)
@@ -82,51 +76,26 @@ def emulated_front(folder: Path, name: str, tokens: Sequence[int], slower: float
     return paths.generated
 
 
-@dataclass(frozen=True)
-class Fleet:
-    """A running server with its scheduler."""
-
-    server: TritonServer
-
-    def samples(self) -> Samples:
-        """The metrics now; empty while the server does not answer."""
-        try:
-            return scrape(self.server.metrics_url, timeout_s=5.0)
-        except ShapeshiftError:
-            return {}
-
-    def wait_joined(self, front: str, workers: int) -> None:
-        """Wait until the front dispatches texts to so many workers; ShapeshiftError after 3 minutes."""
-        end = time.monotonic() + _JOINED_S
-        while time.monotonic() < end:
-            joined = [
-                value
-                for (name, labels), value in self.samples().items()
-                if name == "shapeshift_workers_joined" and ("model", front) in labels
-            ]
-            if joined and joined[-1] >= workers:
-                return
-            time.sleep(0.2)
-        raise ShapeshiftError(f"model {front}: {workers} workers did not join within {_JOINED_S:g} s")
+def joined(page: Samples, front: str) -> float:
+    """To how many workers the front sends texts."""
+    name, label = "shapeshift_workers_joined", ("model", front)
+    return sum(value for (series, labels), value in page.items() if series == name and label in labels)
 
 
 @contextmanager
 def running_fleet(
     folder: Path, repositories: Sequence[Path], fronts: Mapping[str, int], period_s: float = 120.0
-) -> Iterator[Fleet]:
-    """A server with `fronts` (name: workers) and its scheduler; all workers have joined."""
-    with running_server(tuple(fronts), repositories, folder / "run") as server:
-        command = [sys.executable, "-m", "shapeshift.cli.main", "sidecar", "--build", str(folder)]
-        command += ["--server", server.grpc_url, "--metrics", server.metrics_url, "--plan-period", f"{period_s:g}"]
-        command += [part for repository in repositories for part in ("--repository", str(repository))]
-        running = Fleet(server)
-        with (server.settings.run_directory / "scheduler.log").open("ab") as log:
-            scheduler = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            for front, workers in fronts.items():
-                if workers:
-                    running.wait_joined(front, workers)
-            yield running
-        finally:
-            scheduler.kill()
-            scheduler.wait()
+) -> Iterator[TritonServer]:
+    """A server with `fronts` (name: workers) and its sidecar; all workers have joined, else ShapeshiftError after 3
+    minutes."""
+    with (
+        running_server(tuple(fronts), repositories, folder / "run") as server,
+        SidecarProcess(server.settings, period_s) as sidecar,
+    ):
+        sidecar.start()
+        end = time.monotonic() + _JOINED_S
+        while any(joined(scrape(server.metrics_url, 5.0), front) < count for front, count in fronts.items()):
+            if time.monotonic() > end:
+                raise ShapeshiftError(f"the workers of {', '.join(fronts)} did not join within {_JOINED_S:g} s")
+            time.sleep(0.2)
+        yield server

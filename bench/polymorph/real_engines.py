@@ -28,12 +28,12 @@ def measure(bench: TextBench, built: Manifest, folder: Path) -> None:
     names = {"encode": "inline", "resident": "resident", "dt": "DT", "st": "ST"}
     fronts = {"encode": 0, "resident": _WORKERS, "dt": 0, "st": 0}
     with ExitStack() as stack:
-        running = stack.enter_context(running_fleet(folder, (BUILD / "repository", repository), fronts))
-        wait_loaded(running.server.metrics_url, (1 + _WORKERS) * len(built.engines) + 2)
-        systems = [TritonModel(names[front], running.server.grpc_url, front) for front in fronts]
+        server = stack.enter_context(running_fleet(folder, (BUILD / "repository", repository), fronts))
+        wait_loaded(server.metrics_url, (1 + _WORKERS) * len(built.engines) + 2)
+        systems = [TritonModel(names[front], server.grpc_url, front) for front in fronts]
         bare = EncodeWorker("in-process", "in-process", ENGINES)
         stack.callback(bare.stop)
-        bench.analyzer(running.server.grpc_url, {"inline": "encode", "resident": "resident"}, bare, (1,))
+        bench.analyzer(server.grpc_url, {"inline": "encode", "resident": "resident"}, bare, (1,))
         bench.closed([*systems, bare])
         if bench.scale.open_s:
             bench.open(systems[:3], capacity_of="DT")

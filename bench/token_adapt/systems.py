@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from bench.common.models import SHIPPED, write_front
+from bench.common.output import empty
 from shapeshift.token_adapt.interfaces import GammaProfile, ImageModel, Task
 from shapeshift.token_adapt.model import emulated
 from shapeshift.triton import model_config
@@ -51,34 +51,21 @@ def infaas(models: Mapping[int, GammaProfile], tasks: Sequence[Task], switch_ms:
 
 def publish_emulated(schemes: Sequence[Scheme], model: ImageModel, repository: Path) -> None:
     """Write a model for each of `schemes` over emulated engines."""
-    shutil.rmtree(repository, ignore_errors=True)
+    empty(repository)
     for scheme in schemes:
-        served = scheme.model or model
-        folder = repository / scheme.slug
-        (folder / "1").mkdir(parents=True)
+        served, folder = scheme.model or model, repository / scheme.slug
+        folder.mkdir()
         tasks = list(served.tasks.values())
         file = folder / "emulated.json"
         emulated.write(file, served.preprocessing.size, list(served.profiles.values()), tasks, scheme.switch_ms)
-        config = model_config.read(Path("model_repository") / SERVED / "config.pbtxt")
-        config.parameters.clear()
-        parameters = {"provider": "emulated", "profile_file": str(file.resolve()), **scheme.parameters}
-        _write(config, folder, parameters)
+        parameters = {"provider": "emulated", "profile_file": file.resolve(), **scheme.parameters}
+        write_front(SHIPPED / SERVED, folder, parameters, keeps=False)
 
 
 def publish_engines(schemes: Sequence[Scheme], generated: Path, repository: Path) -> None:
     """Write a model for each of `schemes` over the engines of the generated `classify_image`."""
-    shutil.rmtree(repository, ignore_errors=True)
+    empty(repository)
+    parameters = model_config.parameters(model_config.read(generated / SERVED / "config.pbtxt"))
+    paths = {name: (generated / SERVED / parameters[name]).resolve() for name in ("engines", "tasks_dir")}
     for scheme in schemes:
-        folder = repository / scheme.slug
-        (folder / "1").mkdir(parents=True)
-        config = model_config.read(generated / SERVED / "config.pbtxt")
-        parameters = model_config.parameters(config)
-        paths = {name: str((generated / SERVED / parameters[name]).resolve()) for name in ("engines", "tasks_dir")}
-        _write(config, folder, {**paths, **scheme.parameters})
-
-
-def _write(config: Any, folder: Path, parameters: Mapping[str, str]) -> None:
-    config.name = folder.name
-    for name, value in parameters.items():
-        model_config.set_parameter(config, name, value)
-    model_config.write(config, folder / "config.pbtxt")
+        write_front(generated / SERVED, repository / scheme.slug, {**paths, **scheme.parameters})
