@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
-from shapeshift.serving import responses
 from shapeshift.serving.responses import CancellationWatch
 
 
@@ -91,37 +91,28 @@ def test_close_ends_the_thread() -> None:
     assert set(threading.enumerate()) <= before
 
 
-class Periods:
-    """Replaces the watch's event: so many periods pass, then the watch ends."""
+def test_requests_are_asked_about_in_turn_and_none_that_has_ended() -> None:
+    watch = CancellationWatch(pytest.fail, period_s=0.001, ask_after_s=0)
+    asked: list[int] = []
+    rounds = threading.Event()
 
-    def __init__(self, count: int) -> None:
-        self._left = count
-
-    def wait(self, period_s: float) -> bool:
-        self._left -= 1
-        return self._left < 0
-
-
-def test_requests_that_ended_delay_no_question_and_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses, "_MOST_ASKED", 4)
-    watch = CancellationWatch(pytest.fail, ask_after_s=0)
-    watch.close()
-    for number in range(1000):
-        watch.add(number, lambda: pytest.fail("it has ended"), lambda: None)
-        watch.remove(number)
-    asked: list[str] = []
-
-    def ask(name: str) -> bool:
+    def ask(name: int) -> bool:
         asked.append(name)
+        if len(asked) >= 500:
+            rounds.set()
         return False
 
-    for name in "abcdef":
+    for number in range(1000):
+        watch.add(-number, lambda: pytest.fail("it has ended"), lambda: None)
+        watch.remove(-number)
+    # More than are asked about in a period.
+    for name in range(150):
         watch.add(name, partial(ask, name), lambda: None)
-    monkeypatch.setattr(watch, "_stop", Periods(3))
-    watch._run()
-    assert asked == list("abcdefabcdef")
-    kept = [value for value in vars(watch).values() if hasattr(value, "__len__")]
-    assert len(watch) == 6 and all(len(value) <= 6 for value in kept)
+    wait_for(rounds)
+    assert len(watch) == 150
+    watch.close()
+    times = Counter(asked)
+    assert max(times.values()) - min(times[name] for name in range(150)) <= 1
 
 
 def test_requests_that_have_just_come_are_not_asked_about() -> None:
