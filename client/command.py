@@ -24,8 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns 0, 1 if no request succeeds or the server does not answer, or 2 for invalid options or files.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    options = vars(_parser().parse_args(given))
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = vars(_parser().parse_args(words))
     try:
         settings = read(Settings, {name: value for name, value in options.items() if value is not None})
         requests = plan(settings)
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INVALID
 
     sections: dict[str, str | dict[str, object]] = {
-        "command": shlex.join(["python", "client/replay.py", *given]),
+        "command": shlex.join(["python", "client/replay.py", *words]),
         "settings": dataclasses.asdict(settings),
         "client_hardware": hardware.describe(),
     }

@@ -64,9 +64,9 @@ def make(url: str, model: str, choice: Choice, build: Path = Path("build")) -> L
         "text_input": lambda: _prompts(choice, _adapters(config, model, choice, build), decoupled),
         "IMAGE": lambda: _images(choice),
     }
-    for name, made in makers.items():
+    for name, make in makers.items():
         if name in names:
-            entries, described = made()
+            entries, described = make()
             return LoadInputs(entries, described, decoupled)
     raise UnsupportedError(f"model {model}: takes {', '.join(sorted(names))}; a load test knows {', '.join(makers)}")
 

@@ -95,13 +95,13 @@ async def replay(
 
 def serialise(model: str, requests: Sequence[PlannedRequest], outputs: Sequence[str] = ()) -> list[bytes]:
     """The serialised ModelInferRequest of each request; requests with the same mapping objects share one."""
-    made: dict[tuple[int, int], bytes] = {}
+    messages: dict[tuple[int, int], bytes] = {}
     payloads = []
     for request in requests:
         key = (id(request.inputs), id(request.parameters))
-        if key not in made:
-            made[key] = _message(model, request, outputs).SerializeToString()
-        payloads.append(made[key])
+        if key not in messages:
+            messages[key] = _message(model, request, outputs).SerializeToString()
+        payloads.append(messages[key])
     return payloads
 
 

@@ -64,15 +64,15 @@ class ModelError(ShapeshiftError):
         self.code = code
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A part of an error text that names the one of `known` nearest to `name`; empty where none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """A part of an error text that names the one of `candidates` nearest to `name`; empty where none is near."""
+    near = difflib.get_close_matches(name, list(candidates), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def unknown(near: str, known: Iterable[str]) -> str:
+def unknown(near: str, names: Iterable[str]) -> str:
     """What is wrong with an unknown parameter. near: the likely mend as `did_you_mean` says it, which comes first."""
-    return f"unknown parameter{near}{'' if near.endswith('?') else ';'} known: {', '.join(known)}"
+    return f"unknown parameter{near}{'' if near.endswith('?') else ';'} known: {', '.join(names)}"
 
 
 def listed(names: Sequence[str], most: int) -> str:

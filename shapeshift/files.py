@@ -202,33 +202,33 @@ class RememberedHashes:
 
     def __init__(self, store: Path | None) -> None:
         self._store = store
-        self._known: dict[str, list[object]] = {}
+        self._entries: dict[str, list[object]] = {}
         if store is not None:
             with contextlib.suppress(OSError, ValueError):
-                found = json.loads(store.read_text(encoding="utf-8"))
-                self._known = found if isinstance(found, dict) else {}
+                stored = json.loads(store.read_text(encoding="utf-8"))
+                self._entries = stored if isinstance(stored, dict) else {}
 
     def sha256(self, path: Path) -> str:
         """The hash of the file at `path`. Raises OSError."""
         key, stat = str(path.resolve()), path.stat()
         stamp: list[object] = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
-        known = self._known.get(key)
-        if isinstance(known, list) and known[:-1] == stamp and isinstance(known[-1], str):
-            return known[-1]
-        found = file_sha256(path)
+        entry = self._entries.get(key)
+        if isinstance(entry, list) and entry[:-1] == stamp and isinstance(entry[-1], str):
+            return entry[-1]
+        digest = file_sha256(path)
         # A server may lack the right to write; it then hashes each time.
         with contextlib.suppress(OSError):
-            self._remember(key, stamp, stat.st_mtime, found)
-        return found
+            self._remember(key, stamp, stat.st_mtime, digest)
+        return digest
 
-    def _remember(self, key: str, stamp: list[object], changed_at: float, found: str) -> None:
+    def _remember(self, key: str, stamp: list[object], changed_at: float, digest: str) -> None:
         if self._store is None or time.time() - changed_at <= _SETTLED_S:
             return
         # On a file system of several machines, times are those of another one.
         if _time_of_files(self._store.parent) - changed_at <= _SETTLED_S:
             return
-        self._known[key] = [*stamp, found]
-        replace_text(self._store, json.dumps(self._known), durable=False)
+        self._entries[key] = [*stamp, digest]
+        replace_text(self._store, json.dumps(self._entries), durable=False)
 
 
 def _time_of_files(folder: Path) -> float:

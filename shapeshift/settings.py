@@ -87,15 +87,15 @@ def read(cls: type[T], values: Mapping[str, str]) -> T:
 
 
 def refuse_unknown(
-    given: Iterable[str], known: Iterable[str], unfit: Mapping[str, Iterable[str]] | None = None
+    present: Iterable[str], declared: Iterable[str], unfit: Mapping[str, Iterable[str]] | None = None
 ) -> None:
-    """Raise InvalidInputError for the first name in `given` that is not in `known`, with what to write instead.
+    """Raise InvalidInputError for the first name in `present` that is not in `declared`, with what to write instead.
 
     unfit: names that other models may set, by the reason why this one may not, such as `does not go with forward_to`.
     """
-    allowed = set(known)
+    allowed = set(declared)
     reasons = {name: reason for reason, names in (unfit or {}).items() for name in names}
-    for name in given:
+    for name in present:
         if name not in allowed and name in reasons:
             raise InvalidInputError(name, name, reasons[name])
         if name not in allowed and name in REMOVED:
@@ -155,6 +155,6 @@ def _parse(name: str, text: str, hint: Any) -> Any:
         try:
             return kind(text)
         except ValueError:
-            wanted = "a whole number" if kind is int else "a number"
-            raise InvalidInputError(name, text, f"must be {wanted}") from None
+            number = "a whole number" if kind is int else "a number"
+            raise InvalidInputError(name, text, f"must be {number}") from None
     return text

@@ -14,8 +14,7 @@ from typing import Protocol
 from shapeshift import files
 from shapeshift.build_engines import new_model, publish
 from shapeshift.build_engines.description import describe, published_ask
-from shapeshift.build_engines.hub.sources import find_checkpoint
-from shapeshift.build_engines.image import onnx_checkpoint
+from shapeshift.build_engines.hub.sources import file_of, find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG
 from shapeshift.build_engines.new_model import Files
 from shapeshift.build_engines.paths import BuildPaths
@@ -55,23 +54,23 @@ class NewModel:
     technique: str = ""
 
 
-def add(asked: NewModel, paths: BuildPaths, server: Server | None, taken: Collection[str], say: Say) -> list[str]:
+def add(request: NewModel, paths: BuildPaths, server: Server | None, taken: Collection[str], say: Say) -> list[str]:
     """Add a model to `paths.repository`; with a server also build it and load it there. Returns the models' names.
 
     taken: names of the server's models. The caller holds the lock of builds. After any error the folders are as before,
     and the server's models too.
     """
-    name = check_model_name(asked.name or _default_name(asked.checkpoint))
-    folder = find_checkpoint(asked.checkpoint, paths).folder
-    found = recognise(folder, asked.technique)
+    name = check_model_name(request.name or _default_name(request.checkpoint))
+    folder = find_checkpoint(request.checkpoint, paths).folder
+    recognised = recognise(folder, request.technique)
     machine = capacity.this_machine()
-    sizes = new_model.sizes_of(found, folder, machine.available_mb, paths.build / HASHES)
-    models = new_model.folders(name, _as_named(asked.checkpoint, folder, paths), folder, found, sizes)
+    sizes = new_model.sizes_of(recognised, folder, machine.available_mb, paths.build / HASHES)
+    models = new_model.folders(name, _as_named(request.checkpoint, folder, paths), folder, recognised, sizes)
     existing = {file.parent.name for file in paths.repository.glob(f"*/{CONFIG}")}
     _require_free(models, existing, {*taken}, paths)
     with _draft(models, paths) as draft, contextlib.ExitStack() as undo:
         asks = [] if server is not None else _asks(existing, paths)
-        asks += _checked(models, existing, draft, found, say)
+        asks += _checked(models, existing, draft, recognised, say)
         capacity.require_fit(asks, machine)
         if server is not None:
             for model in models:
@@ -95,14 +94,14 @@ def _default_name(checkpoint: str) -> str:
     return _NOT_IN_NAMES.sub("_", last).strip("._-")
 
 
-def _as_named(given: str, folder: Path, paths: BuildPaths) -> str:
+def _as_named(checkpoint: str, folder: Path, paths: BuildPaths) -> str:
     """The checkpoint as config.pbtxt names it: below a folder of checkpoints by its name there, a hub id as it is.
 
     Another folder has the path that was given, links included: adapters may name their base model by it.
     """
-    if Path(given).resolve() != folder and onnx_checkpoint.find(Path(given)) is None:
-        return given
-    path = _absolute(given)
+    if Path(checkpoint).resolve() != folder and file_of(Path(checkpoint)) is None:
+        return checkpoint
+    path = _absolute(checkpoint)
     if path.is_file():
         return str(path)
     for top in paths.checkpoints:
@@ -144,14 +143,16 @@ def _draft(models: Mapping[str, Files], paths: BuildPaths) -> Iterator[BuildPath
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _checked(models: Collection[str], existing: set[str], draft: BuildPaths, found: Recognised, say: Say) -> list[Ask]:
+def _checked(
+    models: Collection[str], existing: set[str], draft: BuildPaths, recognised: Recognised, say: Say
+) -> list[Ask]:
     """Check the models and say what they will serve. Returns what they ask for."""
     asks = []
     for model in models:
         checked = validate(model, existing | {*models}, draft)
         lines, ask = describe(read(draft.repository / model), checked)
         asks.append(ask)
-        say(f"{model}: {found.technique} ({found.because})\n" + "\n".join(f"  {line}" for line in lines))
+        say(f"{model}: {recognised.technique} ({recognised.because})\n" + "\n".join(f"  {line}" for line in lines))
     return asks
 
 
@@ -166,11 +167,11 @@ def _asks(existing: Collection[str], paths: BuildPaths) -> list[Ask]:
             if folder == built:
                 asks.append(published_ask(name, built, config))
                 continue
-            stated = model_config.parameters(config)
-            if (found := find_folder(stated.get("checkpoint", ""), paths.checkpoints)) is not None:
-                precision = hardware.resolve_precision(stated.get("precision", "auto"))
-                stated |= {"checkpoint": str(found), "precision": precision}
-            asks.append(capacity.ask_of(name, folder, stated))
+            parameters = model_config.parameters(config)
+            if (checkpoint := find_folder(parameters.get("checkpoint", ""), paths.checkpoints)) is not None:
+                precision = hardware.resolve_precision(parameters.get("precision", "auto"))
+                parameters |= {"checkpoint": str(checkpoint), "precision": precision}
+            asks.append(capacity.ask_of(name, folder, parameters))
     return asks
 
 

@@ -209,8 +209,8 @@ def _published(target: Path, checkpoint: Checkpoint) -> dict[str, str]:
     """The files of the tokenizer in the published folder `target`; none unless it was made of this checkpoint."""
     made_of = {"checkpoint_sha256": checkpoint.sha256, "tokenizer_key": tokenizer_files.key(checkpoint)}
     try:
-        stated = model_config.parameters(model_config.read(target / CONFIG))
-        return _tokenizer_of(target / VERSION) if made_of.items() <= stated.items() else {}
+        parameters = model_config.parameters(model_config.read(target / CONFIG))
+        return _tokenizer_of(target / VERSION) if made_of.items() <= parameters.items() else {}
     except (ShapeshiftError, OSError):
         return {}
 
@@ -236,11 +236,11 @@ def _require_loadable(
     WeightFiles(checkpoint.folder, architecture)
     if adapter_cache is not None:
         BaseModel(architecture, (), adapter_cache.max_rank, checkpoint.folder)
-    stated = checkpoint.tokenizer_file
+    file = checkpoint.tokenizer_file
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         # Before transformers reads it, for an error that names the file.
-        count = tokenizer_files.highest_id(stated) + 1 if stated.is_file() else None
+        count = tokenizer_files.highest_id(file) + 1 if file.is_file() else None
         library = tokenizer_files.write(checkpoint.folder, folder)
         # Tokens beside a tokenizer.json may have ids that the model lacks: prompts with one are refused.
         table = token_bytes(folder / TOKENIZER_FILE)

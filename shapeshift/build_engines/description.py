@@ -69,27 +69,27 @@ def _text(planned: Plan) -> tuple[list[str], Ask]:
 
 
 def _images(planned: ImagePlan) -> tuple[list[str], Ask]:
-    made, params = planned.described, planned.front.settings
-    own_labels = f"{listed(made.classifier.labels, _MOST_LISTED)}; and " if made.classifier else ""
-    side, gammas = made.architecture.image_size, ", ".join(map(str, planned.gammas))
+    described, params = planned.described, planned.front.settings
+    own_labels = f"{listed(described.classifier.labels, _MOST_LISTED)}; and " if described.classifier else ""
+    side, gammas = described.architecture.image_size, ", ".join(map(str, planned.gammas))
     if later := [str(gamma) for gamma in params.gamma_list() if gamma not in planned.gammas]:
         gammas += f" (with tasks {', '.join(later)} too)"
     lines = [
         f"serves: labels of images, {side} x {side} pixels, {planned.precision} ({planned.provider.name}); "
         f"gammas {gammas}",
-        f"family: {made.family}",
+        f"family: {described.family}",
         f"labels: {own_labels}those of its tasks; `shapeshift tasks train` and `register` make one",
     ]
     return _with_memory(planned, lines)
 
 
 def _decode(front: DecodeFrontConfig, params: FusedDecodeSettings, checkpoint: Checkpoint) -> tuple[list[str], Ask]:
-    made, need = Architecture.read(checkpoint.folder), decode.need(front, checkpoint)
+    model, need = Architecture.read(checkpoint.folder), decode.need(front, checkpoint)
     adapters = ", with LoRA adapters (`shapeshift adapters add`)" if front.adapters is not None else ""
     lines = [
-        f"serves: generated text of a {made.family}, {made.layers} layers, {made.vocab_size} tokens{adapters}",
+        f"serves: generated text of a {model.family}, {model.layers} layers, {model.vocab_size} tokens{adapters}",
         f"limits: {params.max_concurrency} requests at once (max_concurrency), {params.max_length} tokens each, prompt "
-        f"and answer together (max_length; the model takes up to {made.max_position})",
+        f"and answer together (max_length; the model takes up to {model.max_position})",
     ]
     lines.append(f"memory: {need.total_mb:.0f} MiB, {need.weights_mb:.0f} of them weights")
     if decode.gpu_of(front, checkpoint) is not None:

@@ -44,39 +44,41 @@ shapeshift tasks register build/my-tasks/mine --model {name} --data FOLDER
 Files = Mapping[str, str]
 
 
-def folders(name: str, checkpoint: str, folder: Path, found: Recognised, sizes: Mapping[str, str]) -> dict[str, Files]:
+def folders(
+    name: str, checkpoint: str, folder: Path, recognised: Recognised, sizes: Mapping[str, str]
+) -> dict[str, Files]:
     """The models that serve the checkpoint in `folder`, by name: the contents of their files by relative path.
 
     checkpoint: as config.pbtxt names it; sizes: parameters beside it, see `sizes_of`.
     """
-    text = _PAIR if found.pairs else _TEXT
+    text = _PAIR if recognised.pairs else _TEXT
     calls = {text_front.BACKEND: ("infer", text), image_front.BACKEND: ("infer", _PIXELS)}
-    end, data = calls.get(found.technique, ("generate", _PROMPT))
-    call = _CHAT if found.chats else _CALL
+    end, data = calls.get(recognised.technique, ("generate", _PROMPT))
+    call = _CHAT if recognised.chats else _CALL
     if (
-        found.technique == image_front.BACKEND
-        and describe(Checkpoint(folder, dict(found.config), "")).classifier is None
+        recognised.technique == image_front.BACKEND
+        and describe(Checkpoint(folder, dict(recognised.config), "")).classifier is None
     ):
         call = _TASK_FIRST + _CALL
-    models = {name: _files(name, found, {"checkpoint": checkpoint, **sizes}, call, end, data)}
-    if found.technique in (decode.BACKEND, decode.WITH_ADAPTERS):
-        forwarding = Recognised(found.technique, found.because, found.config)
+    models = {name: _files(name, recognised, {"checkpoint": checkpoint, **sizes}, call, end, data)}
+    if recognised.technique in (decode.BACKEND, decode.WITH_ADAPTERS):
+        forwarding = Recognised(recognised.technique, recognised.because, recognised.config)
         models[name + UNARY] = _files(name + UNARY, forwarding, {"forward_to": name}, _CALL, "infer", _PLAIN_PROMPT)
     return models
 
 
-def sizes_of(found: Recognised, folder: Path, available_mb: float, hashes: Path) -> dict[str, str]:
+def sizes_of(recognised: Recognised, folder: Path, available_mb: float, hashes: Path) -> dict[str, str]:
     """The parameters that state sizes of the model in `folder`, where a default does not fit it or the memory.
 
     hashes: as for `open_checkpoint`.
     """
-    if found.technique == text_front.BACKEND:
-        longest = longest_text(found.config)
+    if recognised.technique == text_front.BACKEND:
+        longest = longest_text(recognised.config)
         limited = {"max_tokens": str(longest)} if longest < TextEngineSettings.max_tokens else {}
         return {**limited, "max_bins": _BINS}
-    if found.technique == image_front.BACKEND:
-        made = open_vision(folder, hashes=hashes)[1].architecture
-        gammas = sorted({round(gamma * made.patches * 12 / (196 * made.depth)) for gamma in _GAMMAS})
+    if recognised.technique == image_front.BACKEND:
+        vision = open_vision(folder, hashes=hashes)[1].architecture
+        gammas = sorted({round(gamma * vision.patches * 12 / (196 * vision.depth)) for gamma in _GAMMAS})
         return {} if gammas == list(_GAMMAS) else {"gammas": ",".join(map(str, gammas))}
     architecture = Architecture.read(folder)
     length = min(FusedDecodeSettings.max_length, architecture.max_position)
@@ -89,14 +91,14 @@ def sizes_of(found: Recognised, folder: Path, available_mb: float, hashes: Path)
     return {"max_concurrency": str(slots), "max_length": str(length)}
 
 
-def _files(name: str, found: Recognised, parameters: Mapping[str, str], call: str, end: str, data: str) -> Files:
-    page = f"docs/{found.technique}.md"
+def _files(name: str, recognised: Recognised, parameters: Mapping[str, str], call: str, end: str, data: str) -> Files:
+    page = f"docs/{recognised.technique}.md"
     lines = [
         f"# Written by `shapeshift add`; {page} explains every parameter.",
         f"name: {_quoted(name)}",
-        f"backend: {_quoted(found.technique)}",
-        *_tensors("input", found.inputs if "checkpoint" in parameters else ()),
-        *_tensors("output", found.outputs if "checkpoint" in parameters else ()),
+        f"backend: {_quoted(recognised.technique)}",
+        *_tensors("input", recognised.inputs if "checkpoint" in parameters else ()),
+        *_tensors("output", recognised.outputs if "checkpoint" in parameters else ()),
         "parameters [",
         ",\n".join(
             f"  {{ key: {_quoted(key)} value {{ string_value: {_quoted(value)} }} }}"

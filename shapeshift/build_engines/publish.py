@@ -65,13 +65,13 @@ def validate(name: str, fronts: Collection[str], paths: BuildPaths) -> Any:
 
 def with_required(names: Sequence[str], paths: BuildPaths, said: Callable[[str], None]) -> list[str]:
     """`names`, and the models of the repository that these call; said(text) takes one line for each that is added."""
-    wanted = list(names)
-    for name in wanted:
+    ordered = list(names)
+    for name in ordered:
         for required in _required(name, paths):
-            if required not in wanted and (paths.repository / required / CONFIG).is_file():
+            if required not in ordered and (paths.repository / required / CONFIG).is_file():
                 said(f"{name} needs {required}: building it too")
-                wanted.append(required)
-    return wanted
+                ordered.append(required)
+    return ordered
 
 
 def _required(name: str, paths: BuildPaths) -> Sequence[str]:

@@ -43,8 +43,8 @@ def doubled(nodes: Iterable[Node]) -> dict[str, str]:
     addresses: dict[str, list[str]] = {}
     for node in nodes:
         addresses.setdefault(node.name, []).append(node.grpc.address)
-    several = {name: found for name, found in addresses.items() if len(found) > 1}
-    return {name: f"nodes at {', '.join(found)} have it; none of them is used" for name, found in several.items()}
+    several = {name: places for name, places in addresses.items() if len(places) > 1}
+    return {name: f"nodes at {', '.join(places)} have it; none of them is used" for name, places in several.items()}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class NodePoll(Generic[T]):
-    """Keeps `clients` connected to the nodes of `membership` but `own`, and holds what each answered last.
+    """Keeps `clients` connected to the nodes of `membership` but `node_name`, and holds what each answered last.
 
     A node that does not answer keeps its last answer until it leaves the fleet. What changes is logged with the name of
     the node. ask(node, client): the question to a node, on the event loop of `clients`; raises ShapeshiftError where
@@ -30,19 +30,19 @@ class NodePoll(Generic[T]):
         self,
         membership: Membership,
         clients: NodeClients,
-        own: str,
+        node_name: str,
         log: Callable[[str], None],
         ask: Callable[[str, AsyncClient], Awaitable[T]],
         period_s: float = PERIOD_S,
     ) -> None:
         self._membership = membership
         self._clients = clients
-        self._own = own
+        self._node_name = node_name
         self._log = log
         self._ask_node = ask
         self._period_s = period_s
         self._answers: dict[str, tuple[T, float]] = {}
-        self._asked: dict[str, Future[None]] = {}
+        self._questions: dict[str, Future[None]] = {}
         self._problems: dict[str, str] = {}
         self._loop = Loop("fleet-directory", self._step, log)
         self._loop.start()
@@ -72,14 +72,14 @@ class NodePoll(Generic[T]):
     def _ask(self, nodes: Sequence[Node]) -> None:
         self._clients.follow(nodes)
         names = [node.name for node in nodes]
-        for node in [node for node in self._asked if node not in names]:
-            del self._asked[node]
+        for node in [node for node in self._questions if node not in names]:
+            del self._questions[node]
             self._answers.pop(node, None)
             self._problems.pop(f"node {node}", None)
         for node in names:
             # A slow node is not asked again before it answers, and delays no other.
-            if node not in self._asked or self._asked[node].done():
-                self._asked[node] = self._clients.start(self._read(node))
+            if node not in self._questions or self._questions[node].done():
+                self._questions[node] = self._clients.start(self._read(node))
 
     async def _read(self, node: str) -> None:
         problem = ""
@@ -95,7 +95,7 @@ class NodePoll(Generic[T]):
         problems = doubled(nodes)
         for name in {node.name for node in nodes}:
             self._note(f"the name {name}", problems.get(name, ""))
-        return [node for node in nodes if node.name != self._own and node.name not in problems]
+        return [node for node in nodes if node.name != self._node_name and node.name not in problems]
 
     def _note(self, about: str, problem: str) -> None:
         """Log a problem when it begins and when it ends."""

@@ -37,26 +37,26 @@ class Tensor:
     listed: bool = False
     always: bool = False
 
-    def complete(self, kind: str, stated: Mapping[str, Any]) -> dict[str, Any]:
-        """`stated`, an input or output (`kind`) of a ModelConfig in JSON, with what it leaves out.
+    def complete(self, kind: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """`entry`, an input or output (`kind`) of a ModelConfig in JSON, with what it leaves out.
 
         A number may be stated for a dimension of -1 of an input. Raises InvalidInputError for another type or dims.
         """
-        data_type = stated.get("data_type", _NO_TYPE)
+        data_type = entry.get("data_type", _NO_TYPE)
         data_type = self.data_type if data_type == _NO_TYPE else data_type
-        dims = [int(size) for size in stated.get("dims", ())]
-        own = [
+        dims = [int(size) for size in entry.get("dims", ())]
+        declared = [
             size if size is not None else dims[axis] if axis < len(dims) else -1 for axis, size in enumerate(self.dims)
         ]
-        fits = not dims or len(dims) == len(own)
-        for size, known in zip(dims, own, strict=False):
-            fits = fits and (size in (known, -1) or (known == -1 and kind == "input"))
+        fits = not dims or len(dims) == len(declared)
+        for size, one in zip(dims, declared, strict=False):
+            fits = fits and (size in (one, -1) or (one == -1 and kind == "input"))
         if data_type != self.data_type or not fits:
-            wanted = f"data_type: {self.data_type} dims: [ {', '.join(map(str, own))} ]"
-            raise InvalidInputError(f"{kind} {self.name}", [data_type, *dims], wanted)
-        known_dims = [size if known == -1 else known for size, known in zip(dims or own, own, strict=True)]
+            allowed = f"data_type: {self.data_type} dims: [ {', '.join(map(str, declared))} ]"
+            raise InvalidInputError(f"{kind} {self.name}", [data_type, *dims], allowed)
+        dims_of_both = [size if one == -1 else one for size, one in zip(dims or declared, declared, strict=True)]
         whether = {"optional": True} if self.optional else {}
-        return {"name": self.name, **whether, **stated, "data_type": self.data_type, "dims": known_dims}
+        return {"name": self.name, **whether, **entry, "data_type": self.data_type, "dims": dims_of_both}
 
 
 DESCRIPTION = Tensor("DESCRIPTION", "TYPE_STRING", always=True)
@@ -80,41 +80,39 @@ class Signature:
         """The signature once the dims of these outputs are known."""
         return replace(self, outputs=tuple(replace(one, dims=dims.get(one.name, one.dims)) for one in self.outputs))
 
-    def complete(self, stated: Mapping[str, Any]) -> dict[str, Any]:
-        """`stated`, a ModelConfig in JSON, with what it leaves out. What it states it keeps.
+    def complete(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """`config`, a ModelConfig in JSON, with what it leaves out. What it states it keeps.
 
         Every missing input is added. Outputs are added only where none is listed: each one listed is computed and sent.
         Raises InvalidInputError for a field that is stated differently from this signature.
         """
-        inputs = _completed("input", stated.get("input", ()), self.inputs)
+        inputs = _completed("input", config.get("input", ()), self.inputs)
         names = {tensor["name"] for tensor in inputs}
         inputs += [one.complete("input", {}) for one in self.inputs if not one.listed and one.name not in names]
-        outputs = _completed("output", stated.get("output", ()), self.outputs)
+        outputs = _completed("output", config.get("output", ()), self.outputs)
         if not outputs:
             outputs = [one.complete("output", {}) for one in self.outputs if not one.listed]
         names = {tensor["name"] for tensor in outputs}
         outputs += [one.complete("output", {}) for one in self.outputs if one.always and one.name not in names]
-        policy = self._policy(stated.get("model_transaction_policy"))
+        policy = self._policy(config.get("model_transaction_policy"))
         return {
-            **stated,
-            "max_batch_size": self._batch(stated.get("max_batch_size", self.max_batch_size)),
+            **config,
+            "max_batch_size": self._batch(config.get("max_batch_size", self.max_batch_size)),
             "input": inputs,
             "output": outputs,
-            "instance_group": stated.get("instance_group") or [{"kind": "KIND_CPU", "count": 1}],
+            "instance_group": config.get("instance_group") or [{"kind": "KIND_CPU", "count": 1}],
             **({"model_transaction_policy": policy} if policy else {}),
         }
 
-    def _batch(self, stated: int) -> int:
-        if self.max_batch_size and stated < 1:
-            raise InvalidInputError("max_batch_size", stated, f"1 or more, or left out for {self.max_batch_size}")
-        if not self.max_batch_size and stated:
-            raise InvalidInputError(
-                "max_batch_size", stated, "0, or left out: requests of this model have no batch axis"
-            )
-        return stated
+    def _batch(self, size: int) -> int:
+        if self.max_batch_size and size < 1:
+            raise InvalidInputError("max_batch_size", size, f"1 or more, or left out for {self.max_batch_size}")
+        if not self.max_batch_size and size:
+            raise InvalidInputError("max_batch_size", size, "0, or left out: requests of this model have no batch axis")
+        return size
 
-    def _policy(self, stated: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        if stated is not None and bool(stated.get("decoupled")) != self.decoupled:
+    def _policy(self, policy: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        if policy is not None and bool(policy.get("decoupled")) != self.decoupled:
             allowed = f"{str(self.decoupled).lower()}, or left out"
             raise InvalidInputError("model_transaction_policy decoupled", not self.decoupled, allowed)
         return {"decoupled": True} if self.decoupled else None
@@ -227,9 +225,9 @@ def _parameters(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: value.get("string_value", "") for name, value in parameters.items()}
 
 
-def _completed(kind: str, stated: Sequence[Mapping[str, Any]], known: Sequence[Tensor]) -> list[dict[str, Any]]:
-    tensors = {one.name: one for one in known}
-    for one in stated:
+def _completed(kind: str, entries: Sequence[Mapping[str, Any]], declared: Sequence[Tensor]) -> list[dict[str, Any]]:
+    tensors = {one.name: one for one in declared}
+    for one in entries:
         if one.get("name") not in tensors:
             raise InvalidInputError(kind, one.get("name"), f"one of {', '.join(tensors)}")
-    return [tensors[one["name"]].complete(kind, one) for one in stated]
+    return [tensors[one["name"]].complete(kind, one) for one in entries]

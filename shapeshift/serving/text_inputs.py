@@ -79,7 +79,7 @@ def rows_of_request(
     if mask is None:
         raise InvalidInputError("ATTENTION_MASK", None, "given beside INPUT_IDS")
     rows = rows_of_ids(ids, mask, vocabulary, tokenizer.max_tokens, truncate)
-    return TextRows(rows, [np.full((len(own), 2), -1, np.int32) for own in rows] if offsets else [])
+    return TextRows(rows, [np.full((len(row), 2), -1, np.int32) for row in rows] if offsets else [])
 
 
 def texts_of_request(pb_utils: PbUtils, request: InferenceRequest, pairs: bool) -> list[list[bytes]]:
@@ -96,19 +96,19 @@ def texts_of_request(pb_utils: PbUtils, request: InferenceRequest, pairs: bool) 
     return [[one] for one in text] if pair is None else [list(both) for both in zip(text, pair, strict=True)]
 
 
-def wanted_outputs(request: InferenceRequest, own: Sequence[str]) -> list[str]:
-    """Which of the outputs `own` to answer with, in their order; NUM_TOKENS only for a request that names it."""
+def wanted_outputs(request: InferenceRequest, names: Sequence[str]) -> list[str]:
+    """Which of the outputs `names` to answer with, in their order; NUM_TOKENS only for a request that names it."""
     named = request.requested_output_names()
     # Triton lists every output for a request that names none, and only then stands DESCRIPTION beside others.
     left_out = NUM_TOKENS.name if DESCRIPTION.name in named else ""
-    return [name for name in own if name in named and name != left_out]
+    return [name for name in names if name in named and name != left_out]
 
 
 def padded_offsets(offsets: Sequence[Offsets]) -> Offsets:
     """OFFSETS, INT32 [rows, longest, 2]: the positions of each row, -1 beyond its end."""
     padded = np.full((len(offsets), max(map(len, offsets)), 2), -1, np.int32)
-    for row, own in enumerate(offsets):
-        padded[row, : len(own)] = own
+    for row, of_row in enumerate(offsets):
+        padded[row, : len(of_row)] = of_row
     return padded
 
 
@@ -138,12 +138,12 @@ def rows_of_ids(ids: Ids, mask: Ids, vocabulary: int, max_tokens: int, truncate:
         if length > max_tokens and not truncate:
             limit = f"at most {max_tokens} (or truncate=true)"
             raise InvalidInputError("INPUT_IDS", f"{length} tokens", limit, row)
-        own = ids[row, : min(length, max_tokens)]
-        low, high = int(own.min()), int(own.max())
+        tokens = ids[row, : min(length, max_tokens)]
+        low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= vocabulary:
             raise InvalidInputError("INPUT_IDS", low if low < 0 else high, f"0 to {vocabulary - 1}", row)
         # Copied: Triton frees its buffer when `execute` returns.
-        rows.append(np.array(own, dtype=np.int64))
+        rows.append(np.array(tokens, dtype=np.int64))
     return rows
 
 

@@ -228,8 +228,8 @@ def timeouts_in_a_row(page: MetricsPage, living: Collection[int]) -> dict[str, i
     return most
 
 
-def _is_unreachable(node: str, own: str, counts: Mapping[str, float]) -> bool:
-    return node != own and all(count > 0 for worker, count in counts.items() if split(worker)[0] == node)
+def _is_unreachable(node: str, front_node: str, counts: Mapping[str, float]) -> bool:
+    return node != front_node and all(count > 0 for worker, count in counts.items() if split(worker)[0] == node)
 
 
 def histogram(model: str, name: str, old: MetricsPage, new: MetricsPage) -> dict[float, float]:

@@ -67,7 +67,7 @@ def test_the_nodes_are_those_that_ray_has(hosts: dict[str, str]) -> None:
 def status_of(ray: FakeRay, **states: NodeStatus) -> NodeActors:
     """The actors of node-0 and node-1, whose supervisors have told these states."""
     found = actors(ray)
-    found.known = {name.replace("_", "-"): (state, "key") for name, state in states.items()}
+    found.answers = {name.replace("_", "-"): (state, "key") for name, state in states.items()}
     return found
 
 

@@ -45,9 +45,9 @@ class Perplexity:
 
     def line(self, params: FusedDecodeSettings, text: Path) -> str:
         """For the summary of a model; a warning where too much is lost."""
-        found = f"perplexity {self.quantised:.2f} on {text.name}, {self.more:+.1%} against {_plain(params)}"
+        line = f"perplexity {self.quantised:.2f} on {text.name}, {self.more:+.1%} against {_plain(params)}"
         most = MOST_MORE.get(params.precision, MOST_MORE[_CACHE])
-        return found if self.more <= most else f"WARNING: {found}, which is more than {most:.0%}"
+        return line if self.more <= most else f"WARNING: {line}, which is more than {most:.0%}"
 
 
 def text_of(checkpoint: Checkpoint, params: FusedDecodeSettings) -> Path | None:
@@ -133,8 +133,8 @@ def measure(
             cache_dir=kernels,
         ),
     )
-    given = torch.tensor(tokens[:MOST_TOKENS], dtype=torch.int64)
-    windows = [window for window in torch.split(given, model.max_length) if len(window) > 1]
+    ids = torch.tensor(tokens[:MOST_TOKENS], dtype=torch.int64)
+    windows = [window for window in torch.split(ids, model.max_length) if len(window) > 1]
     mean = sum(_loss(model, window) for window in windows) / sum(len(window) - 1 for window in windows)
     if not math.isfinite(mean):
         raise InvalidInputError("precision", precision, f"the logits of {text.name} are not finite")
@@ -149,8 +149,8 @@ def _loss(model: DecodeModel, window: torch.Tensor) -> float:
 
     total, slot = 0.0, torch.zeros(1, dtype=torch.int32)
     for start in range(0, len(window) - 1, PIECE):
-        given, following = window[start:-1][:PIECE], window[start + 1 :][:PIECE]
-        places = torch.arange(len(given))
-        logits = model.forward(StepBatch(given, slot, slot + start, slot + len(given), places[:0], further=places))
+        read, following = window[start:-1][:PIECE], window[start + 1 :][:PIECE]
+        places = torch.arange(len(read))
+        logits = model.forward(StepBatch(read, slot, slot + start, slot + len(read), places[:0], further=places))
         total -= float(logits.log_softmax(dim=-1)[places, following].sum())
     return total

@@ -110,12 +110,14 @@ def _in_cache(hub_id: HubId, recorded: _Resolved | None, choose: Choose) -> tupl
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     revision = recorded.commit if recorded else hub_id.revision or None
-    wanted = recorded.files if recorded else []
+    patterns = recorded.files if recorded else []
     try:
-        found = snapshot_download(hub_id.repository, revision=revision, allow_patterns=wanted, local_files_only=True)
+        snapshot = snapshot_download(
+            hub_id.repository, revision=revision, allow_patterns=patterns, local_files_only=True
+        )
     except LocalEntryNotFoundError:
         return None, None
-    folder = Path(found)
+    folder = Path(snapshot)
     if recorded is None:
         names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
         recorded = _Resolved(folder.name, choose(names, lambda name: (folder / name).read_text(encoding="utf-8")))

@@ -79,8 +79,8 @@ def _weights(here: Sequence[str], folder: str, read: Read) -> list[str]:
 
 
 def _is_duplicate(name: str) -> bool:
-    own = PurePosixPath(name).name
-    return own.startswith(_DUPLICATES) or any(part in own for part in _VARIANTS)
+    last = PurePosixPath(name).name
+    return last.startswith(_DUPLICATES) or any(part in last for part in _VARIANTS)
 
 
 def _module_paths(text: str) -> list[str]:

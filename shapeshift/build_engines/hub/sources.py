@@ -34,11 +34,18 @@ def find_checkpoint(name: str, paths: BuildPaths) -> Source:
     return Source(gguf.write(file, paths.build / _GGUF), source.origin)
 
 
+def file_of(place: Path) -> Path | None:
+    """The GGUF or ONNX file that `place` is, or that a folder without other weights holds; None: it is none."""
+    if place.is_dir():
+        return onnx_checkpoint.find(place) or gguf.file_in(place)
+    return place if place.is_file() and place.name.endswith(_FILES) else None
+
+
 def _named(name: str, paths: BuildPaths) -> tuple[Source, Path | None]:
     """The folder that `name` stands for, and the GGUF or ONNX file there; None: it has none."""
     folder = checkpoint.find_folder(name, paths.checkpoints)
     if folder is not None:
-        return Source(folder), onnx_checkpoint.find(folder) or gguf.file_in(folder)
+        return Source(folder), file_of(folder)
     if name.endswith(_FILES) and (file := checkpoint.find_file(name, paths.checkpoints)) is not None:
         return Source(file.parent), file
     hub_id = HubId.parse(name)

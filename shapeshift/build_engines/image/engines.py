@@ -73,17 +73,19 @@ class ImageEngineBuilder:
         self._compiled = compiled
         self._model, weight, bias = read_described(planned.checkpoint.folder, planned.described)
         self._head = None if weight is None or bias is None else Head(weight.numpy(), bias.numpy())
-        made = planned.described.architecture
+        architecture = planned.described.architecture
         self._runtimes: list[Runtime] = []
-        self._backbone = Backbone(planned.checkpoint.sha256, made.depth, made.width, made.features, planned.gammas)
+        self._backbone = Backbone(
+            planned.checkpoint.sha256, architecture.depth, architecture.width, architecture.features, planned.gammas
+        )
 
     def build(self) -> ImageManifest:
         """What describes the engines. Raises VerificationError naming the first gamma that fails in every precision."""
-        made = self._plan.described.architecture
+        architecture = self._plan.described.architecture
         if self._head is not None:
             save_classifier(self._work, self._head)
         state = {name: value.numpy() for name, value in self._model.state_dict().items()}
-        prompt_folding(state, made.depth, made.heads, made.epsilon).save(self._work)
+        prompt_folding(state, architecture.depth, architecture.heads, architecture.epsilon).save(self._work)
         return self._manifest(self._profiled([self.build_gamma(gamma) for gamma in self._plan.gammas]))
 
     def _manifest(self, entries: list[GammaEntry]) -> ImageManifest:
@@ -200,13 +202,18 @@ def _deviation(module: GammaModule, engine: Engine, images: int) -> Deviation:
 
 
 def _entry(one: VerifiedEngine, points: tuple[manifest.Latency, ...]) -> GammaEntry:
-    made, layers = one.module.model.architecture, one.module.layers
+    architecture, layers = one.module.model.architecture, one.module.layers
     return GammaEntry(
         gamma=one.module.gamma,
         folder=folder_of(one.module.gamma),
         precision=one.precision,
-        tokens=output_tokens(layers, made.prefix),
-        memory_mb=round(activation_mb(layers, made.width, made.heads, made.hidden_width, made.prefix), 3),
+        tokens=output_tokens(layers, architecture.prefix),
+        memory_mb=round(
+            activation_mb(
+                layers, architecture.width, architecture.heads, architecture.hidden_width, architecture.prefix
+            ),
+            3,
+        ),
         max_error=one.deviation.max_error,
         min_cosine=one.deviation.min_cosine,
         agreement=one.agreement.share if one.agreement else None,

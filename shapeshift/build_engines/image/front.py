@@ -70,14 +70,14 @@ def check(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
 
     Raises InvalidInputError for a tasks_dir that is no folder, or a default task that is not served.
     """
-    tasks_dir, stated = tasks_folder(front, paths), front.serving.tasks_dir
-    registry_copy.update("tasks_dir", stated, registry.LAYOUT, front.name, paths, front.serving.starter_dir)
-    require(not stated or tasks_dir.is_dir(), "tasks_dir", stated, f"a folder: there is none at {tasks_dir}")
+    tasks_dir, setting = tasks_folder(front, paths), front.serving.tasks_dir
+    registry_copy.update("tasks_dir", setting, registry.LAYOUT, front.name, paths, front.serving.starter_dir)
+    require(not setting or tasks_dir.is_dir(), "tasks_dir", setting, f"a folder: there is none at {tasks_dir}")
     starter = _starter_folder(front.serving.starter_dir, paths)
     tasks = registry.with_starter(tasks_dir, starter) if starter else registry.read(tasks_dir)
     planned = plan(front, paths, has_tasks=bool(tasks))
-    own = [CLASSIFIER] if planned.described.classifier else []
-    _require_task(front.serving.task, [*own, *(entry.name for entry in tasks)])
+    classifier = [CLASSIFIER] if planned.described.classifier else []
+    _require_task(front.serving.task, [*classifier, *(entry.name for entry in tasks)])
     return planned
 
 
@@ -101,14 +101,14 @@ def publish(front: ImageFrontConfig, paths: BuildPaths, progress: ProgressCallba
     if starter := _starter_folder(front.serving.starter_dir, paths):
         registry.take_over(tasks_dir, starter)
     target = paths.engines / front.name
-    made = shared_engines.ensure(
+    how = shared_engines.ensure(
         target,
         paths.shared(front.name, planned.key()),
         partial(is_current, planned),
         lambda: _build(planned, target, progress),
         lambda: _write_folder(planned, target, image_manifest.load(target), paths),
     )
-    return image_manifest.load(target), made
+    return image_manifest.load(target), how
 
 
 def _build(planned: ImagePlan, target: Path, progress: ProgressCallback) -> None:

@@ -100,15 +100,15 @@ def plan(front: ImageFrontConfig, paths: BuildPaths, has_tasks: bool = False) ->
     has_tasks: whether tasks are registered. Without any, the checkpoint's own classifier, which has no prompts, is all
     that is served: a gamma above 0 has an engine only if `use_gammas` names it.
     """
-    own = front.settings
-    source = find_checkpoint(own.checkpoint, paths)
+    settings = front.settings
+    source = find_checkpoint(settings.checkpoint, paths)
     checkpoint, described = open_vision(source.folder, source.origin, paths.build / HASHES)
-    provider, gpus = provider_of(front.folder, own.provider)
-    resolved = hardware.resolve_precision(own.precision, provider.name, next(iter(gpus), None))
+    provider, gpus = provider_of(front.folder, settings.provider)
+    resolved = hardware.resolve_precision(settings.precision, provider.name, next(iter(gpus), None))
     threads = front.serving.threads or cores()
     has_prompts = has_tasks or described.classifier is None
     named = front.serving.gammas(())
-    gammas = tuple(gamma for gamma in own.gamma_list() if gamma <= 0 or has_prompts or gamma in named)
+    gammas = tuple(gamma for gamma in settings.gamma_list() if gamma <= 0 or has_prompts or gamma in named)
     return ImagePlan(
         front, checkpoint, described, provider, resolved, threads, gammas, tasks_folder(front, paths), gpus
     )
@@ -147,9 +147,9 @@ def compiled(planned: ImagePlan, folder: Path) -> dict[tuple[int, str], Path]:
 def is_current(planned: ImagePlan, folder: Path) -> bool:
     """Whether `folder` holds what `planned` would build, or that at all gammas stated, undamaged."""
     try:
-        found = image_manifest.load(folder)
-        manifest.check_files(folder, found.files)
+        built = image_manifest.load(folder)
+        manifest.check_files(folder, built.files)
     except EngineError:
         return False
     at_all_gammas = replace(planned, gammas=planned.front.settings.gamma_list())
-    return found.build_key in (planned.key(), at_all_gammas.key())
+    return built.build_key in (planned.key(), at_all_gammas.key())

@@ -40,30 +40,30 @@ def build(planned: Plan, target: Path, progress: ProgressCallback) -> Manifest:
 
 def _fastest(planned: Plan, work: Path, progress: ProgressCallback) -> Manifest:
     """The engines of the plan's provider in `work`, or those of its rival where their profile is faster."""
-    own = _made(planned, work, progress)
+    first = _made(planned, work, progress)
     if planned.rival is None:
-        return own
+        return first
     beside = work.with_name(f"{work.name}.{planned.rival.name}")
     try:
         other = _made(replace(planned, provider=planned.rival), beside, progress)
-        chosen, note = faster(own, other, length_histogram(planned.front))
+        chosen, note = faster(first, other, length_histogram(planned.front))
         if chosen is other:
             shutil.rmtree(work)
             beside.rename(work)
     except Exception as error:  # noqa: BLE001  whatever it is, the plan's own provider serves
-        chosen, note = own, f"provider auto: {own.provider}, because {planned.rival.name} failed: {error}"
+        chosen, note = first, f"provider auto: {first.provider}, because {planned.rival.name} failed: {error}"
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return replace(chosen, build_key=planned.key(), note="; ".join(filter(None, (chosen.note, note))))
 
 
-def faster(own: Manifest, other: Manifest, weights: Sequence[float]) -> tuple[Manifest, str]:
-    """That of two with the lower expected time of a text by its profile, and a line about it; of equal ones `own`.
+def faster(first: Manifest, other: Manifest, weights: Sequence[float]) -> tuple[Manifest, str]:
+    """That of two with the lower expected time of a text by its profile, and a line about it; of equal ones `first`.
 
     weights: of texts of 1, 2, ... tokens.
     """
-    times = [expected_ms(best_curve(made).tolist(), weights) for made in (own, other)]
-    chosen, left = (other, own) if times[1] < times[0] else (own, other)
+    times = [expected_ms(best_curve(one).tolist(), weights) for one in (first, other)]
+    chosen, left = (other, first) if times[1] < times[0] else (first, other)
     low, high = sorted(times)
     return chosen, (
         f"provider auto: {chosen.provider}, {low:.3g} ms a text by the profile; {left.provider} takes {high:.3g} ms"

@@ -75,14 +75,14 @@ def keep_faster(
         return list(static)
     hist = np.asarray(length_histogram(front))
     curve = cost_curve(dynamic, len(hist))[1:]
-    kept, low = [], 0
+    faster, low = [], 0
     for entry in sorted(static, key=lambda entry: entry.tokens or 0):
         high = entry.tokens or 0
         weights = hist[low:high]
         if not weights.sum():
             weights = np.ones(high - low)
         if entry.latency[0].best_ms < _KEEP_BELOW * float(np.average(curve[low:high], weights=weights)):
-            kept.append(entry)
+            faster.append(entry)
             # The lengths of a dropped bin use the dynamic engine, not the next edge.
         low = high
-    return kept
+    return faster

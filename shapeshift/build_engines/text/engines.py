@@ -100,9 +100,9 @@ class TextEngineBuilder:
         shapes: list[int | None] = [None, *static] if settings.dynamic else [*static]
         entries = self._profile([self._verified(tokens) for tokens in shapes])
         dynamic = next((entry for entry in entries if entry.tokens is None), None)
-        kept = edges.keep_faster(plan.front, [entry for entry in entries if entry.tokens], dynamic)
+        faster = edges.keep_faster(plan.front, [entry for entry in entries if entry.tokens], dynamic)
         return BuildResult(
-            tuple(([dynamic] if dynamic else []) + kept),
+            tuple(([dynamic] if dynamic else []) + faster),
             self._outputs,
             self._reference.vocabulary,
             self._packs,
@@ -162,7 +162,9 @@ class TextEngineBuilder:
             [item.engine.tokens] if item.engine.tokens else dynamic_lengths(self._max_tokens) for item in candidates
         ]
         calls = [
-            self._timed(item.engine, length) for item, own in zip(candidates, lengths, strict=True) for length in own
+            self._timed(item.engine, length)
+            for item, its_lengths in zip(candidates, lengths, strict=True)
+            for length in its_lengths
         ]
         points = iter(measure_interleaved(calls, _PROFILE_BUDGET_S))
         return [
@@ -172,7 +174,7 @@ class TextEngineBuilder:
                 item.engine.rows,
                 item.deviation.max_error,
                 item.deviation.min_cosine,
-                tuple(next(points) for _ in own),
+                tuple(next(points) for _ in its_lengths),
             )
-            for item, own in zip(candidates, lengths, strict=True)
+            for item, its_lengths in zip(candidates, lengths, strict=True)
         ]

@@ -81,14 +81,14 @@ def publish(front: TextFrontConfig, paths: BuildPaths, progress: ProgressCallbac
         result = manifest.load(engines)
         published.append((result, _write_folders(planned, engines, result, paths)))
 
-    made = shared_engines.ensure(
+    how = shared_engines.ensure(
         engines,
         paths.shared(front.name, planned.key()),
         partial(is_current, planned),
         lambda: build(planned, engines, progress),
         write,
     )
-    return *published[0], made
+    return *published[0], how
 
 
 def _write_folders(planned: Plan, engines: Path, result: Manifest, paths: BuildPaths) -> Placement:

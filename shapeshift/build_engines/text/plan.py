@@ -84,8 +84,8 @@ class Plan:
     @property
     def cross_encoder(self) -> bool:
         """Whether the checkpoint's own head says how well the texts of a pair fit."""
-        own = "LOGITS" in self.engine_outputs and self.head is None
-        return own and classifiers.is_cross_encoder(self.checkpoint.config, self.modules)
+        has_head = "LOGITS" in self.engine_outputs and self.head is None
+        return has_head and classifiers.is_cross_encoder(self.checkpoint.config, self.modules)
 
     @property
     def engine_outputs(self) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ class Plan:
             "checkpoint": self.source_sha256,
             "tokenizer": tokenizer_files.key(self.checkpoint),
             "modules": asdict(self.modules),
-            "provider": [part for own in self._providers for part in (own.name, own.version())],
+            "provider": [part for one in self._providers for part in (one.name, one.version())],
             "precision": self.precision,
             "hardware": with_cpu(self.device),
         }
@@ -136,13 +136,15 @@ def plan(front: TextFrontConfig, paths: BuildPaths) -> Plan:
 
 def _checkpoint(front: TextFrontConfig, paths: BuildPaths) -> tuple[Checkpoint, SentenceModules]:
     """The checkpoint, and its sentence modules with the settings of the front."""
-    own = front.settings
-    source = find_checkpoint(own.checkpoint, paths)
-    found = sentence_modules.read(source.folder)
-    transformer = source.folder / found.transformer
+    settings = front.settings
+    source = find_checkpoint(settings.checkpoint, paths)
+    modules = sentence_modules.read(source.folder)
+    transformer = source.folder / modules.transformer
     checkpoint = open_checkpoint(transformer, (), source.origin, paths.build / HASHES)
     family = family_of(checkpoint.config)
-    modules = (found.for_head() if own.head else found).resolved(own.pooling, own.normalize, family.pooling)
+    modules = (modules.for_head() if settings.head else modules).resolved(
+        settings.pooling, settings.normalize, family.pooling
+    )
     modules.check(hidden_size(checkpoint.config))
     return checkpoint, modules
 
@@ -159,11 +161,11 @@ def find_head(name: str, paths: BuildPaths) -> Path:
 def is_current(planned: Plan, folder: Path) -> bool:
     """Whether `folder` holds exactly what `planned` would build, undamaged."""
     try:
-        found = manifest.load(folder)
-        found.check_files(folder)
+        built = manifest.load(folder)
+        built.check_files(folder)
     except EngineError:
         return False
-    return found.build_key == planned.key()
+    return built.build_key == planned.key()
 
 
 def engine_outputs(planned: Plan, hidden: int) -> dict[str, tuple[int, ...]]:

@@ -48,7 +48,7 @@ def read(
     async def read_all() -> dict[str, dict[str, FrontVersions]]:
         listed = list(nodes)
         fronts = await asyncio.gather(*(_of_node(connect(node)) for node in listed))
-        return {node.name: own for node, own in zip(listed, fronts, strict=True)}
+        return {node.name: of_node for node, of_node in zip(listed, fronts, strict=True)}
 
     return asyncio.run(read_all())
 

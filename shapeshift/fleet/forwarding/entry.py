@@ -40,13 +40,13 @@ class FleetEntry:
     """
 
     def __init__(self, front: Front[Any], period_s: float = LOOK_S) -> None:
-        file, self._own = fleet_file(), own_node()
-        if file is None or not self._own:
+        file, self._here = fleet_file(), own_node()
+        if file is None or not self._here:
             allowed = f"the name of this node, beside {FLEET_FILE_VARIABLE}"
-            raise InvalidInputError(NODE_VARIABLE, self._own, allowed)
+            raise InvalidInputError(NODE_VARIABLE, self._here, allowed)
         self._front = front
         self._clients = NodeClients()
-        self.others = Peers(front, file, self._own, self._clients, period_s)
+        self.others = Peers(front, file, self._here, self._clients, period_s)
         self._watch = CancellationWatch(front.log)
         # Two threads may submit here: Triton's, and the event loop for what another node refused.
         self._submitting = threading.Lock()
@@ -73,7 +73,7 @@ class FleetEntry:
         stop_ids = self._ids_to_stop(request)
         if stop_ids:
             self._stop(stop_ids[0], request, sender)
-        elif (node := self._choose(request)) == self._own:
+        elif (node := self._choose(request)) == self._here:
             self._submit(request, sender)
         else:
             if self._front.affinity is not None:
@@ -117,14 +117,14 @@ class FleetEntry:
 
     def _choose(self, request: InferenceRequest) -> str:
         if FROM_NODE in request.parameters() or len(self._relays) >= _MOST_PASSED_ON:
-            return self._own
+            return self._here
         loads: Mapping[str, float] = self.others.loads()
         if not loads:
-            return self._own
+            return self._here
         affinity = self._front.affinity
         if affinity is not None and (key := affinity.key(request)):
-            return least_unread(key, {**self.others.unread_tokens(), self._own: affinity.unread_tokens()})
-        return least_work({**loads, self._own: self._front.load()}, self._own)
+            return least_unread(key, {**self.others.unread_tokens(), self._here: affinity.unread_tokens()})
+        return least_work({**loads, self._here: self._front.load()}, self._here)
 
     def _ids_to_stop(self, request: InferenceRequest) -> list[object]:
         """The id of the request that `request` asks to end; nothing for any other request."""
@@ -139,7 +139,7 @@ class FleetEntry:
         parameters: dict[str, Any] = {
             name: value for name, value in held.parameter_values.items() if not is_tritons(name) and name != "id"
         }
-        parameters[FROM_NODE] = self._own
+        parameters[FROM_NODE] = self._here
         relay = Relay(self._front, held, node, parameters, self._ended, partial(self._refused, further))
         with self._lock:
             self._relays[relay] = None

@@ -50,14 +50,16 @@ class Peers:
     A node whose front is another one (checkpoint, precision, outputs) is not used, and logged by name.
     """
 
-    def __init__(self, front: Front[Any], file: Path, own: str, clients: NodeClients, period_s: float = LOOK_S) -> None:
+    def __init__(
+        self, front: Front[Any], file: Path, here: str, clients: NodeClients, period_s: float = LOOK_S
+    ) -> None:
         self._front = front
         self._period_s = period_s
         self._inputs = _placeholder(front.args)
         self._passed_on: Counter[str] = Counter()
         self._passed_tokens: defaultdict[str, float] = defaultdict(float)
-        membership = open_membership(file, own)
-        self._poll: NodePoll[_Answer] = NodePoll(membership, clients, own, front.log, self._ask, period_s)
+        membership = open_membership(file, here)
+        self._poll: NodePoll[_Answer] = NodePoll(membership, clients, here, front.log, self._ask, period_s)
 
     def loads(self) -> dict[str, float]:
         """By node that serves: requests that wait or run there, what was passed on since its answer included."""

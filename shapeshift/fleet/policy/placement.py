@@ -18,14 +18,14 @@ LOOK_S = 0.25
 """Seconds between two looks at the work of another node. A prompt is read in less than a second."""
 
 
-def least_work(loads: Mapping[str, float], own: str) -> str:
-    """The node with the least work, or `own` where no other one has clearly less.
+def least_work(loads: Mapping[str, float], here: str) -> str:
+    """The node with the least work, or `here` where no other one has clearly less.
 
-    loads: by node, requests that wait or run there; `own` is among them.
+    loads: by node, requests that wait or run there; `here` is among them.
     """
     least = min(sorted(loads), key=lambda node: loads[node])
-    gained = loads[own] - loads[least]
-    return least if gained >= max(MARGIN, RELATIVE_MARGIN * loads[own]) else own
+    gained = loads[here] - loads[least]
+    return least if gained >= max(MARGIN, RELATIVE_MARGIN * loads[here]) else here
 
 
 def least_unread(key: str, unread_tokens: Mapping[str, float]) -> str:

@@ -114,7 +114,7 @@ def _joined(common: Front, on_nodes: Mapping[str, Front]) -> Front:
 def _together(service_ms: Iterable[float], fronts: Iterable[Front]) -> float:
     """The service time with which as many equal workers give the rate of all, where machines differ."""
     counts = [max(1, front.workers) for front in fronts]
-    return sum(counts) / sum(count / own for count, own in zip(counts, service_ms, strict=True))
+    return sum(counts) / sum(count / ms for count, ms in zip(counts, service_ms, strict=True))
 
 
 def _common(on_nodes: Mapping[str, Front]) -> tuple[Front, dict[str, str]]:

@@ -44,25 +44,25 @@ class NodeDemand:
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
         self._periods: dict[str, _Period] = {}
-        self._known: dict[str, WorkerDemand] = {}
+        self._demands: dict[str, WorkerDemand] = {}
 
     def step(self, server: ServerModels, page: MetricsPage) -> Mapping[str, WorkerDemand]:
         """By front, the nodes that it wants. A front without `slo_ms` and without slots wants none."""
         if server.pending:
             # Soon it is known whether these nodes are gone.
-            return self._known
+            return self._demands
         fronts = _fronts(server, page)
         self._periods = {name: period for name, period in self._periods.items() if name in fronts}
-        self._known = {name: wish for name, wish in self._known.items() if name in fronts}
+        self._demands = {name: wish for name, wish in self._demands.items() if name in fronts}
         for name, front in fronts.items():
             period = self._periods.get(name)
             if period is None or period.models != front.models:
                 # On other nodes than before its load is another one.
                 self._periods[name] = _Period(front.models, page)
-                self._known[name] = WorkerDemand(len(front.models), 1)
+                self._demands[name] = WorkerDemand(len(front.models), 1)
             elif page.at > period.start.at:
                 self._follow(name, front, period, page)
-        return self._known
+        return self._demands
 
     def _follow(self, name: str, front: _Front, period: _Period, page: MetricsPage) -> None:
         period.held.append(_held(front.models, page))
@@ -80,7 +80,7 @@ class NodeDemand:
         is_fast = use.is_fast(nodes) and (use.latency is not None or not front.slo_ms)
         fast_since = (period.fast_since or period.start.at) if is_fast else None
         fast_since_s = 0.0 if fast_since is None else page.at - fast_since
-        self._known[name] = WorkerDemand(node_target.wanted_nodes(use, fast_since_s, nodes), 1)
+        self._demands[name] = WorkerDemand(node_target.wanted_nodes(use, fast_since_s, nodes), 1)
         self._periods[name] = _Period(front.models, page, fast_since=fast_since)
 
 

@@ -100,9 +100,9 @@ class FleetActor:
         nodes = self._nodes
         self._knows_all = self._knows_all or nodes.find()
         nodes.ask()
-        if len(nodes.known) < len(nodes.actors) and time.monotonic() < self._waits_until:
+        if len(nodes.answers) < len(nodes.actors) and time.monotonic() < self._waits_until:
             return _PERIOD_S
-        members = [name for name, (status, _) in nodes.known.items() if status.is_member]
+        members = [name for name, (status, _) in nodes.answers.items() if status.is_member]
         for name, actor in nodes.actors.items():
             # A node reads its own addresses in the file, whether it is a member or not.
             text = nodes.plan.fleet_file(sorted({*members, name}), name)
@@ -118,7 +118,7 @@ class FleetActor:
     def _serve_sidecar(self, members: list[str]) -> None:
         if self._sidecar is None:
             return
-        keys = {f"{name}.control-key": self._nodes.known[name][1].encode() for name in members}
+        keys = {f"{name}.control-key": self._nodes.answers[name][1].encode() for name in members}
         write_private(self._folder, keys)
         text = self._nodes.plan.fleet_file(members, SIDECAR, {name: Path(f"{name}.control-key") for name in members})
         file = self._folder / "fleet.toml"

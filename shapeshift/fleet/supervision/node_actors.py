@@ -17,14 +17,14 @@ _ASK_S = 2.0
 
 
 class NodeActors:
-    """Used by one thread. actors: by node of the plan. plan, known: by node, the state and the control key that its
+    """Used by one thread. actors: by node of the plan. plan, answers: by node, the state and the control key that its
     supervisor has told last."""
 
     def __init__(self, ray: Any, plan: FleetPlan, actors: dict[str, Any]) -> None:
         self._ray = ray
         self.plan = plan
         self.actors = dict(actors)
-        self.known: dict[str, tuple[NodeStatus, str]] = {}
+        self.answers: dict[str, tuple[NodeStatus, str]] = {}
 
     def find(self) -> bool:
         """Take over the nodes that were added before, and let go of those that were taken away: the plan may be that of
@@ -55,7 +55,7 @@ class NodeActors:
         self._ray.wait(list(answers.values()), num_returns=len(answers), timeout=_ASK_S)
         for name, answer in answers.items():
             with contextlib.suppress(self._ray.exceptions.RayError):
-                self.known[name] = self._ray.get(answer, timeout=0)
+                self.answers[name] = self._ray.get(answer, timeout=0)
 
     def names(self) -> Sequence[str]:
         """The nodes that there are, also those that are not ready."""
@@ -83,28 +83,28 @@ class NodeActors:
 
     def are_serving(self) -> bool:
         """Whether every node takes requests."""
-        return all(name in self.known and self.known[name][0].is_member for name in self.actors)
+        return all(name in self.answers and self.answers[name][0].is_member for name in self.actors)
 
     def drain(self, name: str) -> None:
         """Take the node out of the fleet for good, end its requests, and stop it. Returns at once."""
         self._ray.get(self.actors[name].drain.remote(LOAD), timeout=_ASK_S)
-        if name in self.known:
-            status, key = self.known[name]
-            self.known[name] = replace(status, drained_for=LOAD), key
+        if name in self.answers:
+            status, key = self.answers[name]
+            self.answers[name] = replace(status, drained_for=LOAD), key
 
     def leaving(self) -> str:
         """A node that was drained in this way, also by an earlier actor, and is still there; empty: none."""
-        names = (name for name, (status, _) in self.known.items() if status.drained_for == LOAD)
+        names = (name for name, (status, _) in self.answers.items() if status.drained_for == LOAD)
         return next(names, "")
 
     def is_stopped(self, name: str) -> bool:
         """Whether the leaving node has ended."""
         # Nor does a node end requests whose machine has gone.
         hosts = {str(one["NodeManagerAddress"]) for one in self._ray.nodes() if one["Alive"]}
-        return self.known[name][0].state == STOPPED or self.plan.hosts[name] not in hosts
+        return self.answers[name][0].state == STOPPED or self.plan.hosts[name] not in hosts
 
     def remove(self, name: str) -> None:
         """Let go of a node that has ended, so that its machine is free."""
         self._ray.kill(self.actors.pop(name))
-        self.known.pop(name, None)
+        self.answers.pop(name, None)
         self.plan = self.plan.without(name)

@@ -63,7 +63,7 @@ class NodeSupervisor:
         self._process = NodeProcess(record.command)
         self._drained_for = record.drained_for
         self._leaves_at: float | None = time.monotonic() + leave_s if record.drained_for else None
-        self._told = False
+        self._is_ending = False
         self._ready: Identity | None = None
         self._starts, self._started_at, self._start_at = 0, 0.0, 0.0
         self._backoff = Backoff()
@@ -91,7 +91,7 @@ class NodeSupervisor:
         """Leave the fleet, end the requests in flight, and stop. Returns at once. reason: LOAD takes precedence."""
         with self._lock:
             if not self._drained_for:
-                self._told, self._leaves_at = False, time.monotonic() + self._leave_s
+                self._is_ending, self._leaves_at = False, time.monotonic() + self._leave_s
             if reason == LOAD or not self._drained_for:
                 self._drained_for = reason
                 self._remember()
@@ -165,9 +165,9 @@ class NodeSupervisor:
             return STOPPED
         if self._leaves_at is not None and time.monotonic() < self._leaves_at:
             return LEAVING
-        if not self._told:
+        if not self._is_ending:
             self._process.terminate()
-            self._told = True
+            self._is_ending = True
         return STOPPING
 
     def _remember(self) -> None:

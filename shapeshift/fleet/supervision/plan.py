@@ -104,8 +104,8 @@ def rooms(machines: Iterable[tuple[str, Mapping[str, float]]], settings: RaySett
     """
     reserved = {"CPU": settings.cpus, "GPU": settings.gpus}
     room: Counter[str] = Counter()
-    for host, own in machines:
-        fits = [int(own.get(name, 0.0) / count) for name, count in reserved.items() if count]
+    for host, resources in machines:
+        fits = [int(resources.get(name, 0.0) / count) for name, count in reserved.items() if count]
         room[host] += min(fits, default=settings.limits.most)
     return {host: count for host, count in sorted(room.items()) if count}
 

@@ -26,7 +26,7 @@ class FrontPeriod:
     """One front at the end of a period.
 
     current: the bin of each of its workers; spare: worker models that can be loaded; models: number of its worker
-    models; wanted: how many workers it should have, unless it shares a pool; 0: as many as now.
+    models; target: how many workers it should have, unless it shares a pool; 0: as many as now.
     """
 
     front: Front
@@ -34,7 +34,7 @@ class FrontPeriod:
     spare: Sequence[str]
     traffic: Traffic
     models: int
-    wanted: int = 0
+    target: int = 0
 
 
 def group_fronts(fronts: Iterable[Front]) -> list[list[Front]]:
@@ -61,7 +61,7 @@ def shares(periods: Sequence[FrontPeriod]) -> list[tuple[int, str]]:
     """Workers of each front of a group for the next period, with the reason."""
     fronts = [period.front for period in periods]
     if not fronts[0].settings.worker_pool:
-        return [within_limits(one.front, one.wanted or len(one.current), one.models) for one in periods]
+        return [within_limits(one.front, one.target or len(one.current), one.models) for one in periods]
     size = _pool_size(fronts)
     least, most = _bounds((period.front, period.models) for period in periods)
     current = [len(period.current) for period in periods]
