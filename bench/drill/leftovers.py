@@ -41,10 +41,13 @@ def of_process(pid: int) -> Footprint:
     return Footprint()
 
 
-def total(pids: Iterable[int], prefixes: Iterable[str]) -> Footprint:
-    """What the processes hold together, with all shared-memory regions whose names begin with one of `prefixes`."""
+def total(pids: Iterable[int], prefixes: Iterable[str], shm: Path = _SHM) -> Footprint:
+    """What the processes hold together, with all shared-memory regions whose names begin with one of `prefixes`.
+
+    shm: the folder of the regions.
+    """
     beginnings = tuple(prefixes)
-    regions = sum(file.name.startswith(beginnings) for file in _SHM.iterdir()) if beginnings else 0
+    regions = sum(file.name.startswith(beginnings) for file in shm.iterdir()) if beginnings else 0
     return sum((of_process(pid) for pid in pids), Footprint(regions=regions))
 
 

@@ -12,6 +12,8 @@ import re
 import sys
 import time
 import traceback
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,9 @@ PARTS: dict[str, Part[Any]] = {
 }
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, parts: Mapping[str, Part[Any]] = PARTS) -> int:
     """Measure the parts, print each row when it is there, and write a profile for each part."""
-    options = _options(arguments)
+    options = _options(arguments, parts)
     is_rehearsal = options.rehearse or not has_nvidia_gpu()
     device = Device(None if is_rehearsal else options.device)
     command = " ".join(["python -m bench.gpu", *(sys.argv[1:] if arguments is None else arguments)])
@@ -46,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = []
     for name in options.parts:
         try:
-            rows = run(PARTS[name], device, options.seed)
+            rows = run(parts[name], device, options.seed)
         except Exception:  # noqa: BLE001  a part that fails must not cost the others
             traceback.print_exc()
             failed.append(name)
@@ -84,19 +86,19 @@ def write(folder: Path, part: str, head: dict[str, Any], rows: list[Row]) -> Pat
     return file
 
 
-def _options(arguments: list[str] | None) -> argparse.Namespace:
+def _options(arguments: list[str] | None, parts: Mapping[str, Part[Any]]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__.partition("\n")[0])
-    parser.add_argument("--parts", type=_parts, default=list(PARTS), help=f"of {','.join(PARTS)}; all by default")
+    parser.add_argument("--parts", type=partial(_named, parts), default=list(parts), help=f"of {','.join(parts)}; all")
     parser.add_argument("--device", type=int, default=0, help="number of the GPU (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and texts (%(default)s)")
     parser.add_argument("--rehearse", action="store_true", help="small sizes on the CPU, also where there is a GPU")
     return parser.parse_args(arguments)
 
 
-def _parts(text: str) -> list[str]:
+def _named(parts: Mapping[str, Part[Any]], text: str) -> list[str]:
     names = text.split(",")
     for name in names:
-        require(name in PARTS, "--parts", name, f"of {', '.join(PARTS)}")
+        require(name in parts, "--parts", name, f"of {', '.join(parts)}")
     return names
 
 

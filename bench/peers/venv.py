@@ -115,12 +115,12 @@ def without_torch(name: str, build: Path) -> PeerVenv:
     return PeerVenv(name, REQUIREMENTS / f"peer-{name}.txt", build, torch=None)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Make an environment in build/. Returns 2, with a line on standard error, where that fails."""
     parser = argparse.ArgumentParser(prog="python -m bench.peers.venv", description=__doc__)
     parser.add_argument("name", choices=("clients", "aiperf"))
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         print(without_torch(options.name, options.build).ensure())
     except UnsupportedError as error:

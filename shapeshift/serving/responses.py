@@ -21,7 +21,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
-from shapeshift.loops import Loop
 from shapeshift.serving import error_codes
 from shapeshift.serving.bounds import Bound
 from shapeshift.serving.liveness import StepCounter
@@ -262,8 +261,9 @@ class CancellationWatch:
         self._asking = threading.Lock()
         self._log = log
         self._period_s = period_s
-        self._loop = Loop("cancellations", self._step, log)
-        self._loop.start()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cancellations", daemon=True)
+        self._thread.start()
 
     def __len__(self) -> int:
         return len(self._watched)
@@ -279,12 +279,13 @@ class CancellationWatch:
 
     def close(self, timeout_s: float = 3.0) -> None:
         """End the thread."""
-        self._loop.stop(timeout_s)
+        self._stop.set()
+        self._thread.join(timeout_s)
         self._watched.clear()
 
-    def _step(self) -> float:
-        self._ask_about(islice(self._due(), _MOST_ASKED))
-        return self._period_s
+    def _run(self) -> None:
+        while not self._stop.wait(self._period_s):
+            self._ask_about(islice(self._due(), _MOST_ASKED))
 
     def _due(self) -> Iterator[Hashable]:
         before = time.monotonic() - self._ask_after_s

@@ -214,12 +214,11 @@ def test_what_a_process_holds() -> None:
     assert leftovers.total([os.getpid(), os.getpid()], []).processes == 2
 
 
-def test_regions_are_counted_by_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regions_are_counted_by_prefix(tmp_path: Path) -> None:
     for name in ("ours_1", "ours_2", "other"):
         (tmp_path / name).touch()
-    monkeypatch.setattr(leftovers, "_SHM", tmp_path)
-    assert leftovers.total([], ["ours_"]).regions == 2
-    assert leftovers.total([], []).regions == 0
+    assert leftovers.total([], ["ours_"], tmp_path).regions == 2
+    assert leftovers.total([], [], tmp_path).regions == 0
 
 
 def test_the_clock_is_stepped_for_those_who_preload_it(tmp_path: Path) -> None:

@@ -26,9 +26,12 @@ def test_every_part_runs_and_writes_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     timm_models.vision_transformer()
-    monkeypatch.setattr(gpu_bench, "FOLDER", tmp_path)
+    monkeypatch.chdir(tmp_path)
     assert gpu_bench.main(["--rehearse", "--seed", "3"]) == 0
-    written = {json.loads(file.read_text())["part"]: file for file in (tmp_path / "gpu" / "rehearsal").iterdir()}
+    written = {
+        json.loads(file.read_text())["part"]: file
+        for file in (tmp_path / "build" / "bench" / "gpu" / "rehearsal").iterdir()
+    }
     assert set(written) == set(gpu_bench.PARTS)
     for file in written.values():
         profile = json.loads(file.read_text())
@@ -63,15 +66,14 @@ def test_a_part_ends_after_its_minutes_and_one_that_fails_costs_no_other(
         raise RuntimeError("out of memory")
 
     parts = {"broken": Part("one", broken, "full", "small", 1.0), "endless": Part("two", endless, "full", "small", 0.0)}
-    monkeypatch.setattr(gpu_bench, "PARTS", parts)
-    monkeypatch.setattr(gpu_bench, "FOLDER", tmp_path)
-    assert gpu_bench.main(["--rehearse", "--parts", "broken,endless"]) == 1
+    monkeypatch.chdir(tmp_path)
+    assert gpu_bench.main(["--rehearse", "--parts", "broken,endless"], parts) == 1
     out, err = capsys.readouterr()
     assert "stopped after 0 minutes" in out and "failed: broken" in err and "out of memory" in err
-    (file,) = (tmp_path / "gpu" / "rehearsal").iterdir()
+    (file,) = (tmp_path / "build" / "bench" / "gpu" / "rehearsal").iterdir()
     assert json.loads(file.read_text())["rows"] == [{"sizes": "small"}]
     with pytest.raises(InvalidInputError, match="--parts: got 'all'; of broken, endless"):
-        gpu_bench.main(["--parts", "all"])
+        gpu_bench.main(["--parts", "all"], parts)
 
 
 def test_the_parts_fit_in_the_time_that_is_stated() -> None:

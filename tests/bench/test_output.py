@@ -15,8 +15,8 @@ from bench.polymorph import __main__ as polymorph
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(output, "FOLDER", tmp_path / "bench")
-    return tmp_path / "bench"
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "build" / "bench"
 
 
 def test_a_simulation_leaves_the_results_of_the_whole_bench(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +24,7 @@ def test_a_simulation_leaves_the_results_of_the_whole_bench(folder: Path, monkey
         return iter(())
 
     monkeypatch.setattr(polymorph.simulated_cluster, "tables", no_tables)
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "polymorph.txt").write_text("hours of work")
     monkeypatch.setattr(sys, "argv", ["polymorph", "--parts", "simulated"])
     assert polymorph.main() == 0

@@ -79,13 +79,14 @@ def test_a_peer_may_do_without_torch(commands: FakeCommands, peer: PeerVenv) -> 
 
 
 def test_the_clients_environment_is_made_by_a_command(
-    commands: FakeCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    commands: FakeCommands, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["venv", "clients", "--build", str(tmp_path)])
-    assert venv.main() == 0 and without_torch("clients", tmp_path).is_ready()
+    assert venv.main(["clients", "--build", str(tmp_path)]) == 0 and without_torch("clients", tmp_path).is_ready()
     commands.fails = lambda command: True
-    monkeypatch.setattr("sys.argv", ["venv", "aiperf", "--build", str(tmp_path)])
-    assert venv.main() == 2 and "environment of peer 'aiperf'" in capsys.readouterr().err
+    assert (
+        venv.main(["aiperf", "--build", str(tmp_path)]) == 2
+        and "environment of peer 'aiperf'" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("changed", ["torch", "requirement"])

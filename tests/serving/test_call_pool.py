@@ -51,8 +51,7 @@ MakePool = Callable[..., CallPool]
 
 
 @pytest.fixture
-def make_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
-    monkeypatch.setattr(call_pool, "_WATCH_S", 0.002)
+def make_pool() -> Iterator[MakePool]:
     pools: list[CallPool] = []
 
     def make(threads: int = 2, name: str = "test-call", **options: float) -> CallPool:

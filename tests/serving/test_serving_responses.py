@@ -12,7 +12,6 @@ import pytest
 
 from shapeshift.errors import InvalidInputError, OverloadedError
 from shapeshift.serving import pb_utils as triton
-from shapeshift.serving import responses
 from shapeshift.serving.metrics import RequestMetrics
 from shapeshift.serving.responses import Responder, ResponseThread, SingleResponse
 from tests.fakes import InferenceResponse, PbUtils, Request, ResponseSender, TritonError, send_returned
@@ -339,17 +338,18 @@ def test_what_submit_raises_is_the_answer_of_that_request_alone(kind: str, reque
 class HeldSender(ResponseSender):
     """A sender whose `send` waits, as Triton's does under load, until `release`."""
 
-    release = threading.Event()
+    release, sending = threading.Event(), threading.Event()
 
     def send(self, response: triton.InferenceResponse, flags: int = 0) -> None:
+        self.sending.set()
         assert self.release.wait(120)
         super().send(response, flags)
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def held() -> threading.Event:
     """The event that lets every HeldSender send."""
-    monkeypatch.setattr(HeldSender, "release", threading.Event())
+    HeldSender.release, HeldSender.sending = threading.Event(), threading.Event()
     return HeldSender.release
 
 
@@ -377,11 +377,11 @@ def test_a_refusal_does_not_wait_for_answers(
 
 
 def test_refusals_that_wait_are_bounded_and_none_is_lost(
-    monkeypatch: pytest.MonkeyPatch, held: threading.Event
+    held: threading.Event,
 ) -> None:
-    monkeypatch.setattr(responses, "_MAX_REFUSALS", 3)
     made = Responder(PbUtils(), RequestMetrics("texts", 1, 0), pytest.fail, decoupled=True)
-    requests = [Request() for _ in range(8)]
+    # 64 refusals may wait.
+    requests = [Request() for _ in range(70)]
     submitted: list[object] = []
     for request in requests:
         request.sender = HeldSender()
@@ -392,19 +392,18 @@ def test_refusals_that_wait_are_bounded_and_none_is_lost(
 
     executing = threading.Thread(target=made.start, args=(requests, submit))
     executing.start()
-    wait_for(lambda: len(submitted) == 4)
+    wait_for(lambda: len(submitted) == 65)
     executing.join(0.05)
-    assert executing.is_alive() and submitted == requests[:4]
+    assert executing.is_alive() and submitted == requests[:65]
     held.set()
     executing.join(30)
     made.close()
-    assert [request.refusal()[1] for request in requests] == ["full"] * 8
+    assert [request.refusal()[1] for request in requests] == ["full"] * 70
 
 
 def test_requests_are_refused_while_too_many_answers_wait_to_be_sent(
-    monkeypatch: pytest.MonkeyPatch, held: threading.Event
+    held: threading.Event,
 ) -> None:
-    monkeypatch.setattr(responses, "_MAX_UNSENT", 2)
     made = Responder(PbUtils(), RequestMetrics("texts", 1, 0), pytest.fail)
     accepted: list[triton.InferenceRequest] = []
 
@@ -412,16 +411,16 @@ def test_requests_are_refused_while_too_many_answers_wait_to_be_sent(
         accepted.append(request)
         made.send(sender, InferenceResponse, time.monotonic())
 
-    requests = [Request() for _ in range(5)]
+    requests = [Request() for _ in range(1027)]
     for request in requests:
         request.sender = HeldSender()
     assert made.start(requests[:1], submit) is None
-    # The first one is being sent; two wait behind it.
-    wait_for(lambda: made._answers.waiting == 0)
+    # The first one is being sent; 1024 may wait behind it.
+    assert HeldSender.sending.wait(120)
     returned = made.start(requests[1:], submit)
     held.set()
     send_returned(requests[1:], returned)
     made.close()
-    assert accepted == requests[:3]
-    limit = "responses: 2 answers wait to be sent, 1 more would exceed 2; retry later"
-    assert [request.refusal() for request in requests[3:]] == [(TritonError.UNAVAILABLE, limit)] * 2
+    assert accepted == requests[:1025]
+    limit = "responses: 1024 answers wait to be sent, 1 more would exceed 1024; retry later"
+    assert [request.refusal() for request in requests[1025:]] == [(TritonError.UNAVAILABLE, limit)] * 2
