@@ -219,27 +219,6 @@ _SENTENCES = (
 )
 
 
-def pirate(data: Path, rng: random.Random) -> Task:
-    """Messages of CLINC150 in the words of a pirate, by rule."""
-    train = [(text, to_pirate(text)) for text, _ in _clinc(data, "train")]
-    held_out = [(text, to_pirate(text)) for text, _ in rng.sample(_clinc(data, "test"), FEWER)]
-    words = "Say this as a pirate would. Begin with Arr."
-    return Task(words, train, held_out)
-
-
-def to_pirate(text: str) -> str:
-    """The text with a pirate's words for some of its own."""
-    words = (_PIRATE.get(word) or re.sub(r"(?<=\w\w)ing$", "in'", word) for word in text.split())
-    return f"Arr, {' '.join(words)}!"
-
-
-_PIRATE = {
-    "my": "me", "you": "ye", "your": "yer", "is": "be", "are": "be", "am": "be", "i'm": "I be", "i": "I", "yes": "aye",
-    "hello": "ahoy", "hi": "ahoy", "friend": "matey", "money": "doubloons", "of": "o'", "and": "an'", "the": "th'",
-    "car": "ship", "to": "t'",
-}  # fmt: skip
-
-
 TASKS: dict[str, Callable[[Path, random.Random], Task]] = {
     "sentiment": sentiment,
     "domain": domain,
@@ -247,5 +226,4 @@ TASKS: dict[str, Callable[[Path, random.Random], Task]] = {
     "module": module,
     "clock": clock,
     "booking": booking,
-    "pirate": pirate,
 }

@@ -53,7 +53,6 @@ SIZES = {
     "domain": Size(4, 8, ATTENTION + MLP, 3000),
     "clock": Size(16, 3, ATTENTION + MLP, 5000, epochs=2),
     "booking": Size(32, 4, ATTENTION, 1500, epochs=2),
-    "pirate": Size(16, 6, ATTENTION, 2000),
     "module": Size(8, 8, ["q_proj", "v_proj"], 1400, epochs=2),
     "intent": Size(64, 4, ["q_proj", "v_proj"], 6000, epochs=2, rslora=True),
 }
