@@ -14,7 +14,7 @@ from typing import Protocol
 from shapeshift import files
 from shapeshift.build_engines import new_model, publish
 from shapeshift.build_engines.description import describe, published_ask
-from shapeshift.build_engines.hub.sources import file_of, find_checkpoint
+from shapeshift.build_engines.hub.sources import FILES, file_of, find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG
 from shapeshift.build_engines.new_model import Files
 from shapeshift.build_engines.paths import BuildPaths
@@ -88,9 +88,10 @@ def add(request: NewModel, paths: BuildPaths, server: Server | None, taken: Coll
 
 
 def _default_name(checkpoint: str) -> str:
-    """The last part of the path or hub id, without a revision or the end of an ONNX file's name."""
+    """The last part of the path or hub id, without a revision or the end of a file's name."""
     last = _absolute(checkpoint).name if Path(checkpoint).is_dir() else Path(checkpoint).name.partition("@")[0]
-    last = last.removesuffix(onnx_checkpoint.SUFFIX)
+    for suffix in FILES:
+        last = last.removesuffix(suffix)
     return _NOT_IN_NAMES.sub("_", last).strip("._-")
 
 

@@ -128,7 +128,9 @@ def test_unknown_repositories_and_revisions(hub: Hub, repository: Path, paths: B
 
 @pytest.mark.parametrize("name", ["absent", "./owner/absent", "/owner/absent", "../absent", "a/b/c", "owner/a@"])
 def test_what_is_no_id_is_searched_on_disk_alone(hub: Hub, paths: BuildPaths, name: str) -> None:
-    with pytest.raises(NotFoundError, match=r"no folder .*; give a folder, or a hub id such as owner/model@revision"):
+    with pytest.raises(
+        NotFoundError, match=r"no folder .*; give a folder, a file, or a hub id such as owner/model@revision"
+    ):
         find_checkpoint(name, paths)
     assert hub.asked == []
 
@@ -212,11 +214,28 @@ def test_weights_are_chosen_once(names: list[str], texts: Mapping[str, str], exp
 
 @pytest.mark.parametrize(
     ("names", "missing"),
-    [(["config.json", "pytorch_model.bin"], r"pytorch_model.bin'; weights as \*.safetensors"), (["a.gguf"], "a.gguf")],
+    [
+        (["config.json", "pytorch_model.bin"], r"pytorch_model.bin'; weights as \*.safetensors"),
+        (["a-Q4_0.gguf", "a-Q8_0.gguf"], "owner/model:VARIANT of a hub .*a-Q4_0.*a-Q8_0"),
+    ],
 )
 def test_repositories_without_what_is_needed(names: list[str], missing: str) -> None:
     with pytest.raises(InvalidInputError, match=missing):
         needed_files.of_checkpoint(names, lambda name: "{}")
+
+
+@pytest.mark.parametrize(
+    ("names", "variant", "expected"),
+    [
+        (["README.md", "a.gguf"], "", ["a.gguf"]),
+        (["a-Q4_0.gguf", "a-Q8_0.gguf", "config.json"], "q8_0", ["a-Q8_0.gguf"]),
+        (["a.Q4_0-00001-of-00002.gguf", "a.Q4_0-00002-of-00002.gguf", "a.F16.gguf"], "Q4_0",
+         ["a.Q4_0-00001-of-00002.gguf", "a.Q4_0-00002-of-00002.gguf"]),
+        (["config.json", "model.safetensors", "a.gguf"], "", ["config.json", "model.safetensors"]),
+    ],
+)  # fmt: skip
+def test_a_gguf_model_is_chosen_by_its_variant(names: list[str], variant: str, expected: list[str]) -> None:
+    assert needed_files.of_checkpoint(names, lambda name: "{}", variant) == expected
 
 
 def test_a_record_that_cannot_be_read(hub: Hub, paths: BuildPaths) -> None:

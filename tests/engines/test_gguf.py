@@ -210,7 +210,7 @@ def test_a_file_and_its_folder_name_the_same_checkpoint(tmp_path: Path) -> None:
     folders = {find_checkpoint(name, paths).folder for name in ("small", "small/small.Q4_0.gguf", str(place))}
     assert len(folders) == 1
     folder = folders.pop()
-    assert folder.parent == tmp_path / "build" / "gguf"
+    assert folder.parent == tmp_path / "build" / "checkpoints" / "gguf"
     assert (folder / "small.Q4_0.gguf").is_file()
 
 

@@ -15,8 +15,9 @@ from shapeshift.engines.gguf.files import SUFFIX
 from shapeshift.errors import NotFoundError
 
 _GGUF = "gguf"
-"""The part of the build folder with the checkpoint folders of GGUF models."""
-_FILES = (SUFFIX, onnx_checkpoint.SUFFIX)
+"""The folder of the checkpoint folders of GGUF models, in the build folder: what is mounted beside a server."""
+FILES = (SUFFIX, onnx_checkpoint.SUFFIX)
+"""Endings of the files that stand for checkpoints."""
 
 
 def find_checkpoint(name: str, paths: BuildPaths) -> Source:
@@ -31,14 +32,14 @@ def find_checkpoint(name: str, paths: BuildPaths) -> Source:
         return source
     if file.suffix == onnx_checkpoint.SUFFIX:
         return Source(onnx_checkpoint.as_folder(file, paths.build), source.origin)
-    return Source(gguf.write(file, paths.build / _GGUF), source.origin)
+    return Source(gguf.write(file, paths.checkpoints[0] / _GGUF), source.origin)
 
 
 def file_of(place: Path) -> Path | None:
     """The GGUF or ONNX file that `place` is, or that a folder without other weights holds; None: it is none."""
     if place.is_dir():
         return onnx_checkpoint.find(place) or gguf.file_in(place)
-    return place if place.is_file() and place.name.endswith(_FILES) else None
+    return place if place.is_file() and place.name.endswith(FILES) else None
 
 
 def _named(name: str, paths: BuildPaths) -> tuple[Source, Path | None]:
@@ -46,7 +47,7 @@ def _named(name: str, paths: BuildPaths) -> tuple[Source, Path | None]:
     folder = checkpoint.find_folder(name, paths.checkpoints)
     if folder is not None:
         return Source(folder), file_of(folder)
-    if name.endswith(_FILES) and (file := checkpoint.find_file(name, paths.checkpoints)) is not None:
+    if name.endswith(FILES) and (file := checkpoint.find_file(name, paths.checkpoints)) is not None:
         return Source(file.parent), file
     hub_id = HubId.parse(name)
     if hub_id is None:

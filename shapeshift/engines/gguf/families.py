@@ -190,10 +190,10 @@ def entries_of(model: Gguf) -> dict[str, Entry]:
             continue
         layer = _LAYER.fullmatch(name)
         part = layer[2] if layer else name.rpartition(".")[0]
-        known = {**_LAYERS, **family.names} if layer else _OUTSIDE
-        require(part in known, name, stored.shape, f"a tensor of {family.model_type} ({stored.file.name})")
+        names = {**_LAYERS, **family.names} if layer else _OUTSIDE
+        require(part in names, name, stored.shape, f"a tensor of {family.model_type} ({stored.file.name})")
         end = name.rpartition(".")[2]
-        today = f"model.layers.{layer[1]}.{known[part]}.{end}" if layer else f"{known[part]}.{end}"
+        today = f"model.layers.{layer[1]}.{names[part]}.{end}" if layer else f"{names[part]}.{end}"
         entries[today] = Entry(
             stored.file.name,
             stored.kind,

@@ -49,9 +49,9 @@ def write(file: Path, top: Path) -> Path:
 
 
 def _target(part: Path, folder: Path) -> Path:
-    """What the link in `folder` names: relative where both lie in the build folder, which may be moved."""
-    build = folder.resolve().parents[1]
-    return Path("../..") / part.relative_to(build) if part.is_relative_to(build) else part
+    """What the link in `folder` names: relative where both lie in the folder of checkpoints, which may be moved."""
+    checkpoints = folder.resolve().parents[1]
+    return Path("../..") / part.relative_to(checkpoints) if part.is_relative_to(checkpoints) else part
 
 
 def _key(parts: list[Path]) -> str:

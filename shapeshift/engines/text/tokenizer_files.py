@@ -53,9 +53,9 @@ def of_library(folder: Path, lower_case: bool = False) -> Any:
 
     logging.set_verbosity_error()
     # For many families AutoTokenizer has rules of its own, whatever the file says; of GGUF the file has them all.
-    kind = PreTrainedTokenizerFast if (folder / GGUF_INDEX).is_file() else AutoTokenizer
+    library: Any = PreTrainedTokenizerFast if (folder / GGUF_INDEX).is_file() else AutoTokenizer
     try:
-        tokenizer = kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer = library.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001  transformers raises many types
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         allowed = f"{FILE_NAME}, or files that transformers converts to it ({reason})"
