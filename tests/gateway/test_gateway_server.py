@@ -77,7 +77,7 @@ def test_text_is_what_the_model_says_without_a_gateway(client: openai.OpenAI, tr
     answers: list[Any] = []
     inputs = [grpc_client.InferInput("text_input", [1], "BYTES"), grpc_client.InferInput("max_tokens", [1], "INT32")]
     inputs[0].set_data_from_numpy(np.array([PROMPT], dtype=object))
-    inputs[1].set_data_from_numpy(np.array([24], np.int32))
+    inputs[1].set_data_from_numpy(np.array([12], np.int32))
     inputs.append(grpc_client.InferInput("temperature", [1], "FP32"))
     inputs[2].set_data_from_numpy(np.zeros(1, np.float32))
     own.start_stream(lambda result, error: answers.append(error or result))
@@ -85,11 +85,11 @@ def test_text_is_what_the_model_says_without_a_gateway(client: openai.OpenAI, tr
     wait_for(lambda: answers)
     own.stop_stream()
     wanted = answers[0].as_numpy("text_output")[0].decode()
-    asked: dict[str, Any] = {"model": "generate", "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
+    asked: dict[str, Any] = {"model": "generate", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
     whole = client.completions.create(**asked)
     pieces = list(client.completions.create(**asked, stream=True))
     assert whole.choices[0].text == wanted == "".join(piece.choices[0].text for piece in pieces)
-    assert whole.usage and whole.usage.completion_tokens == 24 and pieces[-1].choices[0].finish_reason == "length"
+    assert whole.usage and whole.usage.completion_tokens == 12 and pieces[-1].choices[0].finish_reason == "length"
 
 
 def test_an_adapter_answers_under_its_name(client: openai.OpenAI) -> None:
