@@ -586,8 +586,8 @@ def test_the_example_retries_and_ends_unfinished_requests(
     from client import generate_grpc
 
     with grpc_client.InferenceServerClient(server.grpc_url) as client:
-        pieces = list(generate_grpc.generate(client, PROMPT, max_tokens=24, temperature=0.0))
-        assert "".join(pieces) == reference(PROMPT, 24) and len(pieces) > 1
+        pieces = list(generate_grpc.generate(client, PROMPT, max_tokens=100, temperature=0.0))
+        assert "".join(pieces) == reference(PROMPT, 100) and len(pieces) > 1
         with pytest.raises(InferenceServerException, match="max_tokens: got 0") as caught:
             list(generate_grpc.generate(client, PROMPT, max_tokens=0))
         assert caught.value.message().startswith("[INVALID_ARG] ")
