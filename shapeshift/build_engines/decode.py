@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shapeshift import settings
 from shapeshift.adapter_cache.registry import store
@@ -25,13 +25,16 @@ from shapeshift.engines.text import chat_template_files, tokenizer_files
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.files import HASHES
-from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.architecture import Architecture, from_config
 from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, QUANTISED, require_kv_precision, resolve
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, MemoryNeed, signature
 from shapeshift.progress import ProgressCallback
 from shapeshift.registry import FILE as REGISTRY_FILE
 from shapeshift.registry import RegistrySettings
 from shapeshift.triton import model_config
+
+if TYPE_CHECKING:
+    from shapeshift.adapter_cache.registry.peft import BaseModel
 
 BACKEND, WITH_ADAPTERS = "fused_decode", "adapter_cache"
 PERPLEXITIES = "perplexities.json"
@@ -185,8 +188,7 @@ def need(front: DecodeFrontConfig, checkpoint: Checkpoint) -> MemoryNeed:
 
 def precision_of(params: FusedDecodeSettings, front: DecodeFrontConfig, checkpoint: Checkpoint) -> str:
     """The precision that `auto` stands for. Raises InvalidInputError for a checkpoint that is quantised otherwise."""
-    packed_bits = Architecture.read(checkpoint.folder).packed_bits
-    return resolve(params.precision, gpu_of(front, checkpoint), packed_bits)
+    return resolve(params.precision, gpu_of(front, checkpoint), from_config(checkpoint.config).packed_bits)
 
 
 def gpu_of(front: DecodeFrontConfig, checkpoint: Checkpoint) -> int | None:
@@ -200,7 +202,7 @@ def gpu_of(front: DecodeFrontConfig, checkpoint: Checkpoint) -> int | None:
     device = next(iter(gpus_of(front.folder)), None)
     if device is None or is_placed(front.folder):
         return device
-    quantised = params.precision == "auto" and Architecture.read(checkpoint.folder).packed_bits > 0
+    quantised = params.precision == "auto" and from_config(checkpoint.config).packed_bits > 0
     for_cpus = params.precision in QUANTISED or params.kv_precision != "auto" or params.tensor_parallel_size > 1
     return None if quantised or for_cpus else device
 
@@ -298,25 +300,7 @@ def _prepare_registry(
     base = peft.BaseModel(
         Architecture.read(checkpoint.folder), names, params.max_rank, checkpoint.folder, checkpoint.sha256
     )
-
-    def fits(entry: store.Entry) -> bool:
-        with contextlib.suppress(InvalidInputError):
-            peft.read(store.entry_folder(folder, entry), base, entry.base)
-            return True
-        return False
-
-    moved = ""
-    if (
-        params.starter_dir
-        and not params.adapters_dir
-        and (old := store.read(folder))
-        and not any(map(fits, old.values()))
-    ):
-        # The front had another base model, whose adapters may have been the user's own.
-        aside = folder.with_name(f"{folder.name}.of_another_base")
-        shutil.rmtree(aside, ignore_errors=True)
-        folder.rename(aside)
-        moved = f" ({len(old)} of another base model moved to {aside})"
+    moved = _move_aside(folder, base) if params.starter_dir and not params.adapters_dir else ""
     if params.starter_dir and not (folder / REGISTRY_FILE).exists():
         for source in _starter_adapters(params.starter_dir, paths):
             peft.require_finite(peft.read(source, base))
@@ -327,6 +311,25 @@ def _prepare_registry(
     for source in store.read_multi_lora(version).values():
         peft.read(source, base)
     return f"{len(entries)} adapters in {folder}{moved}"
+
+
+def _move_aside(folder: Path, base: BaseModel) -> str:
+    """Move a registry aside of which no adapter is for this base model; they may be the user's own. Returns what was
+    done, for the summary."""
+    # It imports torch.
+    from shapeshift.adapter_cache.registry import peft
+
+    entries = store.read(folder)
+    for entry in entries.values():
+        with contextlib.suppress(InvalidInputError):
+            peft.read(store.entry_folder(folder, entry), base, entry.base)
+            return ""
+    if not entries:
+        return ""
+    aside = folder.with_name(f"{folder.name}.of_another_base")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+    return f" ({len(entries)} of another base model moved to {aside})"
 
 
 def _multi_lora_files(version: Path) -> dict[str, str]:

@@ -18,8 +18,10 @@ _RENAMED = "onnx::"
 _BIAS, _WEIGHT = ".bias", ".weight"
 
 
-def initializers(path: Path) -> dict[str, Tensor]:
+def initializers(path: Path, model: Any = None) -> dict[str, Tensor]:
     """The tensors of an ONNX file by name, as they are stored. Files of external data must lie beside it.
+
+    model: the file's ModelProto, where it has been read; None: it is read here.
 
     An exporter transposes and renames the weight of a linear layer (onnx::MatMul_123). It comes back as torch has it,
     [outputs, inputs], under the name of its layer: that of the bias which is added to the product, or else that of the
@@ -31,7 +33,7 @@ def initializers(path: Path) -> dict[str, Tensor]:
     except ImportError as error:
         raise UnsupportedError(f"{path}: reading ONNX needs the package onnx ({error})") from None
     try:
-        graph = onnx.load(str(path)).graph
+        graph = (onnx.load(str(path)) if model is None else model).graph
         tensors: dict[str, Tensor] = {one.name: onnx.numpy_helper.to_array(one) for one in graph.initializer}
     except Exception as error:  # noqa: BLE001  protobuf and the library raise many types
         raise InvalidInputError("checkpoint", str(path), f"a whole ONNX file ({error})") from None

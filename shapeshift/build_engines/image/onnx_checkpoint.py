@@ -55,18 +55,16 @@ _COLOURS = {
 _EDGE = 224
 
 
-def find(place: Path) -> Path | None:
-    """The ONNX file that `place` is, or that a folder without other weights holds; None if there is none.
+def find(folder: Path) -> Path | None:
+    """The ONNX file that a folder without other weights holds; None if there is none.
 
     Raises InvalidInputError for a folder with several.
     """
-    if place.is_file() and place.suffix == SUFFIX:
-        return place
-    if not place.is_dir() or weight_files(place):
+    if weight_files(folder):
         return None
-    models = sorted(place.glob(f"*{SUFFIX}"))
+    models = sorted(folder.glob(f"*{SUFFIX}"))
     if len(models) > 1:
-        raise InvalidInputError("checkpoint", str(place), f"one ONNX file; name one of {', '.join(map(str, models))}")
+        raise InvalidInputError("checkpoint", str(folder), f"one ONNX file; name one of {', '.join(map(str, models))}")
     return models[0] if models else None
 
 
@@ -101,7 +99,7 @@ class _Writer:
         self._initializers = {one.name: one for one in graph.initializer}
         self._consumers = {name: node for node in reversed(graph.node) for name in node.input}
         self._producers = {name: node for node in graph.node for name in node.output}
-        named = onnx_weights.initializers(file).items()
+        named = onnx_weights.initializers(file, self._model).items()
         # A buffer, or what an exporter computed itself, has whole numbers or a name without a module.
         floats = {name: value for name, value in named if "." in name and value.dtype == np.float32}
         self._tensors = {_written(name): value for name, value in floats.items()}

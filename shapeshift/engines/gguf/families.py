@@ -12,6 +12,7 @@ from typing import Any
 
 from shapeshift.engines.gguf.files import Gguf
 from shapeshift.engines.gguf.tensors import GROUP, LEVELS, Entry
+from shapeshift.engines.gguf.tokenizer import ENDS, TokenType
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
 
@@ -46,11 +47,6 @@ _COUNTS = {
     "num_attention_heads": "attention.head_count",
     "max_position_embeddings": "context_length",
 }
-# Texts of tokens that end an answer, whatever the file says of them; as in llama.cpp.
-_ENDS = frozenset(
-    ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "</s>")
-)
-_CONTROL = 3
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 Values = Callable[[str, Any], Any]
@@ -224,7 +220,11 @@ def end_ids(model: Gguf) -> list[int]:
     metadata = model.metadata
     texts, kinds = metadata.get("tokenizer.ggml.tokens", []), metadata.get("tokenizer.ggml.token_type", [])
     ids = {int(metadata[key]) for name in _END_IDS if (key := f"tokenizer.ggml.{name}") in metadata}
-    ids |= {id for id, (text, kind) in enumerate(zip(texts, kinds, strict=False)) if kind == _CONTROL and text in _ENDS}
+    ids |= {
+        id
+        for id, (text, kind) in enumerate(zip(texts, kinds, strict=False))
+        if kind == TokenType.CONTROL and text in ENDS
+    }
     return sorted(ids)
 
 

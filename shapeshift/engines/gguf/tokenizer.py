@@ -25,7 +25,7 @@ _SPACE = "\u2581"
 _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
-class _Type(IntEnum):
+class TokenType(IntEnum):
     """What a token is: the values of `tokenizer.ggml.token_type`."""
 
     NORMAL = 1
@@ -36,13 +36,19 @@ class _Type(IntEnum):
     BYTE = 6
 
 
-_SPECIAL: Final = (_Type.CONTROL, _Type.UNKNOWN)
-_ADDED: Final = (*_SPECIAL, _Type.USER_DEFINED)
-# Tokens that end answers or mark parts of code are control tokens, whatever their types say.
-_CONTROLS: Final = frozenset(
+_SPECIAL: Final = (TokenType.CONTROL, TokenType.UNKNOWN)
+_ADDED: Final = (*_SPECIAL, TokenType.USER_DEFINED)
+ENDS: Final = frozenset(
     (
-        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>"),
-        *("<end_of_turn>", "<|endoftext|>", "</s>", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>"),
+        *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"),
+        *("<|endoftext|>", "<|end_of_text|>", "</s>"),
+    )
+)
+"""Control tokens that end an answer by their texts alone."""
+# Tokens that end answers or mark parts of code are control tokens, whatever their types say.
+_CONTROLS: Final = ENDS | frozenset(
+    (
+        *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<end_of_utterance>", "<eos>", "<turn|>"),
         *("<|tool_response>", "[e~[", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<｜end▁of▁sentence｜>"),
         *(
             "<｜fim▁begin｜>",
@@ -151,13 +157,15 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
     """The type of each token, as llama.cpp corrects them by the tokens' texts."""
-    types = list(_list(metadata, _TYPES, (int,), len(tokens))) if _TYPES in metadata else [_Type.NORMAL] * len(tokens)
+    types = (
+        list(_list(metadata, _TYPES, (int,), len(tokens))) if _TYPES in metadata else [TokenType.NORMAL] * len(tokens)
+    )
     present = set(tokens)
-    changed = dict.fromkeys(_CONTROLS, _Type.CONTROL) | dict.fromkeys(_SHOWN, _Type.USER_DEFINED)
+    changed = dict.fromkeys(_CONTROLS, TokenType.CONTROL) | dict.fromkeys(_SHOWN, TokenType.USER_DEFINED)
     if {"<|return|>", "<|call|>"} <= present or ("<|flush|>" in present and present & {"<|call|>", "<|calls|>"}):
-        changed["<|end|>"] = _Type.USER_DEFINED
+        changed["<|end|>"] = TokenType.USER_DEFINED
     if "<|tool_response>" in present:
-        changed["</s>"] = _Type.NORMAL
+        changed["</s>"] = TokenType.NORMAL
     return [int(changed.get(token, kind)) for token, kind in zip(tokens, types, strict=True)]
 
 
@@ -238,7 +246,7 @@ def _unigram(vocabulary: _Vocabulary) -> _Built:
     from tokenizers import Regex, Tokenizer, models, normalizers
 
     scores = [
-        0.0 if kind == _Type.USER_DEFINED else score
+        0.0 if kind == TokenType.USER_DEFINED else score
         for score, kind in zip(vocabulary.scores(), vocabulary.types, strict=True)
     ]
     pieces = list(zip(vocabulary.tokens, scores, strict=True))
