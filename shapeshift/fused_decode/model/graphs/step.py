@@ -11,7 +11,7 @@ from shapeshift.engines import cuda_device
 from shapeshift.fused_decode.interfaces import GraphHook, StepBatch
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds
 from shapeshift.fused_decode.model.graphs.inputs import StepInputs, elements
-from shapeshift.fused_decode.model.graphs.operations import GraphOperations, RowAttention
+from shapeshift.fused_decode.model.graphs.operations import GraphOperations, StepKernels
 from shapeshift.fused_decode.model.network import Network
 
 _WARM_UPS = 3
@@ -27,7 +27,7 @@ class GraphStep:
         latest: torch.Tensor,
         pool: Any,
         first: StepBatch,
-        attention: RowAttention,
+        kernels: StepKernels,
         hook: GraphHook | None = None,
     ) -> None:
         """latest: INT64 [slots], see `StepInputs.tokens`; pool: the memory that all graphs of a model share, None on a
@@ -43,7 +43,9 @@ class GraphStep:
         if self._terms is not None:
             self._terms.fill(first)
         delta = None if self._terms is None else self._terms.delta
-        inputs, last, operations = self._inputs, self._inputs.last(), GraphOperations(device, attention)
+        # Kept as long as the graph: a replay reads what lay outside of its pool at the addresses of the capture.
+        self._last = self._inputs.last()
+        inputs, last, operations = self._inputs, self._last, GraphOperations(device, kernels)
         self._logits = torch.empty(len(last), network.architecture.vocab_size, device=device)
         self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
