@@ -188,7 +188,7 @@ def serving_modules() -> list[str]:
     found = modules(*(f"shapeshift/{folder}" for folder in folders))
     assert "shapeshift.fused_decode.unary" in found
     # Their language comes with torch for CUDA (GPU=1).
-    names = [name for name in found if not name.endswith(".gpu_kernels")]
+    names = [name for name in found if not name.endswith((".gpu_kernels", ".row_kernels"))]
     return [*names, "openvino", "onnxruntime", "torch", "llguidance"]
 
 

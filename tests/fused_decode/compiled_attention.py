@@ -11,7 +11,7 @@ import json
 import torch
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
-from shapeshift.fused_decode.model.graphs.operations import FixedRows, RowAttention
+from shapeshift.fused_decode.model.graphs.operations import FixedRows, StepKernels
 from shapeshift.fused_decode.model.network import AttentionLayer
 from tests.gpu_kernels import Recorder
 
@@ -23,7 +23,7 @@ CONTEXT = 4096
 
 
 def launch(
-    attention: RowAttention, dtype: torch.dtype, rows: int, length: int, shape: tuple[int, int, int, int, float]
+    attention: StepKernels, dtype: torch.dtype, rows: int, length: int, shape: tuple[int, int, int, int, float]
 ) -> None:
     """The kernels of rows of this length. The tensors have no memory: what would read them fails."""
     heads, kv_heads, head_dim, window, score_cap = shape
@@ -51,7 +51,7 @@ def main() -> None:
             setattr(gpu_kernels, name, recorder)
         for shape in SHAPES:
             for rows, length in ROWS:
-                launch(gpu_kernels.ATTENTION, dtype, rows, length, shape)
+                launch(gpu_kernels.KERNELS, dtype, rows, length, shape)
         found[capability] = max(recorder.shared_bytes(capability) for recorder in recorders.values())
     print(json.dumps(found))
 

@@ -18,7 +18,7 @@ import torch
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.graphs import device_memory, division, operations
-from shapeshift.fused_decode.model.graphs.operations import GATHERED, FixedRows, GraphOperations, RowAttention
+from shapeshift.fused_decode.model.graphs.operations import GATHERED, FixedRows, GraphOperations, StepKernels
 from shapeshift.fused_decode.model.graphs.verify import verified
 from shapeshift.fused_decode.model.network import AttentionLayer
 from shapeshift.fused_decode.settings import FusedDecodeSettings
@@ -77,9 +77,7 @@ class Case:
     rows: FixedRows
     layer: AttentionLayer
 
-    def run(
-        self, attention: RowAttention, dtype: torch.dtype, device: str = "cpu"
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, attention: StepKernels, dtype: torch.dtype, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
         """The result, and the cache after it, from numbers of this type."""
         cache, moved = self.cache.to(device, dtype, copy=True), _tensors(self.layer, device)
         layer = replace(self.layer, **moved | {"keys": cache[:, 0], "values": cache[:, 1]})
@@ -133,7 +131,7 @@ def case_of(shape: Shape, positions: torch.Tensor, context: int, dtype: torch.dt
     )
 
 
-def check(case: Case, attention: RowAttention, dtype: torch.dtype, device: str = "cpu") -> None:
+def check(case: Case, attention: StepKernels, dtype: torch.dtype, device: str = "cpu") -> None:
     expected, cache = case.run(GATHERED, torch.float32)
     found, held = case.run(attention, dtype, device)
     assert found.dtype == held.dtype == dtype
@@ -154,8 +152,8 @@ def kernels() -> Iterator[Any]:
 
 
 @pytest.fixture
-def attention(kernels: Any) -> RowAttention:
-    found: RowAttention = kernels.ATTENTION
+def attention(kernels: Any) -> StepKernels:
+    found: StepKernels = kernels.KERNELS
     return found
 
 
@@ -169,16 +167,16 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "dtype"), GIVEN, ids=str)
-def test_single_tokens(attention: RowAttention, name: str, dtype: torch.dtype) -> None:
+def test_single_tokens(attention: StepKernels, name: str, dtype: torch.dtype) -> None:
     check(case_of(SHAPES[name], torch.tensor(PLACES)[:, None], 320, dtype), attention, dtype)
 
 
 @pytest.mark.parametrize("name", ["heads share keys", "a window", "a cap and a window"])
-def test_single_tokens_that_are_not_split(attention: RowAttention, few_programs: None, name: str) -> None:
+def test_single_tokens_that_are_not_split(attention: StepKernels, few_programs: None, name: str) -> None:
     check(case_of(SHAPES[name], torch.tensor(PLACES)[:, None], 320, torch.float32), attention, torch.float32)
 
 
-def test_many_splits_of_which_few_have_places(attention: RowAttention, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_splits_of_which_few_have_places(attention: StepKernels, monkeypatch: pytest.MonkeyPatch) -> None:
     """What memory held that no program has written must not matter."""
     made = torch.empty
 
@@ -192,7 +190,7 @@ def test_many_splits_of_which_few_have_places(attention: RowAttention, monkeypat
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_long_text_beside_short_ones(attention: RowAttention, seed: int) -> None:
+def test_a_long_text_beside_short_ones(attention: StepKernels, seed: int) -> None:
     positions = torch.randint(0, 100, (4, 1), generator=torch.Generator().manual_seed(seed))
     positions[seed] = 1000
     check(case_of(SHAPES["heads share keys"], positions, 1024, torch.float16, seed), attention, torch.float16)
@@ -202,14 +200,14 @@ def test_a_long_text_beside_short_ones(attention: RowAttention, seed: int) -> No
 
 
 @pytest.mark.parametrize(("name", "dtype"), GIVEN, ids=str)
-def test_a_chunk(attention: RowAttention, name: str, dtype: torch.dtype) -> None:
+def test_a_chunk(attention: StepKernels, name: str, dtype: torch.dtype) -> None:
     """Filled up with its last token, and with tokens of the text before it."""
     positions = 90 + torch.arange(24).clamp(max=18)[None]
     check(case_of(SHAPES[name], positions, 128, dtype), attention, dtype)
 
 
 @pytest.mark.parametrize(("start", "length"), [(0, 1), (0, 40), (15, 33), (160, 32)])
-def test_chunks_of_all_lengths(attention: RowAttention, few_programs: None, start: int, length: int) -> None:
+def test_chunks_of_all_lengths(attention: StepKernels, few_programs: None, start: int, length: int) -> None:
     positions = start + torch.arange(40).clamp(max=length - 1)[None]
     for name in ("a short window", "one key for seven"):
         check(case_of(SHAPES[name], positions, 208, torch.float32), attention, torch.float32)
@@ -218,7 +216,7 @@ def test_chunks_of_all_lengths(attention: RowAttention, few_programs: None, star
 # What they find.
 
 
-def test_nan_of_a_text_stays_with_it(attention: RowAttention) -> None:
+def test_nan_of_a_text_stays_with_it(attention: StepKernels) -> None:
     """It is found by the request's logits; the texts beside it are not touched."""
     case = case_of(SHAPES["heads share keys"], torch.tensor([[300], [300], [70]]), 320, torch.float32)
     case.cache[case.rows.blocks[1, 2], :, :, 5] = float("nan")
@@ -232,7 +230,7 @@ def test_no_wait_for_what_the_device_holds(kernels: Any, monkeypatch: pytest.Mon
     for name, recorder in recorders.items():
         monkeypatch.setattr(kernels, name, recorder)
     for shape, (rows, length) in itertools.product(COMPILED, ROWS):
-        launch(kernels.ATTENTION, torch.float16, rows, length, shape)
+        launch(kernels.KERNELS, torch.float16, rows, length, shape)
     assert all(len(recorder.launches) >= 4 for recorder in recorders.values())
 
 
@@ -254,7 +252,7 @@ def test_what_is_compiled_does_not_depend_on_the_size_of_a_step(kernels: Any, mo
     for name in ("_place", "_attend", "_combine"):
         monkeypatch.setattr(kernels, name, Recorder(getattr(kernels, name)))
     for rows, length in ((1, 1), (7, 1), (40, 1), (100, 1), (1, 2), (1, 31), (1, 200), (3, 9), (1, 512)):
-        launch(kernels.ATTENTION, torch.float16, rows, length, (32, 8, 128, 0, 0.0))
+        launch(kernels.KERNELS, torch.float16, rows, length, (32, 8, 128, 0, 0.0))
     for name in ("_place", "_attend", "_combine"):
         found |= {(name, *sorted(named.items())) for _, named in getattr(kernels, name).launches}
     assert len(found) <= 1 + 4 + 2
@@ -265,7 +263,7 @@ def test_what_is_compiled_does_not_depend_on_the_size_of_a_step(kernels: Any, mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "count"), [("qwen3", 2), ("mistral", 1)])
-def test_steps_of_a_model(tiny: Callable[[str], Tiny], attention: RowAttention, family: str, count: int) -> None:
+def test_steps_of_a_model(tiny: Callable[[str], Tiny], attention: StepKernels, family: str, count: int) -> None:
     """With rows that fill up, as `StepInputs.fill` writes them."""
     model, given = open_model(tiny(family), attention=attention), texts(count, seed=15, shortest=60)
     model.memory.fill_(float("nan"))
@@ -276,7 +274,7 @@ def test_steps_of_a_model(tiny: Callable[[str], Tiny], attention: RowAttention, 
 
 
 @pytest.mark.slow
-def test_a_step_without_a_graph(tiny: Callable[[str], Tiny], attention: RowAttention) -> None:
+def test_a_step_without_a_graph(tiny: Callable[[str], Tiny], attention: StepKernels) -> None:
     """Chunks of any lengths side by side."""
     model, given = open_model(tiny("qwen3"), attention=attention), texts(4, seed=21)
     model.memory.fill_(float("nan"))
@@ -290,7 +288,7 @@ def test_a_step_without_a_graph(tiny: Callable[[str], Tiny], attention: RowAtten
 
 
 @pytest.mark.slow
-def test_a_family_with_caps_and_windows(tmp_path: Path, attention: RowAttention) -> None:
+def test_a_family_with_caps_and_windows(tmp_path: Path, attention: StepKernels) -> None:
     tiny = families.make("gemma2", tmp_path)
     model, (text,) = open_model(tiny, attention=attention), texts(1, seed=17, shortest=60)
     model.memory.fill_(float("nan"))
@@ -324,13 +322,13 @@ def test_tiles_hold_all_tokens_of_a_chunk(heads: int, kv_heads: int, head_dim: i
 
 
 def test_they_are_used_on_a_gpu_where_the_package_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert operations.row_attention(on_gpu=False) is GATHERED
+    assert operations.step_kernels(on_gpu=False) is GATHERED
     monkeypatch.setattr(operations, "has_gpu_kernels", lambda: False)
-    assert operations.row_attention(on_gpu=True) is GATHERED
+    assert operations.step_kernels(on_gpu=True) is GATHERED
 
 
 @pytest.mark.parametrize("name", ["heads share keys", "a cap and a window"])
-def test_kernels_that_are_right_are_taken(attention: RowAttention, name: str) -> None:
+def test_kernels_that_are_right_are_taken(attention: StepKernels, name: str) -> None:
     case, said = case_of(SHAPES[name], torch.tensor([[3]]), 256, torch.bfloat16), list[str]()
     assert verified(attention, [case.layer], SHAPES[name].heads, said.append) is attention and not said
 
@@ -366,7 +364,7 @@ def test_the_memory_plan_counts_what_the_kernels_need(
 
 def test_they_are_found_by_name() -> None:
     require_package()
-    found = operations.row_attention(on_gpu=True)
+    found = operations.step_kernels(on_gpu=True)
     assert found.name == "triton" and found.read is not GATHERED.read
 
 
@@ -379,7 +377,7 @@ def test_they_are_found_by_name() -> None:
 def test_on_a_gpu(name: str, dtype: torch.dtype) -> None:
     if dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
         pytest.skip("it has no bf16")
-    attention, shape = operations.row_attention(on_gpu=True), SHAPES[name]
+    attention, shape = operations.step_kernels(on_gpu=True), SHAPES[name]
     assert attention.name == "triton"
     for positions in (torch.tensor(PLACES)[:, None], 90 + torch.arange(64).clamp(max=40)[None]):
         check(case_of(shape, positions, 320, dtype), attention, dtype, "cuda:0")
@@ -389,7 +387,7 @@ def test_on_a_gpu(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 def test_a_captured_graph_follows_texts_and_blocks() -> None:
     """Replayed with other positions and blocks than it was captured with."""
-    shape, attention = SHAPES["a cap and a window"], operations.row_attention(on_gpu=True)
+    shape, attention = SHAPES["a cap and a window"], operations.step_kernels(on_gpu=True)
     cases = [
         case_of(shape, torch.tensor(own)[:, None], 512, torch.float32, seed)
         for seed, own in enumerate(((3, 500), (511, 40)))

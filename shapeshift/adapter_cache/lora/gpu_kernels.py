@@ -3,8 +3,8 @@
 In OpenAI's Triton, which torch for CUDA brings: `triton` here is that package. The idea is that of Punica's BGMV and
 S-LoRA's MBGMV (Chen et al., 2023; Sheng et al., 2023): one kernel serves all adapters, whatever their ranks, and each
 reads its factors where they lie in the pool. Here a program has a *tile* of up to 16 tokens of one adapter, so that the
-tokens of a prompt read its factors once a tile. **We have not run these kernels on a GPU**: tests interpret them on a
-CPU (`TRITON_INTERPRET=1`), against `grouped.add_terms`.
+tokens of a prompt read its factors once a tile. They ran on an H200; without a GPU tests
+interpret them (`TRITON_INTERPRET=1`), against `grouped.add_terms`.
 
 Shapes depend on numbers of tiles and tokens alone, so that CUDA graphs capture the kernels: which adapters there are,
 their ranks, and where they lie are read from memory. A program without work returns at once.

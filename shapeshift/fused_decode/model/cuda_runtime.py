@@ -1,8 +1,8 @@
 """The decode step on an NVIDIA GPU, as CUDA graphs.
 
-Written to the documented interface of torch.cuda; we have not run the capture and replay of graphs. The captured
-code is plain torch but for attention, where `graphs.gpu_kernels` reads the blocks of the cache; tests compare both with
-the other runtime on a CPU, where these kernels are interpreted.
+Run on an H200. The captured code is plain torch but for attention, where `graphs.gpu_kernels` reads the blocks of the
+cache, and for norms and gates (`graphs.row_kernels`); tests compare both with the other runtime on a CPU, where these
+kernels are interpreted.
 
 A step has one of few shapes: `graphs.bounds`. Its rows are single tokens, behind which there may be one chunk of a
 prompt, and each text has as many places as the longest needs, all rounded up. So one graph for each of the bounds is
@@ -31,9 +31,9 @@ from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel, warn
 from shapeshift.fused_decode.model.graphs import ahead
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds, bounds_of
 from shapeshift.fused_decode.model.graphs.device_memory import require_room
-from shapeshift.fused_decode.model.graphs.operations import GATHERED, RowAttention, eager_operations, row_attention
+from shapeshift.fused_decode.model.graphs.operations import GATHERED, StepKernels, eager_operations, step_kernels
 from shapeshift.fused_decode.model.graphs.step import GraphStep, new_pool
-from shapeshift.fused_decode.model.graphs.verify import attention_for
+from shapeshift.fused_decode.model.graphs.verify import kernels_for
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.network import Network
 from shapeshift.fused_decode.model.torch_operations import PlainLinear
@@ -83,10 +83,10 @@ class GraphedModel(DecodeModel):
 
     uses_graphs: bool = True
 
-    def __init__(self, network: Network, cache: KeyValueCache, attention: RowAttention | None = None) -> None:
+    def __init__(self, network: Network, cache: KeyValueCache, attention: StepKernels | None = None) -> None:
         """attention: None: the one for the device of the cache."""
         self._device = cache.keys.device
-        self.attention = attention or row_attention(self._device.type == "cuda")
+        self.attention = attention or step_kernels(self._device.type == "cuda")
         super().__init__(network, eager_operations(self._device, self.attention), cache)
         self.graphs: dict[GraphBounds, GraphStep] = {}
         self.longest = cache.text_blocks * BLOCK_TOKENS
@@ -106,7 +106,7 @@ class GraphedModel(DecodeModel):
         max_length: int,
         blocks: int = 0,
         extra_elements: int = 0,
-        attention: RowAttention | None = None,
+        attention: StepKernels | None = None,
         log: Log = warn,
     ) -> GraphedModel:
         """The model of a checkpoint folder on `device`, such as "cuda:0"; the rest as for `DecodeModel.load`.
@@ -124,7 +124,7 @@ class GraphedModel(DecodeModel):
             architecture, slots, max_length, dtype, blocks=blocks, device=device, extra_elements=extra_elements
         )
         network = assemble(architecture, files, cache, dtype, LinearMakers(PlainLinear, PlainLinear, dtype))
-        return cls(network, cache, attention or attention_for(network, cache.keys.device, log))
+        return cls(network, cache, attention or kernels_for(network, cache.keys.device, log))
 
     def capture_common(self, prefill_tokens: int, most_bytes: float, used_bytes: Callable[[], float], log: Log) -> None:
         """Capture the graphs of `ahead.common_bounds`; see `ahead.capture`. No text may be in the cache."""

@@ -128,16 +128,28 @@ class TorchOperations:
     def add_norm(
         self, state: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
     ) -> torch.Tensor:
-        if delta is not None:
-            state += delta
-        return functional.rms_norm(state, weight.shape, weight, eps).to(dtype)
+        return add_norm(state, delta, weight, eps, dtype)
 
     def gate(self, both: torch.Tensor) -> torch.Tensor:
-        gate, up = both.float().chunk(2, dim=-1)
-        return (functional.silu(gate) * up).to(both.dtype)
+        return gate(both)
 
     def fused_forward(self, network: Network) -> None:
         return None
+
+
+def add_norm(
+    state: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
+) -> torch.Tensor:
+    """See `network.Operations.add_norm`."""
+    if delta is not None:
+        state += delta
+    return functional.rms_norm(state, weight.shape, weight, eps).to(dtype)
+
+
+def gate(both: torch.Tensor) -> torch.Tensor:
+    """See `network.Operations.gate`."""
+    first, second = both.float().chunk(2, dim=-1)
+    return (functional.silu(first) * second).to(both.dtype)
 
 
 def norm_heads(vectors: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:

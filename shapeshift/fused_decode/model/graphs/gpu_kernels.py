@@ -4,8 +4,8 @@ In OpenAI's Triton, which torch for CUDA brings: `triton` here is that package. 
 rotates queries and keys and writes keys and values into the cache; `_attend` reads them through the list of blocks of
 each text, once for all heads that share them, with softmax over a running maximum; where few rows would leave most of a
 GPU idle it divides the places among programs, and `_combine` adds up what they found (PagedAttention, Kwon et al.,
-2023; FlashAttention and Flash-Decoding, Dao et al., 2022 and 2023). Sums are f32. **We have not run these kernels on a
-GPU**: tests interpret them on a CPU (`TRITON_INTERPRET=1`), against plain torch, and compile them for GPUs.
+2023; FlashAttention and Flash-Decoding, Dao et al., 2022 and 2023). Sums are f32. Run on an H200; without a GPU
+tests interpret them (`TRITON_INTERPRET=1`), against plain torch, and compile them for others.
 
 Shapes depend on bounds alone, so that CUDA graphs capture the kernels: positions and blocks are read from memory. No
 place behind a text's end is read, and a program without places returns at once. They run on the device of their
@@ -20,8 +20,9 @@ import triton
 import triton.language as tl
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
+from shapeshift.fused_decode.model.graphs import row_kernels
 from shapeshift.fused_decode.model.graphs.division import divide
-from shapeshift.fused_decode.model.graphs.operations import FixedRows, RowAttention
+from shapeshift.fused_decode.model.graphs.operations import FixedRows, StepKernels
 from shapeshift.fused_decode.model.network import AttentionLayer
 
 _TURN_BYTES = 16384
@@ -242,7 +243,7 @@ def _combine(
 
 
 def write(qkv: torch.Tensor, layer: AttentionLayer, rows: FixedRows) -> torch.Tensor:
-    """See `RowAttention.write`. Queries have the dtype of the cache: [tokens, heads, head_dim]."""
+    """See `StepKernels.write`. Queries have the dtype of the cache: [tokens, heads, head_dim]."""
     keys, slots, positions, blocks = layer.keys, rows.slots, rows.positions, rows.blocks
     kv_heads, head_dim = keys.shape[1], keys.shape[3]
     heads, half = qkv.shape[1] // head_dim - 2 * kv_heads, head_dim // 2
@@ -265,7 +266,7 @@ def write(qkv: torch.Tensor, layer: AttentionLayer, rows: FixedRows) -> torch.Te
 
 
 def read(queries: torch.Tensor, layer: AttentionLayer, rows: FixedRows, mixed: torch.Tensor) -> None:
-    """See `RowAttention.read`."""
+    """See `StepKernels.read`."""
     tokens, heads, head_dim = queries.shape
     keys, positions, blocks = layer.keys, rows.positions, rows.blocks
     (count, length), kv_heads = positions.shape, keys.shape[1]
@@ -297,4 +298,4 @@ def read(queries: torch.Tensor, layer: AttentionLayer, rows: FixedRows, mixed: t
             _combine[(lines,)](*given, **shared, heads=heads, most_splits=most)
 
 
-ATTENTION = RowAttention("triton", write, read)
+KERNELS = StepKernels("triton", write, read, row_kernels.add_norm, row_kernels.gate)

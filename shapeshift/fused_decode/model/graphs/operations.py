@@ -13,6 +13,8 @@ from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.network import AttentionLayer
 from shapeshift.fused_decode.model.torch_operations import (
     TorchOperations,
+    add_norm,
+    gate,
     gather,
     mix,
     norm_heads,
@@ -44,8 +46,8 @@ class FixedRows:
 
 
 @dataclass(frozen=True)
-class RowAttention:
-    """The attention of rows, in two steps. Neither waits for the device.
+class StepKernels:
+    """What a step computes beside its linears. None of it waits for the device.
 
     name   for the log
     write  write(qkv, layer, rows): normalise and rotate queries and keys of `qkv`, the tokens of the rows [tokens,
@@ -53,42 +55,53 @@ class RowAttention:
            them
     read   read(queries, layer, rows, mixed): the attention of these queries over their texts, to `mixed` [tokens, heads
            head_dim]
+    add_norm, gate  see `network.Operations`
     """
 
     name: str
     write: Callable[[torch.Tensor, AttentionLayer, FixedRows], torch.Tensor]
     read: Callable[[torch.Tensor, AttentionLayer, FixedRows, torch.Tensor], None]
+    add_norm: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float, torch.dtype], torch.Tensor]
+    gate: Callable[[torch.Tensor], torch.Tensor]
 
 
-class GraphOperations(TorchOperations):
-    """See `operations.Operations`, for a plan that is a tuple of FixedRows. It never waits for the device."""
+class _KernelOperations(TorchOperations):
+    """See `network.Operations`. It never waits for the device."""
 
-    def __init__(self, device: torch.device | str, attention: RowAttention) -> None:
+    def __init__(self, device: torch.device | str, kernels: StepKernels) -> None:
         super().__init__(device)
-        self._attention = attention
+        self._kernels = kernels
+
+    def add_norm(
+        self, state: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
+    ) -> torch.Tensor:
+        return self._kernels.add_norm(state, delta, weight, eps, dtype)
+
+    def gate(self, both: torch.Tensor) -> torch.Tensor:
+        return self._kernels.gate(both)
+
+
+class GraphOperations(_KernelOperations):
+    """For a plan that is a tuple of FixedRows."""
 
     def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
         mixed = _unmixed(qkv, layer)
         # All are written before any is read: what fills the rows may be a token of the chunk.
-        queries = [self._attention.write(qkv[rows.tokens], layer, rows) for rows in plan]
+        queries = [self._kernels.write(qkv[rows.tokens], layer, rows) for rows in plan]
         for query, rows in zip(queries, plan, strict=True):
-            self._attention.read(query, layer, rows, mixed[rows.tokens])
+            self._kernels.read(query, layer, rows, mixed[rows.tokens])
         return mixed
 
 
-class RowOperations(TorchOperations):
-    """See `operations.Operations`, for any step: rows of one length at a time. It never waits for the device."""
-
-    def __init__(self, device: torch.device | str, attention: RowAttention) -> None:
-        super().__init__(device)
-        self._attention = attention
+class RowOperations(_KernelOperations):
+    """For any step: rows of one length at a time."""
 
     def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
         mixed = _unmixed(qkv, layer)
         for group in plan:
             rows, tokens = FixedRows(0, group.positions, group.slots, group.blocks), group.tokens.flatten()
             own, found = qkv[tokens], mixed[tokens]
-            self._attention.read(self._attention.write(own, layer, rows), layer, rows, found)
+            self._kernels.read(self._kernels.write(own, layer, rows), layer, rows, found)
             mixed[tokens] = found
         return mixed
 
@@ -100,7 +113,7 @@ def _unmixed(qkv: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
 
 
 def _write(qkv: torch.Tensor, layer: AttentionLayer, rows: FixedRows) -> torch.Tensor:
-    """See `RowAttention.write`; queries [rows, heads, length, head_dim]."""
+    """See `StepKernels.write`; queries [rows, heads, length, head_dim]."""
     kv_heads, head_dim = layer.keys.shape[1], layer.keys.shape[3]
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     parts = qkv.float().view(*rows.positions.shape, -1, head_dim)
@@ -114,16 +127,16 @@ def _write(qkv: torch.Tensor, layer: AttentionLayer, rows: FixedRows) -> torch.T
 
 
 def _read(query: torch.Tensor, layer: AttentionLayer, rows: FixedRows, mixed: torch.Tensor) -> None:
-    """See `RowAttention.read`: over a copy of the keys and values of all places."""
+    """See `StepKernels.read`: over a copy of the keys and values of all places."""
     seen = visible(layer, rows.positions, rows.blocks.shape[1] * BLOCK_TOKENS)
     keys, values = (gather(cache, rows.blocks, seen) for cache in (layer.keys, layer.values))
     found = mix(query.to(keys.dtype), keys, values, seen[:, None], layer)
     mixed.copy_(found.transpose(1, 2).flatten(2).flatten(0, 1))
 
 
-GATHERED = RowAttention("torch", _write, _read)
-GPU_KERNELS: Choices[RowAttention] = Choices(
-    "decode_kernels", {"cuda": "shapeshift.fused_decode.model.graphs.gpu_kernels:ATTENTION"}
+GATHERED = StepKernels("torch", _write, _read, add_norm, gate)
+GPU_KERNELS: Choices[StepKernels] = Choices(
+    "decode_kernels", {"cuda": "shapeshift.fused_decode.model.graphs.gpu_kernels:KERNELS"}
 )
 
 
@@ -132,11 +145,11 @@ def has_gpu_kernels() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def eager_operations(device: torch.device, attention: RowAttention) -> TorchOperations:
+def eager_operations(device: torch.device, kernels: StepKernels) -> TorchOperations:
     """The operations of steps without a graph."""
-    return TorchOperations(device) if attention is GATHERED else RowOperations(device, attention)
+    return TorchOperations(device) if kernels is GATHERED else RowOperations(device, kernels)
 
 
-def row_attention(on_gpu: bool) -> RowAttention:
+def step_kernels(on_gpu: bool) -> StepKernels:
     """The kernels of a GPU; on a CPU, and without the package that they need, plain torch."""
     return GPU_KERNELS["cuda"] if on_gpu and has_gpu_kernels() else GATHERED

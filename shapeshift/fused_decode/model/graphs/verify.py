@@ -1,4 +1,4 @@
-"""Holds the kernels of attention against plain torch on the device where they are to run; see `kernel_check`."""
+"""Holds the kernels of a step against plain torch on the device where they are to run; see `kernel_check`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shapeshift.fused_decode.model.graphs.operations import (
     GATHERED,
     FixedRows,
     GraphOperations,
-    RowAttention,
-    row_attention,
+    StepKernels,
+    step_kernels,
 )
 from shapeshift.fused_decode.model.network import AttentionLayer, Network
 from shapeshift.serving.model_args import Log
@@ -23,29 +23,30 @@ _ROWS = ((3, 1, 64), (3, 1, 256), (1, 24, 64), (1, 24, 256))
 """Rows, tokens of each and places of each text: single tokens and chunks, with and without splits."""
 
 
-def attention_for(network: Network, device: torch.device, log: Log) -> RowAttention:
-    """The attention of a network on its device, `verified` there."""
+def kernels_for(network: Network, device: torch.device, log: Log) -> StepKernels:
+    """The kernels of a network on its device, `verified` there."""
     layers = [layer.attention for layer in network.layers]
     with torch.inference_mode():
-        return verified(row_attention(device.type == "cuda"), layers, network.architecture.heads, log)
+        return verified(step_kernels(device.type == "cuda"), layers, network.architecture.heads, log)
 
 
-def verified(attention: RowAttention, layers: Sequence[AttentionLayer], heads: int, log: Log) -> RowAttention:
-    """`attention`, where it gives for such layers what plain torch gives; else plain torch, and the log says why.
+def verified(kernels: StepKernels, layers: Sequence[AttentionLayer], heads: int, log: Log) -> StepKernels:
+    """`kernels`, where they give for such layers what plain torch gives; else plain torch, and the log says why.
 
     It compiles what the model's steps need.
     """
-    if attention is GATHERED:
-        return attention
+    if kernels is GATHERED:
+        return kernels
     kinds = {(one.window, one.scale, one.score_cap, one.query_norm is None): one for one in layers}
 
     def errors() -> Iterator[float]:
-        return (_error(attention, layer, heads, *rows) for layer in kinds.values() for rows in _ROWS)
+        yield from (_error(kernels, layer, heads, *rows) for layer in kinds.values() for rows in _ROWS)
+        yield from _row_errors(kernels, layers[0].keys)
 
-    return attention if kernel_check.are_right(errors, "attention in plain torch", log) else GATHERED
+    return kernels if kernel_check.are_right(errors, "attention in plain torch", log) else GATHERED
 
 
-def _error(attention: RowAttention, layer: AttentionLayer, heads: int, rows: int, length: int, context: int) -> float:
+def _error(kernels: StepKernels, layer: AttentionLayer, heads: int, rows: int, length: int, context: int) -> float:
     """The largest difference from plain torch, as a share of the largest value, over random texts."""
     device, dtype, (_, kv_heads, _, head_dim) = layer.keys.device, layer.keys.dtype, layer.keys.shape
     chance = torch.Generator().manual_seed(0)
@@ -58,9 +59,24 @@ def _error(attention: RowAttention, layer: AttentionLayer, heads: int, rows: int
     blocks = torch.randperm(cache.shape[1], generator=chance).view(rows, -1).to(device)
     given = FixedRows(0, positions, torch.zeros(rows, dtype=torch.int64, device=device), blocks)
 
-    def found(by: RowAttention) -> torch.Tensor:
+    def found(by: StepKernels) -> torch.Tensor:
         keys, values = cache.to(device, dtype)
         own = replace(layer, keys=keys, values=values)
         return GraphOperations(device, by).attention(qkv, own, (given,))
 
-    return kernel_check.difference(found(attention), found(GATHERED))
+    return kernel_check.difference(found(kernels), found(GATHERED))
+
+
+def _row_errors(kernels: StepKernels, like: torch.Tensor) -> Iterator[float]:
+    """As `_error`, of a norm and of a gate, for random rows of the dtype and the device of `like`."""
+    chance = torch.Generator().manual_seed(0)
+    state, delta, weight, both = (
+        torch.randn(3, width, generator=chance).to(like.device) for width in (200, 200, 200, 400)
+    )
+
+    def normed(by: StepKernels) -> torch.Tensor:
+        total = state.clone()
+        return torch.cat([by.add_norm(total, delta.to(like.dtype), weight[0], 1e-6, like.dtype).float(), total])
+
+    for of_rows in (normed, lambda by: by.gate(both.to(like.dtype))):
+        yield kernel_check.difference(of_rows(kernels), of_rows(GATHERED))
