@@ -151,6 +151,11 @@ class Manifest:
         """MiB of the files of one engine."""
         return sum(entry.size for entry in self.files.values()) / len({entry.file for entry in self.engines}) / 2**20
 
+    @property
+    def pack_tokens(self) -> int:
+        """The most tokens of the texts that share a call: more than those of the longest text where that pays."""
+        return max(self.max_tokens, *(entry.tokens or 0 for entry in self.engines))
+
     def answers_version(self) -> int:
         """The same 63 bits for engines whose answers may be mixed: where and when they were built does not matter."""
         shapes = [(entry.tokens, entry.rows) for entry in self.engines]

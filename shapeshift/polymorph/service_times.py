@@ -11,8 +11,12 @@ from shapeshift.engines.policy.packs import row_costs
 
 
 def bin_edges(manifest: Manifest) -> list[int]:
-    """The longest texts of the bins that a worker may hold: the static lengths, and the model's longest text."""
-    return sorted({entry.tokens for entry in manifest.engines if entry.tokens} | {manifest.max_tokens})
+    """The longest texts of the bins that a worker may hold: the static lengths, and the model's longest text.
+
+    An engine of packs that are longer than any text has no bin.
+    """
+    lengths = {entry.tokens for entry in manifest.engines if entry.tokens and entry.tokens < manifest.max_tokens}
+    return sorted(lengths | {manifest.max_tokens})
 
 
 def entry_of_bin(manifest: Manifest, edge: int) -> EngineEntry:

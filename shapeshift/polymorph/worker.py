@@ -62,7 +62,7 @@ class TextWorker:
         self._outputs = [name for name in args.outputs if name != STATE]
         self._widths = {output.name: output.dims for output in engines.outputs}
         self._vocabulary = engines.vocabulary
-        self._max_tokens = worker.bin or engines.max_tokens
+        self._max_tokens = worker.bin or engines.pack_tokens
         self._identity = worker.bin, args.generation, os.getpid()
         self._version = engines.answers_version()
         self._busy_ns = 0

@@ -23,6 +23,7 @@ from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
 from shapeshift.engines.providers import lookup
 from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.engines.text.tokenizer import TextTokenizer
+from shapeshift.polymorph.service_times import bin_edges
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.triton import model_config
 from tests.polymorph import engine_models
@@ -87,6 +88,9 @@ class Provider:
         self.precision = precision
         return self
 
+    def used_mb(self) -> float:
+        return 1.0
+
     def engine(self, tokens: int | None, rows: int | None) -> SimpleNamespace:
         self.opened.append((tokens, rows))
 
@@ -124,8 +128,10 @@ def make(
     """A function that runs `make engines` for one front with the fake provider: exit status, standard error."""
     monkeypatch.chdir(tmp_path)
 
-    def run(**parameters: object) -> tuple[int, str]:
-        add_front(tmp_path / "model_repository", "front", **{"provider": "onnxruntime", **parameters})
+    def run(kind: str = "KIND_CPU", **parameters: object) -> tuple[int, str]:
+        folder = add_front(tmp_path / "model_repository", "front", **{"provider": "onnxruntime", **parameters})
+        config = folder / "config.pbtxt"
+        config.write_text(config.read_text().replace("KIND_CPU", kind))
         return main(["engines"]), capsys.readouterr().err
 
     return run
@@ -145,6 +151,21 @@ def test_verified_engines_are_published(
     assert len(made.engines[0].latency) > 5 and made.engines[0].latency[-1].tokens == 512
     assert (made.packs_rows, made.position_offset, made.vocabulary) == (True, 2, 30522)
     assert "verify 32 tokens" in err and "verify the dynamic engine" in err
+
+
+def test_on_a_gpu_packs_grow_as_long_as_a_token_gets_cheaper(
+    provider: Provider, make: Callable[..., tuple[int, str]], tmp_path: Path, machine: Callable[..., None]
+) -> None:
+    machine(gpus=1)
+    # Of a token: 39, 21, 15 and 14 microseconds, the last not a tenth less than the one before.
+    provider.slow_ms = {512: 20.0, 1024: 22.0, 2048: 30.0, 4096: 58.0}
+    status, err = make("KIND_GPU", bins="16,512")
+    assert status == 0, err
+    made = manifest.load(tmp_path / "build" / "engines" / "front")
+    shapes = [(entry.tokens, entry.rows) for entry in made.engines]
+    assert shapes == [(None, None), (16, 4), (512, 16), (1024, 32), (2048, 64)]
+    assert (made.max_tokens, made.pack_tokens) == (512, 2048) and bin_edges(made) == [16, 512]
+    assert all(entry.min_cosine > 0.999999 for entry in made.engines)
 
 
 def small_error(value: Array) -> Array:

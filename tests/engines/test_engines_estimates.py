@@ -25,7 +25,13 @@ def entry(tokens: int | None, *points: Latency, rows: int | None = None) -> Engi
 
 def made(*engines: EngineEntry, max_tokens: int = 8, **more: Any) -> Any:
     return SimpleNamespace(
-        engines=engines, max_tokens=max_tokens, position_offset=0, type_stride=0, packs_rows=True, **more
+        engines=engines,
+        max_tokens=max_tokens,
+        pack_tokens=max([max_tokens, *(one.tokens or 0 for one in engines)]),
+        position_offset=0,
+        type_stride=0,
+        packs_rows=True,
+        **more,
     )
 
 
@@ -45,6 +51,10 @@ def test_a_static_engine_takes_its_longest_time_up_to_its_length() -> None:
 
 def test_the_dynamic_engine_takes_what_lies_between_the_measured_times() -> None:
     assert cost_curve(DYNAMIC, 8).tolist() == [4.0, 4.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0]
+
+
+def test_beyond_its_profile_a_token_costs_what_it_does_at_the_end() -> None:
+    assert cost_curve(DYNAMIC, 16)[[8, 12, 16]].tolist() == [10.0, 15.0, 20.0]
 
 
 def test_of_all_engines_the_fastest_counts() -> None:
@@ -73,7 +83,7 @@ def test_without_longer_packs_in_the_profile_a_pack_is_the_longest_text() -> Non
 
 @pytest.mark.parametrize(
     ("rows", "packs", "most"),
-    [((4, 2), True, 4), ((4, None), True, MAX_ROWS), ((99, 1), True, MAX_ROWS), ((4, 2), False, 1)],
+    [((4, 2), True, 4), ((4, None), True, MAX_ROWS), ((99, 1), True, 99), ((4, 2), False, 1)],
 )
 def test_the_rows_of_a_pack_are_bounded(rows: tuple[int | None, ...], packs: bool, most: int) -> None:
     found = made(*(entry(8, rows=own) for own in rows))
@@ -83,9 +93,20 @@ def test_the_rows_of_a_pack_are_bounded(rows: tuple[int | None, ...], packs: boo
 
 @pytest.mark.parametrize(
     ("tokens", "packs", "slots"),
-    [(3, True, 1), (4, True, 1), (8, True, 2), (64, True, 16), (68, True, 16), (512, False, 1)],
+    [
+        (3, True, 1),
+        (4, True, 1),
+        (8, True, 2),
+        (64, True, 16),
+        (68, True, 16),
+        (512, True, 16),
+        (4096, True, 128),
+        (512, False, 1),
+    ],
 )
-def test_an_engine_has_a_slot_for_every_four_tokens(tokens: int, packs: bool, slots: int) -> None:
+def test_an_engine_has_a_slot_for_every_four_tokens_and_a_long_one_for_every_32(
+    tokens: int, packs: bool, slots: int
+) -> None:
     assert engine_set.row_slots(tokens, packs) == slots
 
 
@@ -124,6 +145,18 @@ def test_a_pack_beyond_the_longest_text_takes_an_engine_that_has_room() -> None:
     engines.add(Named(16, 4), entry(16, point(16, 9.0), rows=4))  # type: ignore[arg-type]
     engines.add(Named(12, 4), entry(12, point(12, 9.5), rows=4))  # type: ignore[arg-type]
     assert [chosen(engines, tokens, 1) for tokens in (8, 9, 12, 13)] == [16, 12, 12, 16]
+
+
+def test_a_pack_may_be_longer_than_any_text_where_there_is_an_engine_for_it() -> None:
+    # A token of the long pack is cheaper: 32 in 16 ms, where 8 take 9.
+    longer = entry(32, point(32, 16.0), rows=8)
+    profile = made(STATIC, DYNAMIC, longer)
+    engines = EngineSet(profile)
+    engines.add(Named(None, None), DYNAMIC)  # type: ignore[arg-type]
+    engines.add(Named(32, 8), longer)  # type: ignore[arg-type]
+    assert [chosen(engines, tokens, 1) for tokens in (8, 12, 14, 32)] == [None, None, 32, 32]
+    assert engine_set.best_curve(profile)[[8, 32]].tolist() == [10.0, 16.0]
+    assert engine_set.efficient_tokens(profile) == 32 and engine_set.max_rows(profile) == MAX_ROWS
 
 
 def test_the_first_engine_is_the_dynamic_one_or_the_longest() -> None:

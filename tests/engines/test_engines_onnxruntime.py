@@ -41,6 +41,7 @@ class FakeOnnxRuntime:
     __version__ = "1.31"
     loads = True
     full = ""
+    preloads = False
 
     def __init__(self, providers: list[str]) -> None:
         self.providers = providers
@@ -48,6 +49,9 @@ class FakeOnnxRuntime:
         self.OrtValue = SimpleNamespace(
             ortvalue_from_numpy=lambda values, kind, device: FakeValue(values, (kind, device))
         )
+
+    def preload_dlls(self) -> None:
+        self.preloads = True
 
     def get_available_providers(self) -> list[str]:
         return self.providers
@@ -105,7 +109,7 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeOnnxRuntime:
 def test_a_static_length_is_a_graph_on_its_device(tmp_path: Path, library: FakeOnnxRuntime) -> None:
     runtime = PROVIDER.open(tmp_path, "f32", 1, 1)
     engine = runtime.engine(8, 2)
-    assert library.asked == [[(CUDA, {"device_id": 1, "enable_cuda_graph": "1"})]]
+    assert library.asked == [[(CUDA, {"device_id": 1, "enable_cuda_graph": "1"})]] and library.preloads
     for factor in (1, 3):
         inputs = {
             "INPUT_IDS": np.arange(8)[None] * factor,

@@ -96,17 +96,16 @@ def one_at_a_time(
     *,
     scale: float,
     window_size: tuple[int, int],
-    enable_gqa: bool,
 ) -> torch.Tensor:
     """What torch documents of `varlen_attn`, text after text, in plain torch."""
     assert cu_seq_q.dtype == torch.int32 and torch.equal(cu_seq_q, cu_seq_k)
-    assert enable_gqa == (query.shape[1] != key.shape[1])
-    longest = int(cu_seq_q.diff().max())
-    assert max_q >= longest and max_k >= longest
+    longest = int(cu_seq_q.diff()[:-1].max())
+    assert len(query) >= max_q >= longest and max_k == max_q
     found, (left, right) = torch.full_like(query, float("nan")), window_size
     for start, end in zip(cu_seq_q.tolist(), cu_seq_q.tolist()[1:], strict=False):
+        # Of a longer text no program computes what it has more.
+        end = min(end, start + max_q)
         own, keys, values = query[start:end], key[start:end], value[start:end]
-        keys, values = (one.repeat_interleave(own.shape[1] // key.shape[1], 1) for one in (keys, values))
         distance = torch.arange(end - start)[:, None] - torch.arange(end - start)[None]
         hidden = torch.zeros_like(distance, dtype=torch.bool)
         hidden |= (left >= 0) & (distance > left) | (right >= 0) & (-distance > right)
@@ -122,11 +121,22 @@ def test_the_mask_and_the_varlen_kernels_compute_the_same(
     monkeypatch: pytest.MonkeyPatch, window: tuple[int, int], kv_heads: int
 ) -> None:
     given = drawn(kv_heads)
-    masked = torch.ops.shapeshift.packed_attention(*given, 0.3, *window)
+    masked = torch.ops.shapeshift.packed_attention(*given, 0.3, *window, 0)
     monkeypatch.setattr(packed_attention, "takes_varlen", lambda query: True)
     monkeypatch.setattr(packed_attention, "varlen_kernels", lambda: one_at_a_time)
-    torch.testing.assert_close(torch.ops.shapeshift.packed_attention(*given, 0.3, *window), masked)
+    torch.testing.assert_close(torch.ops.shapeshift.packed_attention(*given, 0.3, *window, 0), masked)
     assert masked.isfinite().all() and masked.is_contiguous()
+
+
+def test_what_no_text_uses_may_be_longer_than_any_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value, _ = drawn()
+    given = query, key, value, torch.tensor([0, 3, 5, len(query)], dtype=torch.int32)
+    masked = torch.ops.shapeshift.packed_attention(*given, 0.3, -1, -1, 3)
+    monkeypatch.setattr(packed_attention, "takes_varlen", lambda query: True)
+    monkeypatch.setattr(packed_attention, "varlen_kernels", lambda: one_at_a_time)
+    found = torch.ops.shapeshift.packed_attention(*given, 0.3, -1, -1, 3)
+    torch.testing.assert_close(found[:5], masked[:5])
+    assert (found[5:] == 0).all(), "an undefined value times a weight of 0 may be NaN"
 
 
 def test_an_exported_engine_takes_the_varlen_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +170,7 @@ def test_the_varlen_kernels_of_this_torch_take_the_call(
         with torch.device("meta"):
             given = drawn(2, "meta", torch.float16)
         plain: Any = packed_attention.packed_attention._init_fn
-        found = plain(*given, 0.3, *window)
+        found = plain(*given, 0.3, *window, 0)
         assert found.shape == given[0].shape and found.dtype == torch.float16
     finally:
         varlen_kernels.cache_clear()
@@ -216,9 +226,10 @@ def test_the_varlen_kernels_on_a_gpu(window: tuple[int, int], kv_heads: int) -> 
     given = drawn(kv_heads, "cuda:0", torch.float16)
     if not takes_varlen(given[0]):
         pytest.skip("this GPU or this torch has no varlen kernels")
-    found = torch.ops.shapeshift.packed_attention(*given, 0.3, *window).float().cpu()
+    found = torch.ops.shapeshift.packed_attention(*given, 0.3, *window, 0).float().cpu()
     query, key, value, offsets = (one.cpu() for one in given)
-    expected = torch.ops.shapeshift.packed_attention(query.float(), key.float(), value.float(), offsets, 0.3, *window)
+    wide = query.float(), key.float(), value.float()
+    expected = torch.ops.shapeshift.packed_attention(*wide, offsets, 0.3, *window, 0)
     torch.testing.assert_close(found, expected, atol=5e-3, rtol=0)
 
 

@@ -73,10 +73,14 @@ def keep_faster(
     """
     if dynamic is None or front.settings.explicit_edges() is not None:
         return list(static)
+    ordered = sorted(static, key=lambda entry: entry.tokens or 0)
+    longest = max((entry.tokens or 0 for entry in ordered), default=0)
     hist = np.asarray(length_histogram(front))
+    # No text is as long as the packs of the last ones.
+    hist = np.pad(hist, (0, max(0, longest - len(hist))))
     curve = cost_curve(dynamic, len(hist))[1:]
     faster, low = [], 0
-    for entry in sorted(static, key=lambda entry: entry.tokens or 0):
+    for entry in ordered:
         high = entry.tokens or 0
         weights = hist[low:high]
         if not weights.sum():

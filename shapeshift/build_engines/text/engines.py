@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 from shapeshift.build_engines.text import edges
 from shapeshift.build_engines.text.edges import Curves
 from shapeshift.build_engines.text.plan import Plan, engine_outputs
-from shapeshift.engines.execution.engine_set import pack, row_slots, unpack
+from shapeshift.engines.execution.engine_set import MOST_TOKENS, pack, row_slots, unpack
 from shapeshift.engines.interfaces import Array, Engine, Ids, Runtime
 from shapeshift.engines.manifest import EngineEntry
 from shapeshift.engines.profile import measure_interleaved
@@ -24,6 +25,8 @@ from shapeshift.progress import ProgressCallback
 
 _PROFILE_BUDGET_S = 14.0
 _PROBE_BUDGET_S = 4.0
+# Of the time of a token in packs half as long.
+_PAYS_BELOW = 0.9
 _DYNAMIC_LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
 
 
@@ -97,6 +100,8 @@ class TextEngineBuilder:
             warnings.simplefilter("ignore")
             plan.provider.export(self._reference.module(), example, self._work, plan.precision)
         static = edges.choose_edges(plan.front, self._probe)
+        if plan.device is not None and self._packs:
+            static += self.pack_lengths()
         shapes: list[int | None] = [None, *static] if settings.dynamic else [*static]
         entries = self._profile([self._verified(tokens) for tokens in shapes])
         dynamic = next((entry for entry in entries if entry.tokens is None), None)
@@ -110,6 +115,20 @@ class TextEngineBuilder:
             self._reference.type_stride,
             0.0 if plan.device is None or self._runtime is None else round(self._runtime.used_mb(), 1),
         )
+
+    def pack_lengths(self) -> list[int]:
+        """The tokens of engines for packs that are longer than any text: doubled as long as a token gets cheaper.
+
+        On a GPU one text leaves most of it idle.
+        """
+        lengths, length, best = list[int](), self._max_tokens, math.inf
+        while length <= MOST_TOKENS:
+            self._progress(f"time an engine of {length} tokens")
+            [point] = measure_interleaved([self._timed(self._make(length)[1], length)], _PROBE_BUDGET_S)
+            if point.best_ms / length > _PAYS_BELOW * best:
+                break
+            lengths, length, best = [*lengths, length], 2 * length, point.best_ms / length
+        return [length for length in lengths if length > self._max_tokens]
 
     def _make(self, tokens: int | None) -> tuple[str, Engine]:
         provider, precision = self._plan.provider, self._plan.precision
@@ -136,7 +155,12 @@ class TextEngineBuilder:
         return Curves(list(lengths), best[:count], best[count:] or None)
 
     def _timed(self, engine: Engine, length: int) -> tuple[int, Callable[[], object]]:
-        return length, partial(self._run, engine, [self._texts.row(length)[0]])
+        return length, partial(self._run, engine, [self._texts.row(row)[0] for row in self._rows_of(length)])
+
+    def _rows_of(self, tokens: int) -> list[int]:
+        """The lengths of the texts of a full pack: the longest that there are."""
+        count, rest = divmod(tokens, self._max_tokens)
+        return [self._max_tokens] * count + [rest] * bool(rest)
 
     def _verified(self, tokens: int | None) -> _VerifiedEngine:
         name = "the dynamic engine" if tokens is None else f"{tokens} tokens"
@@ -149,11 +173,11 @@ class TextEngineBuilder:
 
     def _packs_to_verify(self, tokens: int | None) -> list[list[int]]:
         longest = tokens or self._max_tokens
-        packs = [[longest], [longest // 2 + 1]]
+        packs = [self._rows_of(longest), self._rows_of(longest // 2 + 1)]
         if tokens is None:
             packs += [[length] for length in (2, 17, 100) if length < longest]
         if self._packs and longest >= 16:
-            packs.append([longest // 4, longest // 4 + 1, longest // 3])
+            packs.append([min(length, self._max_tokens) for length in (longest // 4, longest // 4 + 1, longest // 3)])
         return packs
 
     def _profile(self, candidates: Sequence[_VerifiedEngine]) -> list[EngineEntry]:

@@ -23,8 +23,12 @@ _NEAR_BEST = 1.1
 # The typical length, in tokens, of the short texts that packing is for.
 _SHORT_ROW = 24
 MAX_ROWS = 16
-# One more than the most tokens: rows are numbered from 1.
-_RANGE = np.arange(8193, dtype=np.int64)
+"""Of a pack that is no longer than the longest text may be, unless its texts are short on average."""
+_ROW_TOKENS = 32
+MOST_TOKENS = 16384
+"""Of a pack."""
+# Rows are numbered from 1.
+_RANGE = np.arange(MOST_TOKENS + 1, dtype=np.int64)
 # Of the thread that loads.
 _NICENESS = 10
 
@@ -37,9 +41,9 @@ class EngineSet:
 
     def __init__(self, manifest: Manifest) -> None:
         self._counted_from = manifest.position_offset, manifest.type_stride
-        self._max_tokens = manifest.max_tokens
+        self._most_tokens = manifest.pack_tokens
         self._engines: dict[int | None, tuple[Engine, EngineEntry]] = {}
-        self._fastest: list[Engine | None] = [None] * (self._max_tokens + 1)
+        self._fastest: list[Engine | None] = [None] * (self._most_tokens + 1)
         self.calls: defaultdict[int | None, int] = defaultdict(int)
         self.call_s: defaultdict[int | None, float] = defaultdict(float)
         """Calls, and their seconds, by the tokens of the engine."""
@@ -56,7 +60,7 @@ class EngineSet:
 
     def choose(self, tokens: int, rows: int) -> Engine:
         """The engine for `rows` rows of `tokens` tokens in total. Raises EngineError if none is large enough."""
-        engine = self._fastest[tokens] if tokens <= self._max_tokens else None
+        engine = self._fastest[tokens] if tokens <= self._most_tokens else None
         if engine is None or (engine.rows is not None and engine.rows < rows):
             engine = self._smallest_fitting(tokens, rows)
         if engine is None:
@@ -81,12 +85,12 @@ class EngineSet:
         return outputs
 
     def _fastest_engines(self) -> list[Engine | None]:
-        costs = [(cost_curve(entry, self._max_tokens), engine) for engine, entry in self._engines.values()]
+        costs = [(cost_curve(entry, self._most_tokens), engine) for engine, entry in self._engines.values()]
         table = np.stack([cost for cost, _ in costs])
         best = table.argmin(axis=0)
         return [
             costs[best[tokens]][1] if np.isfinite(table[best[tokens], tokens]) else None
-            for tokens in range(self._max_tokens + 1)
+            for tokens in range(self._most_tokens + 1)
         ]
 
     def _smallest_fitting(self, tokens: int, rows: int) -> Engine | None:
@@ -95,7 +99,7 @@ class EngineSet:
             for engine, _ in self._engines.values()
             if (engine.tokens is None or engine.tokens >= tokens) and (engine.rows is None or engine.rows >= rows)
         ]
-        return min(fitting, key=lambda engine: engine.tokens or self._max_tokens + 1, default=None)
+        return min(fitting, key=lambda engine: engine.tokens or self._most_tokens + 1, default=None)
 
 
 def pack(
@@ -241,17 +245,21 @@ def first_and_rest(manifest: Manifest) -> tuple[EngineEntry, list[EngineEntry]]:
 
 
 def cost_curve(entry: EngineEntry, max_tokens: int) -> Array:
-    """Milliseconds of packs of 0..max_tokens tokens, [max_tokens + 1]; infinite beyond a static engine's length."""
+    """Milliseconds of packs of 0..max_tokens tokens, [max_tokens + 1]; infinite beyond a static engine's length.
+
+    Beyond its profile the engine of any shape takes as long for each token as at its end.
+    """
     lengths = np.arange(max_tokens + 1)
     points = sorted((point.tokens, point.best_ms) for point in entry.latency)
     if entry.tokens is not None:
         return np.where(lengths <= entry.tokens, points[-1][1], np.inf)
-    return np.asarray(np.interp(lengths, [tokens for tokens, _ in points], [ms for _, ms in points]))
+    within = np.interp(lengths, [tokens for tokens, _ in points], [ms for _, ms in points])
+    return np.asarray(within * np.maximum(1.0, lengths / points[-1][0]))
 
 
 def best_curve(manifest: Manifest) -> Array:
-    """As `cost_curve`, on the engine that is fastest for each number of tokens."""
-    return np.asarray(np.min([cost_curve(entry, manifest.max_tokens) for entry in manifest.engines], axis=0))
+    """As `cost_curve` up to the largest pack, on the engine that is fastest for each number of tokens."""
+    return np.asarray(np.min([cost_curve(entry, manifest.pack_tokens) for entry in manifest.engines], axis=0))
 
 
 def efficient_tokens(manifest: Manifest) -> int:
@@ -261,7 +269,7 @@ def efficient_tokens(manifest: Manifest) -> int:
     """
     points = [point for entry in manifest.engines for point in entry.latency if point.tokens > _SHORT_ROW]
     if not points:
-        return manifest.max_tokens
+        return manifest.pack_tokens
     times = {point: point.best_ms / (point.tokens - _SHORT_ROW / 2) for point in points}
     limit = min(times.values()) * _NEAR_BEST
     return min(point.tokens for point in points if times[point] <= limit)
@@ -276,9 +284,9 @@ def max_rows(manifest: Manifest) -> int:
     """The maximum number of rows in a pack; 1 if the model family cannot pack rows."""
     if not manifest.packs_rows:
         return 1
-    return min(MAX_ROWS, max(entry.rows or MAX_ROWS for entry in manifest.engines))
+    return max(entry.rows or MAX_ROWS for entry in manifest.engines)
 
 
 def row_slots(tokens: int, packs_rows: bool) -> int:
     """The number of row slots of a static engine of `tokens` tokens. An unused slot costs almost nothing."""
-    return max(1, min(MAX_ROWS, tokens // 4)) if packs_rows else 1
+    return max(1, min(max(MAX_ROWS, tokens // _ROW_TOKENS), tokens // 4)) if packs_rows else 1

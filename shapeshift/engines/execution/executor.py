@@ -102,7 +102,7 @@ class EngineExecutor:
     ) -> None:
         self.lengths_seen = [0] * (manifest.max_tokens + 1)
         pack_tokens = settings.pack_tokens or engine_set.efficient_tokens(manifest)
-        self._pack_tokens = min(pack_tokens, manifest.max_tokens)
+        self._pack_tokens = min(pack_tokens, manifest.pack_tokens)
         self._max_rows = engine_set.max_rows(manifest)
         self._pack_ms = engine_set.best_curve(manifest).tolist()
         self._row_ms = row_costs(self._pack_ms, self._pack_tokens, self._max_rows)

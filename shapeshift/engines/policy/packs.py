@@ -43,9 +43,9 @@ def row_costs(pack_ms: Sequence[float], pack_tokens: int, max_rows: int) -> list
 def expected_ms(curve_ms: Sequence[float], weights: Sequence[float]) -> float:
     """Milliseconds of one text alone, over the lengths that are expected.
 
-    curve_ms: of a call by its tokens, [longest + 1]; weights: of texts of 1, 2, ... longest tokens, not all 0.
+    curve_ms: of a call by its tokens, at least [longest + 1]; weights: of texts of 1, 2, ... longest tokens, not all 0.
     """
-    return sum(ms * weight for ms, weight in zip(curve_ms[1:], weights, strict=True)) / sum(weights)
+    return sum(ms * weight for ms, weight in zip(curve_ms[1:], weights, strict=False)) / sum(weights)
 
 
 class MeasuredFactor:

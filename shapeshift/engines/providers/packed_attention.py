@@ -2,7 +2,7 @@
 
 On a GPU that has them it is torch's varlen kernels, which skip what lies between the texts; elsewhere
 `scaled_dot_product_attention` with a mask, which computes it. The operator is known once this module is imported. The
-varlen path follows the documented API of torch; we have not run it.
+varlen path ran on an H200.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def packed_attention(
     scale: float,
     left: int,
     right: int,
+    longest: int,
 ) -> torch.Tensor:
     """The attention of each text over itself, [tokens, heads, head_dim], without a wait for the device.
 
@@ -36,17 +37,21 @@ def packed_attention(
     key, value  [tokens, kv_heads, head_dim]; heads is a multiple of kv_heads
     offsets     INT32 [texts + 1], ascending from 0 to `tokens`: text i has the tokens offsets[i] to offsets[i + 1]
     left, right tokens before and behind a token that it sees; -1: all
+    longest     tokens that no text but the last has more of; 0: unknown. What the last has more is 0 or as computed
     """
+    group = query.shape[1] // key.shape[1]
+    if group > 1:
+        key, value = (one.repeat_interleave(group, 1) for one in (key, value))
     if takes_varlen(query):
         tokens, kernels = len(query), varlen_kernels()
         assert kernels is not None
-        # No text is longer than the pack. The longest one's length is on the device.
-        outputs = kernels(
-            *(query, key, value, offsets, offsets, tokens, tokens),
-            scale=scale,
-            window_size=(left, right),
-            enable_gqa=key.shape[1] != query.shape[1],
-        )
+        # The longest text's length is on the device. Programs are launched for so many tokens of each text.
+        most = min(longest or tokens, tokens)
+        outputs = kernels(query, key, value, offsets, offsets, most, most, scale=scale, window_size=(left, right))
+        if most < tokens:
+            # The last text is what no text uses, and may be longer.
+            is_text = torch.arange(tokens, device=offsets.device) < offsets[-2]
+            outputs = torch.where(is_text[:, None, None], outputs, torch.zeros_like(outputs))
         return outputs.contiguous()
     return _masked(query, key, value, visible(offsets, len(query), left, right), scale)
 
@@ -60,6 +65,7 @@ def _(
     scale: float,
     left: int,
     right: int,
+    longest: int,
 ) -> torch.Tensor:
     return query.new_empty(query.shape)
 
@@ -76,8 +82,8 @@ def takes_varlen(query: torch.Tensor) -> bool:
 
 @functools.cache
 def varlen_kernels() -> Callable[..., torch.Tensor] | None:
-    """`torch.nn.attention.varlen.varlen_attn`; None where this torch has none that knows windows and grouped heads, or
-    was built without FlashAttention."""
+    """`torch.nn.attention.varlen.varlen_attn`; None where this torch has none that knows windows, or was built without
+    FlashAttention."""
     if not torch.backends.cuda.is_flash_attention_available():
         return None
     # It takes seconds to import.
@@ -85,7 +91,7 @@ def varlen_kernels() -> Callable[..., torch.Tensor] | None:
         function: Callable[..., torch.Tensor] = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     except (ImportError, AttributeError):
         return None
-    return function if {"window_size", "enable_gqa"} <= set(inspect.signature(function).parameters) else None
+    return function if "window_size" in inspect.signature(function).parameters else None
 
 
 def offsets_of(segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -116,8 +122,5 @@ def _masked(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor, scale: float
 ) -> torch.Tensor:
     queries, keys, values = (one.transpose(0, 1)[None] for one in (query, key, value))
-    group = query.shape[1] // key.shape[1]
-    if group > 1:
-        keys, values = (one.repeat_interleave(group, 1) for one in (keys, values))
     outputs = scaled_dot_product_attention(queries, keys, values, attn_mask=seen[None, None], scale=scale)
     return outputs[0].transpose(0, 1).contiguous()

@@ -1,7 +1,7 @@
 """torch: an exported graph, computed eagerly; on a GPU static lengths, and a few batch sizes, are CUDA graphs.
 
 It needs no other package. The weights lie in memory once for all engines of a process. Texts in one call attend to
-themselves by `packed_attention`. The CUDA path follows the documented API; we have not run it.
+themselves by `packed_attention`. The CUDA path ran on an H200.
 """
 
 from __future__ import annotations

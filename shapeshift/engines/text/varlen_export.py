@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,9 +26,11 @@ def _attention(
     attention_mask: torch.Tensor,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    longest: int = 0,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """See transformers' AttentionInterface. attention_mask: the offsets, [1, 1, 1, texts + 1].
+    """See transformers' AttentionInterface. attention_mask: the offsets, [1, 1, 1, texts + 1]; longest: see
+    `packed_attention`.
 
     transformers passes on whatever has four axes as it is.
     """
@@ -35,9 +38,8 @@ def _attention(
     reach = -1 if sliding_window is None else sliding_window - 1
     queries, keys, values = (one.transpose(1, 2)[0] for one in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output = packed_attention(
-        queries, keys, values, attention_mask[0, 0, 0], scale, reach, 0 if module.is_causal else reach
-    )
+    ahead = 0 if module.is_causal else reach
+    output = packed_attention(queries, keys, values, attention_mask[0, 0, 0], scale, reach, ahead, longest)
     return output[None], None
 
 
@@ -47,8 +49,9 @@ def by_offsets(model: nn.Module) -> Iterator[None]:
     # Only who exports needs it.
     from transformers import AttentionInterface
 
-    AttentionInterface.register(_NAME, _attention)
     config: Any = model.config
+    longest = getattr(config, "max_position_embeddings", None) or 0
+    AttentionInterface.register(_NAME, partial(_attention, longest=longest))
     before = config._attn_implementation
     config._attn_implementation = _NAME
     try:

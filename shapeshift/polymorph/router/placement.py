@@ -77,7 +77,7 @@ def capacities(slo_ms: float, services_ms: Sequence[float]) -> list[float]:
 
 def pack_limits(manifest: Manifest, settings: PolymorphSettings) -> PackLimits:
     most_rows = engine_set.max_rows(manifest)
-    efficient = min(settings.pack_tokens or engine_set.efficient_tokens(manifest), manifest.max_tokens)
+    efficient = min(settings.pack_tokens or engine_set.efficient_tokens(manifest), manifest.pack_tokens)
 
     def limits(edge: int) -> tuple[int, int]:
         entry = entry_of_bin(manifest, edge) if edge else None
