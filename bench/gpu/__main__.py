@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 import time
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.output import FOLDER, progress
-from bench.gpu import adapters, decode, engines, images, memory, mixed, trace
+from bench.gpu import adapters, decode, engines, images, memory, mixed, onnx, trace
 from bench.gpu.device import Device
 from bench.gpu.part import Part, Row
 from client.report import head
@@ -27,6 +28,7 @@ from shapeshift.settings import require
 
 PARTS: dict[str, Part[Any]] = {
     "engines": engines.PART,
+    "onnx": onnx.PART,
     "decode": decode.PART,
     "mixed": mixed.PART,
     "adapters": adapters.PART,
@@ -48,7 +50,7 @@ def main(arguments: list[str] | None = None, parts: Mapping[str, Part[Any]] = PA
     failed = []
     for name in options.parts:
         try:
-            rows = run(parts[name], device, options.seed)
+            rows = run(parts[name], device, options.seed, options.minutes)
         except Exception:  # noqa: BLE001  a part that fails must not cost the others
             traceback.print_exc()
             failed.append(name)
@@ -61,17 +63,18 @@ def main(arguments: list[str] | None = None, parts: Mapping[str, Part[Any]] = PA
     return 1 if failed else 0
 
 
-def run(part: Part[Any], device: Device, seed: int) -> list[Row]:
-    """The rows of a part, printed. No row is begun after its minutes; then it says so."""
+def run(part: Part[Any], device: Device, seed: int, minutes: float = math.inf) -> list[Row]:
+    """The rows of a part, printed. No row is begun after its minutes, at most `minutes`; then it says so."""
     print(f"{part.what}:", flush=True)
-    rows, end = [], time.monotonic() + 60 * part.minutes
+    minutes = min(minutes, part.minutes)
+    rows, end = [], time.monotonic() + 60 * minutes
     for row in part.measure(device, part.rehearsal if device.number is None else part.full, seed):
         progress()
         # Without the columns that the row does not have.
         print("  " + ", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
         rows.append(row)
         if time.monotonic() > end:
-            print(f"  stopped after {part.minutes:g} minutes; what is left is not measured", flush=True)
+            print(f"  stopped after {minutes:g} minutes; what is left is not measured", flush=True)
             break
     device.free()
     return rows
@@ -91,6 +94,7 @@ def _options(arguments: list[str] | None, parts: Mapping[str, Part[Any]]) -> arg
     parser.add_argument("--parts", type=partial(_named, parts), default=list(parts), help=f"of {','.join(parts)}; all")
     parser.add_argument("--device", type=int, default=0, help="number of the GPU (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and texts (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="of each part at most; what it says of itself")
     parser.add_argument("--rehearse", action="store_true", help="small sizes on the CPU, also where there is a GPU")
     return parser.parse_args(arguments)
 

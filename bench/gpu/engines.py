@@ -1,8 +1,8 @@
 """BERT-Base and Large: static lengths as CUDA graphs, against a dynamic graph, torch.compile and transformers.
 
-Two kinds of rows. `step curve`: one text in the static engine of its length (Arlo, Fig. 2). `batch`: texts of one
-length at once. Ours takes them in packs of at most the longest length, each padded to the next static one. The dynamic
-engine and torch.compile take the same packs without padding; transformers takes all texts as one batch.
+Three kinds of rows. `step curve`: one text in the static engine of its length (Arlo, Fig. 2). `pack`: a full pack of
+the longest texts. `batch`: texts of one length at once. Ours takes them in packs, each padded to the next static
+length. The dynamic engine and torch.compile take the same packs without padding; transformers takes all as one batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.common.output import FOLDER, empty
 from bench.gpu.device import Device, Step
 from bench.gpu.part import Part, Row, ratio
 from bench.gpu.random_models import Shape, encoder, on_device
-from shapeshift.engines.execution.engine_set import MAX_ROWS, pack, row_slots
+from shapeshift.engines.execution.engine_set import pack, row_slots
 from shapeshift.engines.interfaces import Array, Engine, Ids
 from shapeshift.engines.providers.torch import PROVIDER
 
@@ -28,10 +28,12 @@ OURS, DYNAMIC, COMPILED, BATCHED = "static graphs", "dynamic", "torch.compile", 
 
 @dataclass(frozen=True)
 class Sizes:
-    """bins: static lengths; lengths, batches: of the rows `batch`; rounds: of each cell."""
+    """bins, packs: static lengths for texts, and for packs longer than any; lengths, batches: of the rows `batch`;
+    rounds: of each cell."""
 
     models: Mapping[str, Shape]
     bins: tuple[int, ...]
+    packs: tuple[int, ...]
     lengths: tuple[int, ...]
     batches: tuple[int, ...]
     rounds: int
@@ -55,6 +57,9 @@ def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
         for length in sizes.bins:
             step = model.ours([_text(rng, length)])
             yield {"model": name, "kind": "step curve", "tokens": length, "ms": _ms(device, step, sizes.rounds)}
+        for tokens in sizes.packs:
+            texts = [_text(rng, sizes.bins[-1])] * (tokens // sizes.bins[-1])
+            yield {"model": name, "kind": "pack", "tokens": tokens, "ms": _ms(device, model.ours(texts), sizes.rounds)}
         for length in sizes.lengths:
             for batch in sizes.batches:
                 texts = [_text(rng, length) for _ in range(batch)]
@@ -74,7 +79,7 @@ class _Model:
     def __init__(self, device: Device, name: str, shape: Shape, sizes: Sizes, seed: int) -> None:
         # Every GPU multiplies in f16.
         self._precision = "f32" if device.number is None else "f16"
-        self._device, self._longest = device, sizes.bins[-1]
+        self._device, self._most = device, max(sizes.bins + sizes.packs)
         module = encoder(shape, seed)
         folder = FOLDER / "gpu" / name
         empty(folder)
@@ -83,7 +88,7 @@ class _Model:
             warnings.simplefilter("ignore")
             PROVIDER.export(module, example, folder, self._precision)
         runtime = PROVIDER.open(folder, self._precision, 1, device.number)
-        self._bins = {tokens: runtime.as_on_gpu(tokens, row_slots(tokens, True)) for tokens in sizes.bins}
+        self._bins = {tokens: runtime.as_on_gpu(tokens, row_slots(tokens, True)) for tokens in sizes.bins + sizes.packs}
         self._dynamic = runtime.engine(None, None)
         self._plain = on_device(module, device, self._precision)
         self._compiled = device.compiled(self._plain, dynamic=True)
@@ -114,7 +119,7 @@ class _Model:
 
     def _packs(self, texts: Sequence[Ids]) -> Iterator[Sequence[Ids]]:
         """As the executor packs texts of one length."""
-        count = max(1, min(MAX_ROWS, self._longest // len(texts[0])))
+        count = max(1, min(row_slots(self._most, True), self._most // len(texts[0])))
         for first in range(0, len(texts), count):
             yield texts[first : first + count]
 
@@ -142,10 +147,11 @@ PART = Part(
     Sizes(
         {"bert-base": bert(12, 768, 12), "bert-large": bert(24, 1024, 16)},
         (8, *range(16, 513, 16)),
+        (1024, 2048, 4096, 8192, 16384),
         (8, 16, 32, 64, 128, 256, 512),
         (1, 4, 8, 32),
         rounds=20,
     ),
-    Sizes({"tiny": bert(2, 32, 2)}, (16, 48), (12,), (3,), rounds=1),
-    minutes=6.0,
+    Sizes({"tiny": bert(2, 32, 2)}, (16, 48), (96,), (12,), (3,), rounds=1),
+    minutes=5.0,
 )

@@ -38,15 +38,20 @@ def test_every_part_runs_and_writes_its_rows(
         assert profile["rows"] and profile["rehearsal"] and profile["seed"] == 3
         assert profile["command"] == "python -m bench.gpu --rehearse --seed 3" and profile["hardware"]["cpu"]
     rows = {part: json.loads(file.read_text())["rows"] for part, file in written.items()}
-    assert {row["kind"] for row in rows["engines"]} == {"step curve", "batch"}
+    assert {row["kind"] for row in rows["engines"]} == {"step curve", "pack", "batch"}
     assert {"dynamic / ours", "torch.compile / ours", "transformers / ours"} <= rows["engines"][-1].keys()
     assert any("of the bound" in row for row in rows["decode"]) and rows["decode"][-1]["kind"] == "long texts"
     assert rows["decode"][-1]["gathering / ours"] > 0
     assert {"eager / graph", "gathering / graph"} <= rows["mixed"][0].keys()
     assert {row["system"] for row in rows["adapters"]} == {"ours", "PEFT"} and "eager / graph" in rows["adapters"][0]
-    assert [row["gamma"] for row in rows["images"]] == [0, -2]
-    assert rows["images"][0]["of the operations"] == 1.0 and rows["images"][1]["of the operations"] > 0
+    assert [(row["kind"], row["gamma"]) for row in rows["images"]] == [
+        *(("profile", 0), ("batch", 0)),
+        *(("profile", -2), ("batch", -2)),
+    ]
+    assert rows["images"][0]["latency_ms"]["2"] > 0
+    assert rows["images"][1]["of the operations"] == 1.0 and rows["images"][3]["of the operations"] > 0
     assert "ours / timm" in rows["images"][-1] and "file / pinned" in rows["memory"][0]
+    assert rows["onnx"][0]["cosine"] > 0.999 and "ONNX Runtime, dynamic / graphs" in rows["onnx"][0]
     law, *systems = rows["trace"]
     assert law["constant, ms"] > 0 and law["adapters, GB/s"] > 0
     assert [row["S-LoRA's order / it"] for row in systems][0] == 1.0 and len(systems) == 4
