@@ -89,16 +89,13 @@ def measure(
 class Answers:
     """One system's answers to every text; arrays are [texts].
 
-    right: whether the label is right. level: the last level, from 1. ms: engines and control in all. control_ms,
-    last_ms: of that, control and the last engine. pruned: words.
+    right: whether the label is right. level: the last level, from 1. ms: engines and control in all; control_ms: of it.
     """
 
     right: Array
     level: Array
     ms: Array
     control_ms: Array
-    last_ms: Array
-    pruned: Array
     confidence: Array
 
 
@@ -112,7 +109,7 @@ def run_cascade(measured: Measurements, table: CandidateTable, candidate: Candid
 def _one(measured: Measurements, serving: ServingCandidate, row: int, draws: random.Random) -> tuple[float, ...]:
     levels = serving.candidate.levels
     outputs, took = measured.outputs[InputKey(levels[0])][row]
-    spent, controlled, gone = took, 0.0, 0
+    spent, controlled = took, 0.0
     ensemble: Array | None = None
     for level in range(1, len(levels) + 1):
         before = time.process_time()
@@ -123,12 +120,10 @@ def _one(measured: Measurements, serving: ServingCandidate, row: int, draws: ran
         controlled += (time.process_time() - before) * 1e3
         if not onward:
             break
-        key = input_key(serving.candidate, level)
-        gone = measured.pruned[key.pruner, key.alpha][row] if key.alpha else 0
-        outputs, took = measured.outputs[key][row]
+        outputs, took = measured.outputs[input_key(serving.candidate, level)][row]
         spent += took
     right = float(answer.probabilities.argmax() == measured.truth[row])
-    return right, answer.level, spent + controlled, controlled, took, gone, answer.confidence
+    return right, answer.level, spent + controlled, controlled, answer.confidence
 
 
 def run_single(measured: Measurements, model: str) -> Answers:
@@ -137,4 +132,4 @@ def run_single(measured: Measurements, model: str) -> Answers:
     times = np.array([took for _, took in measured.outputs[InputKey(model)]])
     right = np.asarray(logits.argmax(axis=1) == measured.truth, dtype=float)
     none = np.zeros(len(times))
-    return Answers(right, none + 1, times, none, times, none, softmax(logits).max(axis=1))
+    return Answers(right, none + 1, times, none, softmax(logits).max(axis=1))

@@ -46,7 +46,7 @@ def build() -> None:
     shutil.copytree(SHIPPED, _SOURCE)
     shutil.copytree(_SOURCE / "encode", _SOURCE / WITH_WORKERS)
     shutil.copytree("checkpoints/cifar-vit/tasks", TASKS)
-    shutil.copytree("checkpoints/clinc150-minilm/candidates", CANDIDATES)
+    shutil.copytree("checkpoints/text-classifiers/candidates", CANDIDATES)
     for name, changes in _CHANGES.items():
         write_front(_SOURCE / name, _SOURCE / name, changes)
     if not (FOLDER / "checkpoints").exists():

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from bench.cascade import demo, measurements, report
+from bench.cascade import measurements, report, zoo
 from bench.cascade.measurements import Measurements
 from bench.cascade.report import System
 from bench.common import public_data
@@ -74,8 +74,8 @@ def test_systems_are_computed_from_the_same_measurements(measured: Measurements)
 def test_pruned_texts_are_measured_apart(measured: Measurements) -> None:
     ours = measurements.run_cascade(measured, TABLE, candidate(alpha=0.5), seed=0)
     onward = ours.level == 2
-    assert (ours.pruned[onward] == 1).all() and not ours.pruned[~onward].any()
-    np.testing.assert_allclose(ours.last_ms[onward], 2)
+    # Three words for the first level, and two for the second.
+    np.testing.assert_allclose(ours.ms - ours.control_ms, np.where(onward, 5, 3))
     line = report.pruning(measured, ours, candidate(alpha=0.5))
     assert "33.3% of words pruned" in line and "3.000 > 2.000 ms" in line
 
@@ -87,6 +87,8 @@ def test_tables_say_what_was_measured(measured: Measurements) -> None:
     )
     assert always["accuracy"] == 1.0 and always["of the first"] == 1.0
     assert cascade["system"] == "ours" and cascade["early"] == 0.75
+    small = System("always small", measurements.run_single(measured, "small"))
+    assert "+25.00 points (+13.74 to +36.26) at 1.2" in report.difference(System("ours", ours), small)
     bound = report.bound(measured, ours, candidate())
     assert "p 0.250" in bound and "ratio 1.00" in bound
 
@@ -94,7 +96,7 @@ def test_tables_say_what_was_measured(measured: Measurements) -> None:
 def test_a_plain_clone_has_samples(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("SHAPESHIFT_DATA", raising=False)
     assert public_data.described() == "samples"
-    sample = demo.labelled_texts()
+    sample = zoo.texts_to_test("clinc150")
     assert (len(set(sample.labels)), len(sample.labels)) == (150, 4500)
     assert len(trace.read(public_data.data_file("azure_llm_2023/conv.csv"))) == 4000
     assert "the sample of " in capsys.readouterr().err
@@ -104,4 +106,8 @@ def test_a_plain_clone_has_samples(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_missing_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHAPESHIFT_DATA", str(tmp_path))
     with pytest.raises(NotFoundError, match="SHAPESHIFT_DATA"):
-        demo.labelled_texts()
+        zoo.texts_to_test("clinc150")
+    monkeypatch.chdir(tmp_path)
+    for task in zoo.LAYERS:
+        with pytest.raises(NotFoundError, match="text-classifiers/texts.py"):
+            zoo.texts_to_test(task)

@@ -11,7 +11,7 @@ from shapeshift.cascade import candidates
 from shapeshift.cli.main import main
 from shapeshift.cli.registries import cascade
 
-DEMO = Path(__file__).resolve().parents[2] / "checkpoints" / "clinc150-minilm" / "candidates"
+DEMO = Path(__file__).resolve().parents[2] / "checkpoints" / "text-classifiers" / "candidates"
 METRICS = "http://localhost:8002/metrics"
 
 
