@@ -11,18 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import grpc
+import numpy as np
 from numpy.typing import NDArray
+from tritonclient.grpc import InferResult
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
-from shapeshift.errors import EngineError, ModelGoneError, ShapeshiftError, TimedOutError
+from shapeshift.errors import EngineError, InvalidInputError, ModelGoneError, ShapeshiftError, TimedOutError
 from shapeshift.serving.error_codes import FORWARDED, error_of
-from shapeshift.triton import inference_messages
 from shapeshift.triton.endpoint import Tls
-from shapeshift.triton.inference_messages import is_last, tensors_of
 
 T = TypeVar("T")
-Tensors = inference_messages.Tensors
+Tensors = dict[str, NDArray[Any]]
 
 _CODES = {
     "INVALID_ARGUMENT": "INVALID_ARG",
@@ -44,6 +45,10 @@ _OPTIONS = (
     *((f"grpc.{name}_ms", _KEEPALIVE_MS) for name in ("keepalive_time", "http2.ping_timeout")),
 )
 _DEADLINE = "DEADLINE_EXCEEDED"
+_INT64 = 1 << 63
+# Names that the server would take for its own, and not give to a model.
+_RESERVED = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
+_RESERVED_PREFIX = "triton_"
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class AsyncClient:
         Raises TimedOutError after `timeout_s`, InvalidInputError for what cannot be sent, else the errors of
         `error_codes.error_of`.
         """
-        message = _message(call)
+        message = message_of(call)
         try:
             return tensors_of(await self._service().ModelInfer(message, timeout=call.timeout_s))
         except grpc.RpcError as error:
@@ -96,7 +101,7 @@ class AsyncClient:
 
     async def responses(self, call: ModelCall) -> AsyncGenerator[tuple[Tensors, bool], None]:
         """As `stream`; with each response, whether the model has said that it is the last one."""
-        responses = self._service().ModelStreamInfer(_once(_message(call)), timeout=call.timeout_s)
+        responses = self._service().ModelStreamInfer(_once(message_of(call)), timeout=call.timeout_s)
         try:
             async for response in responses:
                 if response.error_message:
@@ -215,11 +220,57 @@ async def _once(message: Any) -> AsyncIterator[Any]:
     yield message
 
 
-def _message(call: ModelCall) -> Any:
-    parameters = {**call.parameters, FORWARDED: True}
-    return inference_messages.request_message(
-        call.model, call.inputs, call.outputs, parameters, call.request_id, call.version
-    )
+def message_of(call: ModelCall) -> Any:
+    """The ModelInferRequest of a call.
+
+    Raises InvalidInputError for a parameter or a type of values that the protocol has no place for.
+    """
+    message = messages.ModelInferRequest(model_name=call.model, id=call.request_id)
+    if call.version is not None:
+        message.model_version = str(call.version)
+    for name, values in call.inputs.items():
+        datatype = np_to_triton_dtype(values.dtype)
+        if datatype is None:
+            raise InvalidInputError(name, str(values.dtype), "numbers, true or false, or bytes")
+        message.inputs.add(name=name, datatype=datatype, shape=values.shape)
+        message.raw_input_contents.append(_raw(values))
+    for name in call.outputs:
+        message.outputs.add(name=name)
+    for name, value in {**call.parameters, FORWARDED: True}.items():
+        setattr(message.parameters[name], *_parameter(name, value))
+    return message
+
+
+def tensors_of(response: Any) -> Tensors:
+    """The outputs of a ModelInferResponse by name, not to be written to."""
+    result = InferResult(response)
+    return {output.name: result.as_numpy(output.name) for output in response.outputs}
+
+
+def is_last(response: Any) -> bool:
+    """Whether the model has said that this ModelInferResponse is the last one of its stream."""
+    return bool(response.parameters["triton_final_response"].bool_param)
+
+
+def _parameter(name: str, value: Any) -> tuple[str, bool | int | float | str]:
+    """The field of the protocol for `value`, and the value; refused before gRPC, which tells a stream no reason."""
+    if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
+        raise InvalidInputError(f"parameter {name}", value, "a name that is not Triton's own")
+    if isinstance(value, bool):
+        return "bool_param", value
+    if isinstance(value, int) and -_INT64 <= value < _INT64:
+        return "int64_param", value
+    if isinstance(value, float):
+        return "double_param", value
+    if isinstance(value, str):
+        return "string_param", value
+    raise InvalidInputError(f"parameter {name}", value, "a text, a number, or true or false; of at most 64 bits")
+
+
+def _raw(values: NDArray[Any]) -> bytes:
+    if values.dtype != np.object_ and values.dtype.type is not np.bytes_:
+        return values.tobytes()
+    return bytes(serialize_byte_tensor(values).item()) if values.size else b""
 
 
 def _error(call: ModelCall, error: grpc.aio.AioRpcError) -> ShapeshiftError:
