@@ -25,18 +25,13 @@ class System:
         return float(self.answers.ms.mean())
 
     def row(self, base: System) -> Row:
-        """Its figures, and its mean time over `base`'s."""
+        """Its figures, and its mean time over `base`'s. Times are those of engines and control."""
         answers = self.answers
         p25, p50, p75, p99 = np.percentile(answers.ms, [25, 50, 75, 99]).tolist()
         values = {"accuracy": float(answers.right.mean()), "mean_ms": self.mean_ms}
         values |= {"p25": p25, "p50": p50, "p75": p75, "p99": p99, "early": float((answers.level == 1).mean())}
         values |= {"control_ms_p50": float(np.median(answers.control_ms)), "of the first": self.mean_ms / base.mean_ms}
         return {"system": self.name, **{name: round(value, 4) for name, value in values.items()}}
-
-
-def rows(systems: list[System]) -> list[Row]:
-    """All systems, compared with the first. Times are those of engines and control."""
-    return [system.row(systems[0]) for system in systems]
 
 
 def difference(ours: System, base: System) -> str:

@@ -42,7 +42,7 @@ class TaskBench:
         large = System("always large", measurements.run_single(measured, self._large))
         small = System("always small", measurements.run_single(measured, self._small))
         systems = [System(name, self._averaged(measured, table, one)) for name, table, one in variants]
-        rows = report.rows([large, small, *systems])
+        rows = [system.row(large) for system in (large, small, *systems)]
         expected = f"{100 * ours.accuracy:.2f}%, at least {100 * ours.assured_accuracy:.2f}%, {ours.latency_ms:.3f} ms"
         output.table(f"{self._table.task}: {len(truth)} test texts; ours: {ours.name} (profile: {expected})", rows)
         output.say(report.difference(systems[0], large))

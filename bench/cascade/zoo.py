@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from functools import partial
 from pathlib import Path
 
 from bench.common.models import SHIPPED, write_front
@@ -74,9 +72,5 @@ def _build(task: str) -> tuple[Path, list[str]]:
         write_front(SHIPPED / front, paths.repository / names[-1], parameters)
     for model in front_models(paths, set(names)):
         assert isinstance(model, TextFrontConfig)
-        publish(model, paths, partial(_tell, model.name))
+        publish(model, paths, Progress(model.name))
     return paths.engines, names
-
-
-def _tell(name: str, step: str) -> None:
-    print(f"{name}: {step}", file=sys.stderr)

@@ -82,9 +82,8 @@ def test_pruned_texts_are_measured_apart(measured: Measurements) -> None:
 
 def test_tables_say_what_was_measured(measured: Measurements) -> None:
     ours = measurements.run_cascade(measured, TABLE, candidate(), seed=0)
-    always, cascade = report.rows(
-        [System("always large", measurements.run_single(measured, "large")), System("ours", ours)]
-    )
+    large = System("always large", measurements.run_single(measured, "large"))
+    always, cascade = large.row(large), System("ours", ours).row(large)
     assert always["accuracy"] == 1.0 and always["of the first"] == 1.0
     assert cascade["system"] == "ours" and cascade["early"] == 0.75
     small = System("always small", measurements.run_single(measured, "small"))
