@@ -13,6 +13,7 @@ from typing import Protocol
 
 from shapeshift import files
 from shapeshift.build_engines import new_model, publish
+from shapeshift.build_engines.decode import DecodeFrontConfig
 from shapeshift.build_engines.description import describe, published_ask
 from shapeshift.build_engines.hub.sources import FILES, file_of, find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG
@@ -24,7 +25,7 @@ from shapeshift.build_engines.repository import read
 from shapeshift.build_engines.text.workers import check_name
 from shapeshift.engines import capacity, failures, hardware
 from shapeshift.engines.capacity import Ask
-from shapeshift.engines.checkpoint import find_folder
+from shapeshift.engines.checkpoint import find_file, find_folder, open_checkpoint
 from shapeshift.errors import ShapeshiftError
 from shapeshift.files import HASHES
 from shapeshift.settings import require
@@ -169,9 +170,15 @@ def _asks(existing: Collection[str], paths: BuildPaths) -> list[Ask]:
                 asks.append(published_ask(name, built, config))
                 continue
             parameters = model_config.parameters(config)
-            if (checkpoint := find_folder(parameters.get("checkpoint", ""), paths.checkpoints)) is not None:
+            checkpoint = parameters.get("checkpoint", "")
+            # Nothing of a hub is downloaded for this.
+            if checkpoint and (find_folder(checkpoint, paths.checkpoints) or find_file(checkpoint, paths.checkpoints)):
+                local = find_checkpoint(checkpoint, paths).folder
+                if isinstance(front := read(folder), DecodeFrontConfig):
+                    asks.append(describe(front, open_checkpoint(local, hashes=paths.build / HASHES))[1])
+                    continue
                 precision = hardware.resolve_precision(parameters.get("precision", "auto"))
-                parameters |= {"checkpoint": str(checkpoint), "precision": precision}
+                parameters |= {"checkpoint": str(local), "precision": precision}
             asks.append(capacity.ask_of(name, folder, parameters))
     return asks
 

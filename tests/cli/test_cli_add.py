@@ -24,6 +24,7 @@ from shapeshift.errors import EngineError
 from shapeshift.triton import model_config
 from shapeshift.triton.control import ModelControl
 from shapeshift.triton.embedded.server import TritonServer
+from tests.engines import gguf_models
 from tests.engines.families import save_model, save_modules, save_tokenizer
 from tests.fused_decode.checkpoints import make_checkpoint
 from tests.token_adapt.timm_models import small_checkpoint
@@ -380,6 +381,7 @@ def test_a_model_that_does_not_fit_in_the_memory_is_refused(
     assert main(["add", "mine", "--as", "small"]) == 0
     slots = int(stated(models / "small")["max_concurrency"])
     assert 4 <= slots <= 12
+    shutil.rmtree(models)
     monkeypatch.setattr(capacity, "this_machine", lambda: Machine(2, 0.4))
     before = files_below(models.parent)
     assert main(["add", "mine"]) == 2
@@ -387,21 +389,27 @@ def test_a_model_that_does_not_fit_in_the_memory_is_refused(
     assert files_below(models.parent) == before
 
 
+@pytest.mark.parametrize("end", ["", ".gguf"])
 def test_models_that_are_not_built_yet_take_memory_too(
-    models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    end: str, models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a model of 13 GB twice on a machine of 24 GB."""
-    make_checkpoint(models.parent / "mine")
+    """As two models of 13 GB on a machine of 24 GB."""
+    first, second = (models.parent / f"{name}{end}" for name in ("first", "second"))
+    for seed, place in enumerate((first, second)):
+        if end:
+            gguf_models.write(place, seed=seed)
+        else:
+            make_checkpoint(place, seed)
     monkeypatch.setattr(hardware, "resolve_precision", lambda *_, **__: "f32")
-    weights_mb = (models.parent / "mine" / "model.safetensors").stat().st_size / 2**20
+    weights_mb = (first if end else first / "model.safetensors").stat().st_size / 2**20
     monkeypatch.setattr(new_model, "sizes_of", lambda *_: {"max_concurrency": "1", "max_length": "2"})
     monkeypatch.setattr(capacity, "this_machine", lambda: Machine(2, 1.8 * weights_mb))
-    assert main(["add", "mine", "--as", "first"]) == 0
-    before = files_below(models.parent)
-    assert main(["add", "mine", "--as", "second"]) == 2
+    assert main(["add", str(first)]) == 0
+    before = files_below(models)
+    assert main(["add", str(second)]) == 2
     error = capsys.readouterr().err
-    assert "UNSUPPORTED: mine: memory: second: memory_mb: got 0; at least " in error and "left for it" in error
-    assert files_below(models.parent) == before
+    assert "memory: second: memory_mb: got 0; at least " in error and "left for it" in error
+    assert files_below(models) == before
 
 
 class HalfServer:

@@ -69,6 +69,23 @@ def test_it_is_written_once_for_a_file(file: Path) -> None:
     gguf_models.write(file, changes={"llama.context_length": 64}, seed=1)
     other = gguf.write(file, folder.parent)
     assert other != folder and config_of(other)["max_position_embeddings"] == 64
+    assert not folder.exists(), "what a file was before is gone"
+
+
+def test_files_of_one_name_keep_a_folder_each(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        made(tmp_path / name / "model.gguf", seed=len(name))
+    folders = {gguf.write(tmp_path / name / "model.gguf", tmp_path / "gguf") for name in ("one", "two")}
+    assert len(folders) == 2 and all(folder.is_dir() for folder in folders)
+
+
+def test_tokens_of_any_type_end_answers_by_their_texts(file: Path) -> None:
+    types = [1] * len(gguf_models.TOKENS)
+    folder, _ = made(file, changes={"tokenizer.ggml.token_type": types})
+    assert config_of(folder)["eos_token_id"] == [END - 2, END]
+    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    assert [token["content"] for token in added if token["special"]] == ["<|endoftext|>", "<|im_end|>"]
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])

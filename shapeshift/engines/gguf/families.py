@@ -12,7 +12,7 @@ from typing import Any
 
 from shapeshift.engines.gguf.files import Gguf
 from shapeshift.engines.gguf.tensors import GROUP, LEVELS, Entry
-from shapeshift.engines.gguf.tokenizer import ENDS, TokenType
+from shapeshift.engines.gguf.tokenizer import ENDS, TokenType, token_types
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
 
@@ -218,14 +218,10 @@ def _is_linear(name: str) -> bool:
 def end_ids(model: Gguf) -> list[int]:
     """The ids of the tokens that end an answer, sorted."""
     metadata = model.metadata
-    texts, kinds = metadata.get("tokenizer.ggml.tokens", []), metadata.get("tokenizer.ggml.token_type", [])
     ids = {int(metadata[key]) for name in _END_IDS if (key := f"tokenizer.ggml.{name}") in metadata}
-    ids |= {
-        id
-        for id, (text, kind) in enumerate(zip(texts, kinds, strict=False))
-        if kind == TokenType.CONTROL and text in ENDS
-    }
-    return sorted(ids)
+    texts = metadata.get("tokenizer.ggml.tokens", [])
+    types = enumerate(token_types(metadata, texts))
+    return sorted(ids | {id for id, kind in types if kind == TokenType.CONTROL and texts[id] in ENDS})
 
 
 def _rope(model: Gguf, values: Values, config: Mapping[str, Any], family: Family) -> dict[str, Any]:

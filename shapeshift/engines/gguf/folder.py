@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 from shapeshift import files
@@ -12,6 +14,9 @@ from shapeshift.engines.gguf import families
 from shapeshift.engines.gguf.files import SUFFIX, chosen, parts_of, read
 from shapeshift.engines.gguf.tensors import INDEX, write_index
 from shapeshift.engines.gguf.tokenizer import tokenizer_files
+
+_DIGITS = 12
+"""Of the hash in the name of a folder."""
 
 
 def file_in(folder: Path, variant: str = "") -> Path | None:
@@ -25,7 +30,8 @@ def file_in(folder: Path, variant: str = "") -> Path | None:
 
 
 def write(file: Path, top: Path) -> Path:
-    """The checkpoint folder of the model in `file`, below `top`; it is written unless it is there already.
+    """The checkpoint folder of the model in `file`, below `top`; it is written unless it is there already, in place of
+    those of former contents of the file.
 
     Raises InvalidInputError as `files.read`, and for an architecture or a tokenizer that is not served.
     """
@@ -45,6 +51,9 @@ def write(file: Path, top: Path) -> Path:
         write_index(work, entries)
         for part in parts:
             (work / part.name).symlink_to(_target(part.resolve(), folder))
+    for former in top.glob(f"{glob.escape(file.stem)}-{'[0-9a-f]' * _DIGITS}"):
+        if former != folder and (former / file.name).resolve() == file.resolve():
+            shutil.rmtree(former)
     return folder
 
 
@@ -58,4 +67,4 @@ def _key(parts: list[Path]) -> str:
     """Changes with the files, and with the code that reads them."""
     stamps = [(str(part.resolve()), part.stat().st_size, part.stat().st_mtime_ns) for part in parts]
     sources = [source.read_bytes() for source in sorted(Path(__file__).parent.glob("*.py"))]
-    return hashlib.sha256(b"\0".join([repr(stamps).encode(), *sources])).hexdigest()[:12]
+    return hashlib.sha256(b"\0".join([repr(stamps).encode(), *sources])).hexdigest()[:_DIGITS]

@@ -1,7 +1,7 @@
 """The tokenizer that the metadata of a GGUF file describes, as files that transformers and `tokenizers` read.
 
 It gives the ids of llama.cpp, special tokens in texts included. What llama.cpp does to tokens by their texts alone, it
-does too: see `_types`.
+does too: see `token_types`.
 """
 
 from __future__ import annotations
@@ -40,16 +40,18 @@ _SPECIAL: Final = (TokenType.CONTROL, TokenType.UNKNOWN)
 _ADDED: Final = (*_SPECIAL, TokenType.USER_DEFINED)
 ENDS: Final = frozenset(
     (
-        *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"),
-        *("<|endoftext|>", "<|end_of_text|>", "</s>"),
+        *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
+        *("</s>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<end_of_utterance>", "<eos>", "<turn|>"),
+        *("<|tool_response>", "[e~[", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<｜end▁of▁sentence｜>"),
+        # What stands between the files of a repository, and fills up a gap.
+        *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|file_sep|>"),
+        *("<|fim_repo|>", "<fim-repo>", "<|repo_name|>", "<reponame>", "<REPO>"),
     )
 )
-"""Control tokens that end an answer by their texts alone."""
-# Tokens that end answers or mark parts of code are control tokens, whatever their types say.
+"""Tokens that end an answer by their texts alone."""
+# These and the marks of code are control tokens, whatever their types say.
 _CONTROLS: Final = ENDS | frozenset(
     (
-        *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<end_of_utterance>", "<eos>", "<turn|>"),
-        *("<|tool_response>", "[e~[", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<｜end▁of▁sentence｜>"),
         *(
             "<｜fim▁begin｜>",
             "<｜fim▁hole｜>",
@@ -61,10 +63,9 @@ _CONTROLS: Final = ENDS | frozenset(
             "<SUF>",
             "<MID>",
         ),
-        *("<PAD>", "[PAD]", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|fim_repo|>"),
-        *("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>", "<|prefix|>", "<|suffix|>", "<|middle|>"),
-        *("<fim-prefix>", "<fim-suffix>", "<fim-middle>", "<fim-pad>", "<fim-repo>", "<fim_prefix>", "<fim_suffix>"),
-        *("<fim_middle>", "<fim_pad>", "<|repo_name|>", "<reponame>", "<REPO>", "<|file_sep|>"),
+        *("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|prefix|>", "<|suffix|>", "<|middle|>"),
+        *("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>", "<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+        *("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<MID>"),
     )
 )
 _NO_BYTES: Final = frozenset("ÀÁõö÷øùúûüýþÿ")
@@ -135,7 +136,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
         raise InvalidInputError(_TOKENS, twice, "every token once")
     ids = {role: metadata.get(f"tokenizer.ggml.{key}", defaults.get(role)) for role, key in _IDS.items()}
     ids = {role: number for role, number in ids.items() if number is not None and 0 <= number < len(tokens)}
-    types = _types(metadata, tokens)
+    types = token_types(metadata, tokens)
     if build is _word_piece:
         tokens = [_piece(token, kind) for token, kind in zip(tokens, types, strict=True)]
     vocabulary = _Vocabulary(metadata, tokens, types, ids)
@@ -155,7 +156,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
     return files | _templates(metadata)
 
 
-def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
+def token_types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
     """The type of each token, as llama.cpp corrects them by the tokens' texts."""
     types = (
         list(_list(metadata, _TYPES, (int,), len(tokens))) if _TYPES in metadata else [TokenType.NORMAL] * len(tokens)
