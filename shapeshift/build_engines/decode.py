@@ -6,8 +6,9 @@ import contextlib
 import shutil
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,12 +22,21 @@ from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.store import registry_copy
 from shapeshift.engines import device_plan
 from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
+from shapeshift.engines.gguf import families, tensors
 from shapeshift.engines.text import chat_template_files, tokenizer_files
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.files import HASHES
 from shapeshift.fused_decode.model.architecture import Architecture, from_config
-from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, QUANTISED, require_kv_precision, resolve
+from shapeshift.fused_decode.model.precision import (
+    COMPUTED_BYTES,
+    HEAD_BITS,
+    QUANTISED,
+    WEIGHT_BITS,
+    computed,
+    require_kv_precision,
+    resolve,
+)
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, MemoryNeed, signature
 from shapeshift.progress import ProgressCallback
 from shapeshift.registry import FILE as REGISTRY_FILE
@@ -108,7 +118,7 @@ def _checked(front: DecodeFrontConfig, params: FusedDecodeSettings, paths: Build
     checkpoint = open_checkpoint(source.folder, origin=source.origin, hashes=paths.build / HASHES)
     precision = precision_of(params, front, checkpoint)
     require_kv_precision(params.kv_precision, gpu_of(front, checkpoint) is not None)
-    perplexity.text_of(checkpoint, params)
+    perplexity.text_of(checkpoint, replace(params, precision=precision))
     if params.tensor_parallel_size > 1:
         allowed = f"one of {', '.join(COMPUTED_BYTES)} with tensor_parallel_size above 1"
         settings.require(precision in COMPUTED_BYTES, "precision", precision, allowed)
@@ -167,12 +177,34 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths, progress: ProgressCallb
         extra_files |= _multi_lora_files(version)
         registry = _prepare_registry(front.name, front.adapters, checkpoint, names, version, paths)
         capacity += f", {registry}"
-    text = perplexity.text_of(checkpoint, params)
-    if text is not None:
+    params = replace(params, precision=parameters["precision"])
+    if (text := perplexity.text_of(checkpoint, params)) is not None:
         result = perplexity.measured(checkpoint, params, text, paths.build / PERPLEXITIES, kernels)
         summary += f", {result.line(params, text)}"
     write_front(front.folder, front.config, target, parameters, summary, extra_files, device)
-    return f"{state}; {summary}, {capacity}"
+    weights = gguf_weights(checkpoint.folder, parameters["precision"])
+    return f"{state}; {summary}, {capacity}" + (f"\n  {weights}" if weights else "")
+
+
+def gguf_weights(folder: Path, precision: str) -> str:
+    """How many tensors of the GGUF file are held as they are, and what the others become; empty for safetensors."""
+    entries = tensors.read_index(folder)
+    stays = precision in QUANTISED and families.bits_of(entries) == WEIGHT_BITS[precision]
+    head = next((name for name in ("lm_head.weight", "model.embed_tokens.weight") if name in entries), "")
+    counts: dict[str, Counter[str]] = {}
+    for name, entry in entries.items():
+        held = computed(precision)
+        if families.is_linear(name):
+            held = entry.kind if stays else precision
+        elif name == head and precision in QUANTISED:
+            held = entry.kind if tensors.LEVELS.get(entry.kind) == HEAD_BITS else f"int{HEAD_BITS}"
+        becomes = "as they are" if held.lower() == entry.kind.lower() else f"become {held}"
+        counts.setdefault(becomes, Counter())[entry.kind] += 1
+    parts = [
+        f"{', '.join(f'{count} {kind}' for kind, count in of.most_common())} {becomes}"
+        for becomes, of in sorted(counts.items())
+    ]
+    return f"tensors of the file: {'; '.join(parts)}" if parts else ""
 
 
 def need(front: DecodeFrontConfig, checkpoint: Checkpoint) -> MemoryNeed:

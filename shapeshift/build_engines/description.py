@@ -92,6 +92,8 @@ def _decode(front: DecodeFrontConfig, params: FusedDecodeSettings, checkpoint: C
         f"and answer together (max_length; the model takes up to {model.max_position})",
     ]
     lines.append(f"memory: {need.total_mb:.0f} MiB, {need.weights_mb:.0f} of them weights")
+    if weights := decode.gguf_weights(checkpoint.folder, decode.precision_of(params, front, checkpoint)):
+        lines.append(weights)
     if decode.gpu_of(front, checkpoint) is not None:
         # The plan of the GPU counts it.
         return lines, Ask(front.name, 0.0)

@@ -9,9 +9,12 @@ import pytest
 
 from shapeshift.build_engines.decoding import perplexity
 from shapeshift.build_engines.decoding.perplexity import MOST_MORE, Perplexity
+from shapeshift.engines import hardware
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from tests.build_engines.test_build_decode import Project, project
+from tests.engines import gguf_models
+from tests.engines.gguf_models import all_linears
 
 DEMO = Path(__file__).resolve().parents[2] / "checkpoints" / "docstrings-llama"
 KERNELS = Path(__file__).resolve().parents[2] / "build" / "kernels"
@@ -31,14 +34,14 @@ def test_the_demo_loses_little(plain: float, precision: str, group_size: int) ->
     found = perplexity.measure(open_checkpoint(DEMO), text, True, KERNELS, precision, group_size)
     assert 100 < plain < 115, "a text that the demo was not trained on"
     assert found != plain
-    assert Perplexity(found, plain).more < MOST_MORE[precision]
+    assert Perplexity(found, plain, "f32").more < MOST_MORE[precision]
 
 
 @pytest.mark.parametrize("precision", ["f32", "int8"])
 def test_a_cache_in_int8_loses_little(plain: float, precision: str) -> None:
     text = DEMO / perplexity.TEXT
     found = perplexity.measure(open_checkpoint(DEMO), text, True, KERNELS, precision, 0, "int8")
-    assert found != plain and Perplexity(found, plain).more < 0.002
+    assert found != plain and Perplexity(found, plain, "f32").more < 0.002
 
 
 def test_perplexity_is_that_of_transformers(tmp_path: Path) -> None:
@@ -64,8 +67,8 @@ def test_perplexity_is_that_of_transformers(tmp_path: Path) -> None:
 
 def test_a_loss_beyond_the_bound_is_a_warning() -> None:
     own = FusedDecodeSettings("x", precision="int4")
-    assert Perplexity(104.9, 100.0).line(own, Path("a/t.txt")).startswith("perplexity 104.90 on t.txt, +4.9% against ")
-    line = Perplexity(105.1, 100.0).line(own, Path("t.txt"))
+    assert Perplexity(104.9, 100.0, "f32").line(own, Path("a/t.txt")) == "perplexity 104.90 on t.txt, +4.9% against f32"
+    line = Perplexity(105.1, 100.0, "f32").line(own, Path("t.txt"))
     assert line.startswith("WARNING: ") and line.endswith("more than 5%")
 
 
@@ -97,3 +100,25 @@ def test_a_text_that_cannot_be_measured_is_refused(project: Project, content: st
     project.change(precision="int4")
     status, _, err = project.make("generate")
     assert status == 1 and "perplexity.txt" in err and says in err
+
+
+@pytest.mark.parametrize(
+    ("precision", "weights"),
+    [
+        ("int4", "14 Q4_0, 1 Q8_0 as they are; 5 F32 "),
+        ("bf16", "14 Q4_0, 5 F32, 1 Q8_0 become bf16"),
+        ("f32", "5 F32 as they are; 14 Q4_0, 1 Q8_0 become f32"),
+    ],
+)
+def test_make_engines_says_what_becomes_of_a_gguf_file(project: Project, precision: str, weights: str) -> None:
+    if precision == "bf16" and not hardware.cpu_has_bf16():
+        pytest.skip("this CPU has no bf16")
+    file = project.root / "files" / "small.gguf"
+    file.parent.mkdir()
+    gguf_models.write(file, {**all_linears("Q4_0"), "token_embd": "Q8_0"})
+    (file.parent / "perplexity.txt").write_text(TEXT)
+    project.change(precision=precision, checkpoint=str(file), max_length="64")
+    status, out, err = project.make("generate")
+    assert status == 0, err
+    assert f"tensors of the file: {weights}" in out
+    assert ("% against f32" in out) is (precision != "f32")

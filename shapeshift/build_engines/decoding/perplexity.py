@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shapeshift import files
-from shapeshift.engines.checkpoint import Checkpoint
+from shapeshift.engines.checkpoint import Checkpoint, weight_files
+from shapeshift.engines.gguf.tensors import is_gguf
 from shapeshift.engines.hardware import cores, resolve_precision
 from shapeshift.engines.text import tokenizer_files
 from shapeshift.errors import InvalidInputError
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
 
 TEXT = "perplexity.txt"
-"""The file of a checkpoint that is measured unless a model names another one."""
+"""The file in a checkpoint's folder, or beside a GGUF file, that is measured."""
 MOST_MORE = {"int8": 0.01, "int4": 0.05}
 """Above this share of the plain perplexity there is a warning."""
 _CACHE = "int8"
@@ -33,10 +34,12 @@ WINDOW, MOST_TOKENS, PIECE = 512, 8192, 64
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Of a text, with quantised weights and cache, and with the weights of the checkpoint and a cache like them."""
+    """Of a text, with quantised weights and cache, and with the weights of the checkpoint and a cache like them, in the
+    precision `against`."""
 
     quantised: float
     plain: float
+    against: str
 
     @property
     def more(self) -> float:
@@ -45,19 +48,21 @@ class Perplexity:
 
     def line(self, params: FusedDecodeSettings, text: Path) -> str:
         """For the summary of a model; a warning where too much is lost."""
-        line = f"perplexity {self.quantised:.2f} on {text.name}, {self.more:+.1%} against {_plain(params)}"
+        line = f"perplexity {self.quantised:.2f} on {text.name}, {self.more:+.1%} against {self.against}"
         most = MOST_MORE.get(params.precision, MOST_MORE[_CACHE])
         return line if self.more <= most else f"WARNING: {line}, which is more than {most:.0%}"
 
 
 def text_of(checkpoint: Checkpoint, params: FusedDecodeSettings) -> Path | None:
-    """The text to measure, perplexity.txt of the checkpoint; None where nothing is quantised, or there is no text.
+    """The text to measure; None where nothing is quantised, or there is no text.
 
-    Raises InvalidInputError where it is empty.
+    params: with the precision that `auto` stands for. A GGUF file in bf16 counts as quantised. Raises InvalidInputError
+    where it is empty.
     """
-    if params.precision not in QUANTISED and params.kv_precision != _CACHE:
+    of_file = is_gguf(checkpoint.folder)
+    if params.precision not in (*QUANTISED, *(["bf16"] if of_file else [])) and params.kv_precision != _CACHE:
         return None
-    text = checkpoint.folder / TEXT
+    text = (weight_files(checkpoint.folder)[0].resolve().parent if of_file else checkpoint.folder) / TEXT
     if not text.is_file():
         return None
     require(text.stat().st_size > 0, TEXT, str(text), "a text that is not empty")
@@ -71,8 +76,9 @@ def measured(
 
     kernels: the folder of compiled kernels.
     """
-    plain = _plain(params)
-    weights = params.precision if params.precision in QUANTISED else plain
+    # The numbers of a GGUF file are exact in F32 alone.
+    plain = "f32" if is_gguf(checkpoint.folder) else resolve_precision(computed(params.precision))
+    weights = params.precision if params.precision in (*QUANTISED, "bf16") else plain
     way = f"{weights}:{params.group_size}:{params.kv_precision}:{plain}"
     key = f"{checkpoint.sha256}:{way}:{files.file_sha256(text)}"
     record = _read(remembered)
@@ -82,12 +88,8 @@ def measured(
             for precision, kv_precision in ((weights, params.kv_precision), (plain, "auto"))
         ]
         files.replace_text(remembered, json.dumps(record, indent=1))
-    return Perplexity(*record[key])
-
-
-def _plain(params: FusedDecodeSettings) -> str:
-    """The precision without anything quantised."""
-    return resolve_precision(computed(params.precision))
+    quantised, numbers = record[key]
+    return Perplexity(quantised, numbers, plain)
 
 
 def _read(remembered: Path) -> dict[str, list[float]]:

@@ -205,12 +205,13 @@ def entries_of(model: Gguf) -> dict[str, Entry]:
 
 def bits_of(entries: Mapping[str, Entry]) -> int:
     """The bits of the levels in which the linears of all layers lie; 0: some do not lie in any."""
-    kinds = {entry.kind for name, entry in entries.items() if _is_linear(name)}
+    kinds = {entry.kind for name, entry in entries.items() if is_linear(name)}
     bits = {LEVELS.get(kind, 0) for kind in kinds}
     return bits.pop() if len(bits) == 1 else 0
 
 
-def _is_linear(name: str) -> bool:
+def is_linear(name: str) -> bool:
+    """Whether a tensor is the weight of a linear of a layer."""
     place = name.removeprefix("model.layers.").partition(".")[2]
     return place.startswith(_LINEARS) and name.endswith("_proj.weight")
 

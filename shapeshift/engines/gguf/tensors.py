@@ -47,9 +47,14 @@ def write_index(folder: Path, entries: dict[str, Entry]) -> None:
     (folder / INDEX).write_text(text, encoding="utf-8")
 
 
+def is_gguf(folder: Path) -> bool:
+    """Whether the weights of a checkpoint folder are GGUF files."""
+    return (folder / INDEX).is_file()
+
+
 def read_index(folder: Path) -> dict[str, Entry]:
     """The tensors of `folder`, by name; none where its weights are no GGUF files."""
-    if not (folder / INDEX).is_file():
+    if not is_gguf(folder):
         return {}
     content = json.loads((folder / INDEX).read_text(encoding="utf-8"))
     return {name: Entry(**{**fields, "shape": tuple(fields["shape"])}) for name, fields in content.items()}
