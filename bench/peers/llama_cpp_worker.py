@@ -1,9 +1,9 @@
-"""llama.cpp's batches: `python -m bench.peers.llama_cpp_worker FILE THREADS CACHE MAX_LENGTH`.
+"""llama.cpp's batches: `python -m bench.peers.llama_cpp_worker FILE THREADS CACHE MAX_LENGTH [exact]`.
 
 Runs in its own environment, on a file made by llama_cpp_export.py. CACHE: the type of keys and values; MAX_LENGTH:
 the tokens of a request. Requests join between two calls of the library; each call has a token of every request that
 runs, or all of a prompt. The sequences share one cache, which is far faster on a CPU than one for each. The most likely
-token is taken.
+token is taken. exact: without flash attention, which rounds to f16 whatever the cache has.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Running:
 class Batches:
     """Requests join between two calls."""
 
-    def __init__(self, file: str, threads: int, cache: str, max_length: int) -> None:
+    def __init__(self, file: str, threads: int, cache: str, max_length: int, exact: bool = False) -> None:
         library.llama_backend_init()
         self._model = library.llama_model_load_from_file(file.encode(), library.llama_model_default_params())
         params = library.llama_context_default_params()
@@ -46,6 +46,8 @@ class Batches:
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = CACHES[cache]
         params.kv_unified = True
+        if exact:
+            params.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._context = library.llama_init_from_model(self._model, params)
         assert self._context, "llama.cpp refuses the model or its settings"
         self._memory = library.llama_get_memory(self._context)
@@ -101,5 +103,5 @@ class Batches:
 
 
 if __name__ == "__main__":
-    file, threads, cache, max_length = sys.argv[1:]
-    serve_decoding(Batches(file, int(threads), cache, int(max_length)).replay)
+    file, threads, cache, max_length, *exact = sys.argv[1:]
+    serve_decoding(Batches(file, int(threads), cache, int(max_length), bool(exact)).replay)
