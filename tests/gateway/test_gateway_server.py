@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx2
+import jsonschema  # type: ignore[import-untyped]
 import numpy as np
 import openai
 import pytest
@@ -108,6 +109,36 @@ def test_an_answer_that_follows_a_schema(client: openai.OpenAI) -> None:
     )
     if found.choices[0].finish_reason == "stop":
         assert isinstance(json.loads(found.choices[0].text)["a"], bool)
+
+
+@pytest.mark.parametrize("city", ["Paris", "東京", 'the "Big Apple"'])
+def test_a_named_tool_and_a_schema_get_what_they_ask_for(client: openai.OpenAI, city: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 20},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            "unit": {"enum": ["C", "F"]},
+        },
+        "required": ["city", "days", "unit"],
+        "additionalProperties": False,
+    }
+    request: dict[str, Any] = {
+        "model": "generate",
+        "messages": [{"role": "user", "content": f"What will the weather be in {city} for the next 3 days?"}],
+        "max_tokens": 100,
+        "temperature": 0,
+    }
+    tool: Any = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+    choice: Any = {"type": "function", "function": {"name": "weather"}}
+    called = client.chat.completions.create(**request, tools=[tool], tool_choice=choice).choices[0]
+    calls = called.message.tool_calls
+    assert called.finish_reason == "stop" and calls is not None and calls[0].function.name == "weather"
+    format_: Any = {"type": "json_schema", "json_schema": {"name": "weather", "schema": schema}}
+    answered = client.chat.completions.create(**request, response_format=format_).choices[0]
+    assert answered.finish_reason == "stop"
+    for text in (calls[0].function.arguments, answered.message.content):
+        jsonschema.validate(json.loads(str(text)), schema)
 
 
 def test_what_a_model_refuses_names_the_field(client: openai.OpenAI) -> None:
