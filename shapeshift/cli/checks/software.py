@@ -66,7 +66,7 @@ def _packages() -> Finding:
     """In a checkout the exact pins; in a wheel, which has none, what the project says it needs."""
     if not installation.PINS.is_file():
         return _needed()
-    pins = wheels.read_pins(installation.PINS)
+    pins = {project: pin.version for project, pin in wheels.read_pins(installation.PINS).items()}
     versions = {project: _version(project) for project in pins}
     absent = [project for project, version in versions.items() if not version]
     other = [f"{project} {versions[project]}, not {pin}" for project, pin in pins.items() if versions[project] != pin]

