@@ -48,9 +48,12 @@ setup: .venv/.serve ## make .venv and build/: packages, the server, the demo che
 engines: setup ## compile and verify what model_repository/*/config.pbtxt asks for; what is current stays
 	@$(BIN)/shapeshift engines $(MODEL_NAMES)
 
-serve: setup ## start Triton with the front models (MODELS=a,b chooses; ARGS=--strict: all or none)
-	@$(BIN)/shapeshift engines --keep-going --brief $(MODEL_NAMES)
-	@exec $(BIN)/shapeshift serve $(if $(MODELS),--models "$(MODELS)") $(ARGS)
+# These choices of `shapeshift serve` want everything built before.
+BUILD_BEFORE := $(filter --strict --external% --repository% --fleet% --print-models,$(ARGS))
+
+serve: setup ## start Triton; each front model is built and loaded beside those that serve (MODELS=a,b chooses; ARGS=--strict: all or none)
+	@$(if $(BUILD_BEFORE),$(BIN)/shapeshift engines --keep-going --brief $(MODEL_NAMES))
+	@exec $(BIN)/shapeshift serve $(if $(BUILD_BEFORE),,--engines) $(if $(MODELS),--models "$(MODELS)") $(ARGS)
 
 test: .venv/.test engines ## run the tests (ARGS goes to pytest; ARGS=--cov: fails below the floor in pyproject.toml)
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)

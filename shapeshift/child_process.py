@@ -18,6 +18,17 @@ from shapeshift.loops import Backoff
 _GRACE_S = 2.0
 
 
+def command_line(command: str, options: Sequence[str]) -> list[str]:
+    """What starts `shapeshift COMMAND` so that it ends when its standard input does: with its parent at the latest."""
+    return [sys.executable, "-P", "-m", "shapeshift.cli.main", command, "--until-eof", *options]
+
+
+def environment() -> dict[str, str]:
+    """The environment of this process, in which a child finds this package."""
+    paths = [str(installation.IMPORT_PATH), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 class ChildProcess:
     """`shapeshift COMMAND --until-eof`, with its output in `log`. variables: of its environment, beside this process's.
 
@@ -35,7 +46,7 @@ class ChildProcess:
     ) -> None:
         self.log = log
         self._clock = clock
-        self._command = [sys.executable, "-P", "-m", "shapeshift.cli.main", command, "--until-eof", *options]
+        self._command = command_line(command, options)
         self._variables = dict(variables or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
@@ -109,11 +120,10 @@ class ChildProcess:
                 log.write(f"{self._command[4]}: could not be started: {error}; it is tried again\n")
 
     def _run(self) -> None:
-        paths = [str(installation.IMPORT_PATH), os.environ.get("PYTHONPATH", "")]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
-                env={**os.environ, **self._variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                env=environment() | self._variables,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable
 
 ProgressCallback = Callable[[str], None]
+_BAR = 20
+
+
+def clear() -> None:
+    """Clear the line of a `Progress` on a terminal, before another line is written."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\033[K")
+        sys.stderr.flush()
 
 
 class Progress:
     """One line that is overwritten on a terminal; elsewhere one line for each stage.
 
-    It shows the seconds since the start and no bar: how many stages there will be is not known before the last.
+    It shows the seconds since the start, and on a terminal a bar where a step says how many there are, as in `3 of 8`.
     """
 
     def __init__(self, name: str) -> None:
@@ -26,13 +35,23 @@ class Progress:
         stage = step.split(":")[0]
         changed = stage != self._stage
         self._stage = stage
-        line = f"{self._name}: {time.monotonic() - self._start:4.0f} s  {step}"
+        line = f"{self._name}: {time.monotonic() - self._start:4.0f} s  "
         if self._live:
-            sys.stderr.write(f"\r\033[K{line}")
+            sys.stderr.write(f"\r\033[K{line}{_bar(step)}{step}")
         elif changed:
-            sys.stderr.write(f"{line}\n")
+            sys.stderr.write(f"{line}{step}\n")
         sys.stderr.flush()
 
     def done(self) -> None:
         """Clear the line."""
-        sys.stderr.write("\r\033[K" if self._live else "")
+        clear()
+
+
+def _bar(step: str) -> str:
+    """A bar for the last `K of N` of the step, of which K are done; empty without one."""
+    counts = re.findall(r"\b(\d+) of (\d+)\b", step)
+    if not counts or not int(counts[-1][1]):
+        return ""
+    done, total = map(int, counts[-1])
+    full = _BAR * min(done, total) // total
+    return f"[{'#' * full}{'.' * (_BAR - full)}] "

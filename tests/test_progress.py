@@ -24,12 +24,15 @@ def test_a_file_gets_a_line_for_each_stage_and_no_escape_codes(capsys: pytest.Ca
     assert capsys.readouterr().err == "encode: 5/s\n"
 
 
-def test_a_terminal_gets_one_line_without_a_bar_that_is_cleared_at_the_end(
+def test_a_terminal_gets_one_line_with_a_bar_that_is_cleared_at_the_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     work(Progress("encode"))
     said = capsys.readouterr().err
-    assert "\n" not in said and "#" not in said
-    shown = said.split("\r\033[K")
-    assert shown[-2:] == ["encode:    0 s  train: 2 of 2", ""]
+    assert "\n" not in said
+    _, read, first, second, cleared = said.split("\r\033[K")
+    assert read == "encode:    0 s  read", "no bar where it is not known how many there are"
+    assert first == "encode:    0 s  [##########..........] train: 1 of 2"
+    assert second == "encode:    0 s  [####################] train: 2 of 2"
+    assert cleared == ""

@@ -21,11 +21,16 @@ from shapeshift.triton.names import worker_front
 
 
 def publish_all(
-    names: Sequence[str], paths: BuildPaths, published: Callable[[str], None], failed: Callable[[str], None]
+    names: Sequence[str],
+    paths: BuildPaths,
+    published: Callable[[str], None],
+    failed: Callable[[str], None],
+    done: Callable[[str], None] = lambda name: None,
 ) -> dict[str, str]:
     """Build, verify and publish the front models `names`; record the failures for `shapeshift serve`.
 
-    published(text) takes each model's summary, failed(text) one line for each model that failed. Returns the reason
+    published(text) takes each model's summary, failed(text) one line for each model that failed,
+    done(name) each model that can be loaded. Returns the reason
     for each model of the repository whose last build failed.
     """
     others = {folder.name for folder in front_folders(paths, set())} - {*names}
@@ -43,6 +48,7 @@ def publish_all(
             if missing:
                 raise NotFoundError(f"needs {', '.join(missing)}, which could not be published")
             published(publish(front, paths))
+            done(front.name)
     recorded_failures.record(paths.build, failures)
     _remove_others({*names} | others, paths, published)
     return failures

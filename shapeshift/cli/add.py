@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shapeshift import files
 from shapeshift.build_engines.add import NewModel, add
@@ -17,17 +13,12 @@ from shapeshift.build_engines.recognition import TECHNIQUES
 from shapeshift.cli import engines
 from shapeshift.cli.examples import how_to_call
 from shapeshift.cli.gateway import port_of
-from shapeshift.cli.sidecar import addresses, host_and_ports, server_key
+from shapeshift.cli.running.server import running_server
+from shapeshift.cli.sidecar import host_and_ports
 from shapeshift.cli.stop_signals import stop_on_sigterm
-from shapeshift.errors import InvalidInputError, ShapeshiftError
+from shapeshift.errors import ShapeshiftError
 from shapeshift.serving.error_codes import code_name
-from shapeshift.triton.endpoint import tls_from_environment
 from shapeshift.triton.settings import ServerSettings
-
-if TYPE_CHECKING:
-    from shapeshift.triton.control import ModelControl
-
-_CONNECT_S = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     """Add the model and say what it serves. Returns 2, after one line on standard error, if it is refused."""
     paths = engines.paths_of(options)
     try:
-        with stop_on_sigterm("add"), _server(options) as server:
+        with stop_on_sigterm("add"), running_server(options.build, options.server) as server:
             taken = {model.name for model in server.index()} if server is not None else set()
             with files.exclusive_lock(paths.build / engines.LOCK, lambda: _log("waiting for another build")):
                 new = NewModel(options.checkpoint, options.name, options.technique)
@@ -60,34 +51,6 @@ def run(options: argparse.Namespace) -> int:
         return 2
     _write(_added(names, options, server is not None))
     return 0
-
-
-@contextlib.contextmanager
-def _server(options: argparse.Namespace) -> Iterator[ModelControl | None]:
-    """Model control of the server that --server names, or that runs on the build folder; None if none does."""
-    run_directory = options.build / "run"
-    running = addresses(run_directory)
-    address = options.server or (running[0] if running else "")
-    if not address or (not options.server and not _answers(address)):
-        yield None
-        return
-    # The gRPC client is slow to import.
-    from shapeshift.triton.control import ModelControl
-
-    with ModelControl(address, server_key(run_directory), tls_from_environment()) as control:
-        yield control
-
-
-def _answers(address: str) -> bool:
-    """Whether a program listens at `address`, HOST:PORT; the record of a server stays when it has ended."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), _CONNECT_S).close()
-    except ValueError:
-        raise InvalidInputError("server", address, "HOST:GRPCPORT") from None
-    except OSError:
-        return False
-    return True
 
 
 def _added(names: list[str], options: argparse.Namespace, served: bool) -> str:

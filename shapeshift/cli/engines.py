@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import signal
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
-from shapeshift import files
+from shapeshift import files, progress
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.publish import in_one_line, publish_all, with_required
 from shapeshift.build_engines.repository import front_folders
 from shapeshift.cli.checks import memory
+from shapeshift.cli.running.server import Loader, running_server
 from shapeshift.cli.stop_signals import stop_on_sigterm
-from shapeshift.errors import EngineError, ShapeshiftError
+from shapeshift.errors import EngineError, NotFoundError, ShapeshiftError
 from shapeshift.registry_mirror.mirror import is_url
 from shapeshift.settings import require
 from shapeshift.sidecar import run_files
 
 LOCK = ".engines.lock"
+MODEL_REPOSITORY = Path("model_repository")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,13 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a folder that several machines see: engines for the same hardware are copied from it, others put into it",
     )
+    parser.add_argument("--load", action="store_true", help="load each model into the server of the build folder")
+    parser.add_argument("--until-eof", action="store_true", help="exit when standard input ends")
     parser.add_argument("--brief", action="store_true", help="print one line a model, without the tables of engines")
 
 
 def add_repository_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options that choose models of a model repository, and the build folder; see `paths_of`."""
     parser.add_argument("models", nargs="*", help="only these front models (default: all)")
-    parser.add_argument("--repository", type=Path, default=Path("model_repository"))
+    parser.add_argument("--repository", type=Path, default=MODEL_REPOSITORY)
     parser.add_argument("--build", type=Path, default=Path("build"))
 
 
@@ -55,6 +63,8 @@ def run(options: argparse.Namespace) -> int:
     paths = replace(paths_of(options), store=Path(options.store).resolve() if options.store else None)
     try:
         with stop_on_sigterm("engines"):
+            if options.until_eof:
+                threading.Thread(target=_stop_at_eof, name="stdin", daemon=True).start()
             return _publish(options, paths)
     except ShapeshiftError:
         raise
@@ -63,21 +73,41 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _publish(options: argparse.Namespace, paths: BuildPaths) -> int:
-    with files.exclusive_lock(paths.build / LOCK, lambda: _log(f"waiting for another build in {paths.build}")):
-        selected = [folder.name for folder in front_folders(paths, set(options.models))]
-        names = with_required(selected, paths, _log)
-        published = _write_first_line if options.brief else _write
-        failures = publish_all(names, paths, published, failed=_log)
+    with contextlib.ExitStack() as stack:
+        loader = _loader(options, paths, stack) if options.load else None
+        with files.exclusive_lock(paths.build / LOCK, lambda: _log(f"waiting for another build in {paths.build}")):
+            selected = [folder.name for folder in front_folders(paths, set(options.models))]
+            names = with_required(selected, paths, _log)
+            published = _write_first_line if options.brief else _write
+            start = loader.start if loader else lambda name: None
+            failures = publish_all(names, paths, published, failed=_log, done=start)
     failed = [name for name in names if name in failures]
     if failed:
         _log(f"not published: {', '.join(failed)}")
-    served = sorted(run_files.repository_models([paths.generated])[0] - set(failures))
-    for name, reason in memory.plan([paths.generated], served)[1].items():
-        _log(f"{name} does not fit in what is available now, `shapeshift serve` leaves it out: {reason}")
+    if loader is not None:
+        failed = [name for name in names if name not in loader.loaded]
+    else:
+        served = sorted(run_files.repository_models([paths.generated])[0] - set(failures))
+        for name, reason in memory.plan([paths.generated], served)[1].items():
+            _log(f"{name} does not fit in what is available now, `shapeshift serve` leaves it out: {reason}")
     return int(failed == names if options.keep_going else bool(failed))
 
 
+def _loader(options: argparse.Namespace, paths: BuildPaths, stack: contextlib.ExitStack) -> Loader:
+    server = stack.enter_context(running_server(options.build))
+    if server is None:
+        raise NotFoundError(f"--load: no server runs on {options.build}; start one with `shapeshift serve`")
+    return stack.enter_context(Loader(server.load, paths.generated, _log))
+
+
+def _stop_at_eof() -> None:
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _write(text: str) -> None:
+    progress.clear()
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
@@ -87,5 +117,6 @@ def _write_first_line(text: str) -> None:
 
 
 def _log(text: str) -> None:
+    progress.clear()
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()

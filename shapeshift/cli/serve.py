@@ -6,14 +6,17 @@ import argparse
 import importlib
 import os
 import shlex
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
 
-from shapeshift import installation
+from shapeshift import installation, progress
+from shapeshift.child_process import command_line, environment
+from shapeshift.cli import engines
 from shapeshift.cli.checks import memory
 from shapeshift.cli.examples import summaries
 from shapeshift.cli.gateway import DEFAULT_PORT, child
@@ -36,6 +39,11 @@ DEFAULT_BUILD = Path("build")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `shapeshift serve`; the defaults of the server are those of ServerSettings."""
     parser.add_argument("--models", metavar="NAME,...", help="models to load; default: all of the repository")
+    parser.add_argument(
+        "--engines",
+        action="store_true",
+        help="build what is not current of model_repository/ beside the server, which loads each model once it is done",
+    )
     parser.add_argument("--repository", type=Path, action="append", metavar="DIR", help="folder of models; repeatable")
     parser.add_argument("--backends", type=Path, action="append", metavar="DIR", help="folder of backends; repeatable")
     for name in ("http", "grpc", "metrics"):
@@ -93,7 +101,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _embedded(options: argparse.Namespace) -> int:
     repositories = _repositories(options)
-    models = _models_that_fit(options, repositories)
+    builder = _builder(options) if options.engines else None
+    models = [] if builder is not None else _models_that_fit(options, repositories)
     node = _node(options)
     # The nodes of one machine share the build folder.
     own_build = options.build if node is None else options.build / "nodes" / node.name
@@ -127,6 +136,7 @@ def _embedded(options: argparse.Namespace) -> int:
             if options.no_sidecar or node is not None
             else partial(SidecarProcess, plan_period_s=options.plan_period),
             None if gateway_port is None else partial(child, port=gateway_port),
+            builder,
             node,
         )
         return supervisor.run(stop)
@@ -138,6 +148,27 @@ def _models_that_fit(options: argparse.Namespace, repositories: Sequence[Path]) 
     lines, refused = memory.plan(repositories, models)
     _write(lines)
     return without_misfits(models, refused, repositories, options.strict)
+
+
+def _builder(options: argparse.Namespace) -> Callable[[], subprocess.Popen[bytes]]:
+    """Starts `shapeshift engines`, which loads what it builds. Raises NotFoundError for a model that is not there."""
+    # It knows the techniques.
+    from shapeshift.build_engines.repository import front_folders
+
+    for name in ("fleet", "external", "repository", "strict"):
+        value = getattr(options, name)
+        require(not value, f"--{name}", value, "does not go with --engines: run `shapeshift engines` before")
+    models = [name.strip() for name in (options.models or "").split(",") if name.strip()]
+    arguments = argparse.Namespace(repository=engines.MODEL_REPOSITORY, build=options.build)
+    front_folders(engines.paths_of(arguments), {*models})
+    (options.build / "repository").mkdir(parents=True, exist_ok=True)
+    command = command_line("engines", [*models, "--load", "--keep-going", "--brief", "--build", str(options.build)])
+
+    def start() -> subprocess.Popen[bytes]:
+        # Ctrl-C in a terminal reaches only this process, which then stops the other one.
+        return subprocess.Popen(command, env=environment(), stdin=subprocess.PIPE, start_new_session=True)
+
+    return start
 
 
 def _node(options: argparse.Namespace) -> FleetNode | None:
@@ -200,6 +231,8 @@ def _repositories(options: argparse.Namespace) -> list[Path]:
 def _write(text: str) -> None:
     """Write to standard output and flush. A closed pipe does not end the server."""
     try:
+        if text:
+            progress.clear()
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:

@@ -44,7 +44,7 @@ def without_misfits(
     reasons = dict(refused)
     for _ in models:
         for name in models:
-            called = next((one for one in _called(name, repositories) if one in reasons), None)
+            called = next((one for one in models_called_by(name, repositories) if one in reasons), None)
             if called is not None:
                 reasons.setdefault(name, f"needs {called}")
     fitting = [name for name in models if name not in reasons]
@@ -74,14 +74,14 @@ def with_called(models: Sequence[str], repositories: Sequence[Path]) -> list[str
     """`models`, and after them those that they call, each named on standard error."""
     names = list(models)
     for name in names:
-        for called in _called(name, repositories):
+        for called in models_called_by(name, repositories):
             if called not in names:
                 _tell(f"{name} needs {called}: loading it too")
                 names.append(called)
     return names
 
 
-def _called(name: str, repositories: Sequence[Path]) -> Sequence[str]:
+def models_called_by(name: str, repositories: Sequence[Path]) -> Sequence[str]:
     """The models that the model `name` sends requests to. A cascade runs its first level itself."""
     folder = next((place / name for place in repositories if (place / name / "config.pbtxt").is_file()), None)
     if folder is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ from shapeshift.triton.embedded.server import TritonServer
 from shapeshift.triton.settings import KNOWN_VULNERABILITIES, ServerSettings
 
 _POLL_S = 0.1
+# What builds has for its end, seconds.
+_GRACE_S = 2.0
 # A server that has served is started again almost at once; one that keeps ending is not.
 _FIRST_PAUSE_S = 0.1
 
@@ -47,7 +50,8 @@ class Supervisor:
     open_server, sidecar, gateway: make them for the settings, not started; no sidecar or no gateway where None. models:
     those of a later start, to which `shapeshift add` may have added some. ready_timeout_s: time to load everything.
     restarts: whether a server that ends by itself is started again. last_lines: what `say` gets after the models that
-    are ready. node: of a fleet, which offers its metrics page to others and is drained before a stop; None for a server
+    are ready. builder: starts the process that builds models and loads each one; the server starts without any.
+    node: of a fleet, which offers its metrics page to others and is drained before a stop; None for a server
     alone.
     """
 
@@ -62,6 +66,7 @@ class Supervisor:
         say: Callable[[str], None],
         sidecar: Callable[[ServerSettings], SidecarProcess] | None = None,
         gateway: Callable[[ServerSettings], GatewayProcess] | None = None,
+        builder: Callable[[], subprocess.Popen[bytes]] | None = None,
         node: FleetNode | None = None,
     ) -> None:
         self._settings = settings
@@ -73,6 +78,8 @@ class Supervisor:
         self._restarts = restarts
         self._last_lines = last_lines
         self._say = say
+        self._builder = builder
+        self._build: subprocess.Popen[bytes] | None = None
         self._node = node
         # Monotonic time at which the models were ready last; 0 before.
         self._ready_at = 0.0
@@ -82,6 +89,13 @@ class Supervisor:
 
         Raises ServerEndedError for one that ends before it was ready the first time, or if it is not to be restarted.
         """
+        try:
+            return self._run(stop)
+        finally:
+            if self._build is not None:
+                _end(self._build)
+
+    def _run(self, stop: threading.Event) -> int:
         backoff, count = Backoff(_FIRST_PAUSE_S), 0
         while True:
             ready_before = self._ready_at
@@ -135,12 +149,18 @@ class Supervisor:
 
         Raises ServerEndedError for a server that ends by itself.
         """
-        self._say(f"loading {', '.join(self._settings.models)} (log: {self._settings.log})\n")
+        loaded, gateway_line = logs.LoadedModels(self._settings.log), ""
+        if self._builder is not None:
+            gateway_line = self._await_built(server, gateway, loaded, stop)
+            if stop.is_set():
+                return self._stop(server, sidecar, gateway)
+        else:
+            self._say(f"loading {', '.join(self._settings.models)} (log: {self._settings.log})\n")
         # Only a sidecar that loads workers is needed before the server is ready.
         loader = sidecar if has_workers(self._settings.repositories, self._settings.models) else None
         if loader is not None:
             loader.start()
-        if not self._wait_ready(server, loader, stop):
+        if not self._wait_ready(server, loader, loaded, stop):
             return self._stop(server, sidecar, gateway)
         failed = server.failed_models()
         if failed.keys() >= {*self._settings.models} and failed:
@@ -148,7 +168,7 @@ class Supervisor:
         for name, reason in failed.items():
             self._say(f"skipping {name}, which could not be loaded: {reason}\n")
         self._ready_at = time.monotonic()
-        gateway_line = self._start_gateway(gateway, stop) if gateway is not None else ""
+        gateway_line = gateway_line or self._start_gateway(gateway, stop)
         served = [name for name in self._settings.models if name not in failed]
         self._say(self._greeting(server, served, gateway_line))
         if sidecar is not None and loader is None:
@@ -160,12 +180,42 @@ class Supervisor:
                     child.restart_if_ended()
         return self._stop(server, sidecar, gateway)
 
-    def _wait_ready(self, server: TritonServer, loader: SidecarProcess | None, stop: threading.Event) -> bool:
+    def _await_built(
+        self, server: TritonServer, gateway: GatewayProcess | None, loaded: logs.LoadedModels, stop: threading.Event
+    ) -> str:
+        """Wait until the process that builds and loads models has ended, or `stop` is set; returns the gateway's line.
+
+        From then on the settings name what is loaded. Raises ShapeshiftError if that is nothing.
+        """
+        assert self._builder is not None
+        begun = time.monotonic()
+        while not server.poll_ready() and not stop.wait(_POLL_S):
+            pass
+        line = self._start_gateway(gateway, stop)
+        self._say(f"Triton runs (log: {self._settings.log}); a model answers once it is loaded\n{line}")
+        self._build, self._builder = self._builder(), None
+        while not stop.wait(_POLL_S):
+            server.require_running()
+            if gateway is not None:
+                gateway.restart_if_ended()
+            ended = self._build.poll() is not None
+            self._say("".join(f"  {name} is loaded ({time.monotonic() - begun:.0f} s)\n" for name in loaded.new()))
+            if ended:
+                fronts = run_files.repository_models(self._settings.repositories)[0]
+                self._settings = replace(self._settings, models=tuple(sorted(fronts & server.ready_models())))
+                if not self._settings.models:
+                    raise ShapeshiftError("no model could be built and loaded")
+                break
+        return line
+
+    def _wait_ready(
+        self, server: TritonServer, loader: SidecarProcess | None, loaded: logs.LoadedModels, stop: threading.Event
+    ) -> bool:
         """Say which models are loaded until all are ready; False if `stop` is set before.
 
         loader: the sidecar that loads workers, if there are any. Raises ShapeshiftError after the time to load.
         """
-        start, loaded = time.monotonic(), logs.LoadedModels(self._settings.log)
+        start = time.monotonic()
         while not stop.wait(_POLL_S):
             server.require_running()
             if loader is not None:
@@ -179,8 +229,10 @@ class Supervisor:
                 raise server.failure(f"was not ready after {self._ready_timeout_s:g} s{last}")
         return False
 
-    def _start_gateway(self, gateway: GatewayProcess, stop: threading.Event) -> str:
-        """The line about the gateway, once it listens, has had the time for it, or `stop` is set."""
+    def _start_gateway(self, gateway: GatewayProcess | None, stop: threading.Event) -> str:
+        """The line about the gateway, once it listens, has had the time for it, or `stop` is set; empty for none."""
+        if gateway is None:
+            return ""
         gateway.start()
         if gateway.await_listening(stop):
             return f"OpenAI API: http://127.0.0.1:{gateway.port}/v1\n"
@@ -190,6 +242,8 @@ class Supervisor:
         self._say("stopping\n")
         if self._node is not None:
             self._node.drain(server.metrics_url, self._say)
+        if self._build is not None:
+            _end(self._build)
         for child in children:
             if child is not None:
                 child.stop()
@@ -211,6 +265,15 @@ class Supervisor:
             + "".join(f"workers of {name}: {plan['plan']}\n" for name, plan in plans.items())
             + self._last_lines
         )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _nothing() -> contextlib.AbstractContextManager[None]:

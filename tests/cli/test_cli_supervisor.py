@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -23,9 +24,10 @@ def supervise(
     say: Callable[[str], None],
     models: Callable[[], list[str]] = list,
     gateway: Callable[..., Any] | None = None,
+    builder: Callable[..., Any] | None = None,
 ) -> Supervisor:
     """The loop over what stands for a server and for its gateway; it restarts a server that ends by itself."""
-    return Supervisor(settings, open_server, models, 60.0, True, "", say, gateway=gateway)
+    return Supervisor(settings, open_server, models, 60.0, True, "", say, gateway=gateway, builder=builder)
 
 
 @pytest.mark.parametrize("error", [ShapeshiftError("the server has ended"), ValueError("whatever it is")], ids=repr)
@@ -118,6 +120,66 @@ def test_a_model_that_does_not_load_is_named_and_left_out(tmp_path: Path) -> Non
     failed["good"] = "neither"
     with pytest.raises(ShapeshiftError, match="could load no model"):
         supervise(settings, lambda _: Loaded(failed), say).run(threading.Event())
+
+
+class Building(Loaded):
+    """A server that starts without models, and has these by the time at which the build has ended."""
+
+    def __init__(self, models: set[str]) -> None:
+        super().__init__({})
+        self._models = models
+
+    def ready_models(self) -> set[str]:
+        return self._models
+
+
+def process(script: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE)
+
+
+def test_a_server_is_ready_when_what_is_built_beside_it_is_loaded(tmp_path: Path) -> None:
+    for name in ("good", "bad"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.pbtxt").touch()
+    stop, said = threading.Event(), list[str]()
+
+    def say(text: str) -> None:
+        said.append(text)
+        if text.startswith("ready: "):
+            assert (tmp_path / "built").exists()
+            stop.set()
+
+    settings = ServerSettings(repositories=(tmp_path,), run_directory=tmp_path / "run")
+    server = Building({"good", "worker_of_another"})
+    loop = supervise(settings, lambda _: server, say, builder=lambda: process(f"sleep 0.3; touch {tmp_path}/built"))
+    assert loop.run(stop) == 0
+    texts = [text for text in said if text]
+    assert texts[0].startswith("Triton runs") and texts[1].startswith("ready: ")
+    assert "good" in texts[1] and "bad" not in texts[1] and "worker" not in texts[1]
+    with pytest.raises(ShapeshiftError, match="no model could be built and loaded"):
+        supervise(settings, lambda _: Building(set()), said.append, builder=lambda: process("exit 1")).run(
+            threading.Event()
+        )
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_builds_ends_with_the_server(tmp_path: Path, ends: bool) -> None:
+    build, stop = process("sleep 600"), threading.Event()
+
+    class Server(Building):
+        def require_running(self) -> None:
+            if ends:
+                raise ShapeshiftError("the server has ended")
+            stop.set()
+
+    settings = ServerSettings(repositories=(tmp_path,), run_directory=tmp_path / "run")
+    loop = supervise(settings, lambda _: Server(set()), lambda text: None, builder=lambda: build)
+    if ends:
+        with pytest.raises(ShapeshiftError, match="the server has ended"):
+            loop.run(stop)
+    else:
+        assert loop.run(stop) == 0
+    assert build.poll() is not None
 
 
 @pytest.mark.parametrize(

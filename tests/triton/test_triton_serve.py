@@ -21,6 +21,7 @@ from shapeshift.engines import failures
 from shapeshift.errors import NotFoundError
 from shapeshift.triton.embedded.server import ServerEndedError, TritonServer
 from shapeshift.triton.settings import ALLOW_PUBLIC, ServerSettings
+from tests.engines.families import save_model, save_modules
 
 PROJECT = Path(__file__).resolve().parents[2]
 BACKENDS = Path(__file__).resolve().parent / "backends"
@@ -39,6 +40,8 @@ Traces = Callable[[ServerSettings], Callable[[], list[str]]]
         (["--external", "8001"], "HOST:GRPCPORT"),
         (["--external", "127.0.0.1:1", "--gateway-port", "9"], "--gateway-port: got 9; does not go with --external"),
         (["--external", "127.0.0.1:1", "--models", "encode"], "no server answers at 127.0.0.1:1"),
+        (["--engines", "--strict"], "--strict: got True; does not go with --engines: run `shapeshift engines` before"),
+        (["--engines", "--models", "encoed"], "no model encoed in"),
     ],
 )
 def test_known_errors_are_one_line(
@@ -218,6 +221,36 @@ def test_a_dead_server_is_reported(served: Served, traces_of: Traces) -> None:
 
 def kill_server(served: Served) -> None:
     os.kill(json.loads(served.settings.record.read_text())["server"]["pid"], signal.SIGKILL)
+
+
+@pytest.mark.server
+def test_models_are_loaded_as_they_are_built(
+    triton: Path, tmp_path: Path, server_settings: Callable[..., ServerSettings], traces_of: Traces
+) -> None:
+    save_modules(save_model(tmp_path / "checkpoint", "bert"), "cls")
+    for name, checkpoint in (("bad", tmp_path / "absent"), ("good", tmp_path / "checkpoint")):
+        (tmp_path / "model_repository" / name).mkdir(parents=True)
+        parameters = {"checkpoint": checkpoint, "max_tokens": 16, "max_bins": 1, "precision": "f32"}
+        stated = ", ".join(f'{{ key: "{key}" value {{ string_value: "{one}" }} }}' for key, one in parameters.items())
+        text = f'backend: "polymorph" parameters [ {stated} ]'
+        (tmp_path / "model_repository" / name / "config.pbtxt").write_text(text)
+    settings = server_settings((tmp_path / "build" / "repository",), (), tmp_path / "build" / "run", BACKENDS)
+    options = ["--engines", "--no-gateway", "--triton", str(triton)]
+    options += [f"--{name}-port={port}" for name, port in settings.ports.items()]
+    process = subprocess.Popen(
+        [*COMMAND, *options], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    served = Served(process, settings)
+    try:
+        served.read_until("Ctrl-C stops the server")
+        begin, _, ready = served.output.partition("ready: ")
+        assert "\nbad: " in begin and "not published: bad" in begin and "  good is loaded (" in begin
+        assert ready.splitlines()[1].startswith("good  engines: ")
+        traces = traces_of(settings)
+        assert served.end(signal.SIGINT)[0] == 0 and traces() == []
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.server

@@ -135,12 +135,13 @@ class ImageEngineBuilder:
     def _verified(self, module: GammaModule, precision: str) -> VerifiedEngine:
         plan = self._plan
         folder = self._work / folder_of(module.gamma)
+        what = f"gamma {module.gamma} in {precision}, {plan.gammas.index(module.gamma)} of {len(plan.gammas)} done"
         shutil.rmtree(folder, ignore_errors=True)
         if (compiled := self._compiled.get((module.gamma, precision))) is not None:
-            self._progress(f"verify gamma {module.gamma} in {precision}")
+            self._progress(f"verify: {what}")
             shutil.copytree(compiled, folder)
         else:
-            self._progress(f"export, compile and verify gamma {module.gamma} in {precision}")
+            self._progress(f"export, compile and verify: {what}")
             folder.mkdir()
             self._compile(module, folder, precision)
         beside = next(iter(self._runtimes), None)

@@ -103,7 +103,9 @@ class TextEngineBuilder:
         if plan.device is not None and self._packs:
             static += self.pack_lengths()
         shapes: list[int | None] = [None, *static] if settings.dynamic else [*static]
-        entries = self._profile([self._verified(tokens) for tokens in shapes])
+        entries = self._profile(
+            [self._verified(tokens, f"{done} of {len(shapes)}") for done, tokens in enumerate(shapes)]
+        )
         dynamic = next((entry for entry in entries if entry.tokens is None), None)
         faster = edges.keep_faster(plan.front, [entry for entry in entries if entry.tokens], dynamic)
         return BuildResult(
@@ -162,9 +164,9 @@ class TextEngineBuilder:
         count, rest = divmod(tokens, self._max_tokens)
         return [self._max_tokens] * count + [rest] * bool(rest)
 
-    def _verified(self, tokens: int | None) -> _VerifiedEngine:
+    def _verified(self, tokens: int | None, count: str) -> _VerifiedEngine:
         name = "the dynamic engine" if tokens is None else f"{tokens} tokens"
-        self._progress(f"compile and verify {name}")
+        self._progress(f"compile and verify: {name}, {count} done")
         file, engine = self._make(tokens)
         deviation = self._texts.deviation(partial(self._run, engine), self._packs_to_verify(tokens))
         plan = self._plan

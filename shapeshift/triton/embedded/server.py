@@ -128,20 +128,28 @@ class TritonServer:
 
         Empty where the server does not answer.
         """
+        entries = self._index()
+        states = {name: [entry for entry in entries if entry["name"] == name] for name in self.settings.models}
+        return {
+            name: _first_line([entry.get("reason", "") for entry in states[name]])
+            for name in (self.settings.models if entries else ())
+            if all(entry.get("state") != "READY" for entry in states[name])
+        }
+
+    def ready_models(self) -> set[str]:
+        """The models that are loaded; none where the server does not answer."""
+        return {entry["name"] for entry in self._index() if entry.get("state") == "READY"}
+
+    def _index(self) -> list[dict[str, str]]:
         connection = http.client.HTTPConnection(self.settings.reachable, self.settings.http_port, timeout=5.0)
         try:
             connection.request("POST", "/v2/repository/index", body="{}", headers={keys.HTTP_HEADER: self.key})
-            index = json.loads(connection.getresponse().read())
+            answer = json.loads(connection.getresponse().read())
+            return answer if isinstance(answer, list) else []
         except (OSError, ValueError, http.client.HTTPException):
-            return {}
+            return []
         finally:
             connection.close()
-        states = {name: [entry for entry in index if entry["name"] == name] for name in self.settings.models}
-        return {
-            name: _first_line([entry.get("reason", "") for entry in entries])
-            for name, entries in states.items()
-            if all(entry.get("state") != "READY" for entry in entries)
-        }
 
     def wait_ready(self, timeout_s: float = 600.0) -> Self:
         """Wait until `poll_ready`. Raises ShapeshiftError with the errors of the log after `timeout_s`."""
