@@ -21,7 +21,7 @@ from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSetting
 from shapeshift.errors import CancelledRequestError, InvalidInputError
 from shapeshift.loops import Loop
 from shapeshift.registry import FILE, FolderWatch, GeneratedRegistrySettings, RegistrySettings, follow
-from shapeshift.serving import description
+from shapeshift.serving import description, events
 from shapeshift.serving.description import Description
 from shapeshift.serving.front import Client, Front
 from shapeshift.serving.liveness import StepCounter
@@ -103,8 +103,17 @@ class CascadeFront(Front[ClassifyRequest]):
         return self.response({name: _OUTPUTS[name](job) for name in job.outputs})
 
     def answered(self, job: ClassifyRequest) -> None:
+        took_ms = round((time.monotonic() - job.arrived) * 1e3, 1)
         for row in job.rows:
             self._cascade_metrics.count_row(row, job.params.level is not None)
+            first, level, pruned = row.confidence, row.final.level, row.words_pruned
+            events.record(
+                "text",
+                level=level,
+                confidence=None if first is None else round(float(first), 3),
+                pruned=pruned,
+                ms=took_ms,
+            )
 
     # What the front is.
 

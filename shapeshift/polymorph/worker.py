@@ -35,7 +35,7 @@ from shapeshift.polymorph.settings import (
     PolymorphSettings,
     WorkerSettings,
 )
-from shapeshift.serving import error_codes
+from shapeshift.serving import error_codes, events
 from shapeshift.serving.liveness import Liveness, StepCounter
 from shapeshift.serving.metrics import Counter, Gauge, MetricsFlusher
 from shapeshift.serving.model_args import ModelArgs, model_log
@@ -82,6 +82,7 @@ class TextWorker:
         counters = [self._calls, self._rows, *work_metrics(engines, lambda: [self.engines])]
         self._executing = StepCounter("execute", lambda: False, longest_call_s(engines))
         stalled = Liveness(lambda: [self._executing], self._log).metric
+        events.open_ring(args.name, self._log)
         self._metrics = MetricsFlusher(pb_utils, args.name, [*counters, loaded, stalled], self._log)
         self._log(
             f"ready: bin {worker.bin or 'any'}, generation {args.generation}, {engines.provider} {engines.precision}"
@@ -95,6 +96,7 @@ class TextWorker:
         """Stop the background threads."""
         self.loader.close()
         self._metrics.close()
+        events.close_ring()
 
     def _answer(self, request: InferenceRequest) -> InferenceResponse:
         with self._executing.running():

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shapeshift.errors import ShapeshiftError
-from shapeshift.serving import description, model_args, parameters
+from shapeshift.serving import description, events, model_args, parameters
 from shapeshift.serving.description import Description
 from shapeshift.serving.liveness import Liveness, StepCounter
 from shapeshift.serving.metrics import Metric, MetricsFlusher, RequestMetrics
@@ -124,6 +124,7 @@ class Front(ABC, Generic[J]):
 
     def begin(self, request_metrics: RequestMetrics) -> None:
         """Take requests from now on, and export the metrics. Raises ShapeshiftError where a fleet cannot be joined."""
+        events.open_ring(self.args.name, self.log)
         self.request_metrics = request_metrics
         self.responder = Responder(self.pb_utils, request_metrics, self.log, self.stream)
         self.watch = CancellationWatch(self.log)
@@ -225,6 +226,7 @@ class Front(ABC, Generic[J]):
         self.stop()
         self.responder.close()
         self._flusher.close()
+        events.close_ring()
 
     def export(self) -> None:
         """Export the metrics at once, which happens once a second."""

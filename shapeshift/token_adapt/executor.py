@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from shapeshift.errors import CancelledRequestError, EngineError
+from shapeshift.serving import events
 from shapeshift.serving.bounds import unloading
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Histogram
 from shapeshift.token_adapt.interfaces import ImageModel, Pixels, Probabilities
 from shapeshift.token_adapt.policy.costs import Costs
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler, Step, Timetable
-from shapeshift.token_adapt.request import EVICTED, OUTCOMES, ImageRequest, RequestImage, now_ms
+from shapeshift.token_adapt.request import EVICTED, IN_TIME, OUTCOMES, ImageRequest, RequestImage, now_ms
 
 _RELOAD_PERIOD_S = 1.0
 _CANCELLED = CancelledRequestError("the caller cancelled the request")
@@ -309,7 +310,24 @@ class Executor:
             image.request.utility += float(image.expected_utility[gamma_index])
         outcomes = [image.request.outcomes[image.index] for image in images]
         self.metrics.record_batch(gamma, outcomes, result.step.plan_ms)
+        self._record_event(result, gamma, outcomes)
         self._count_utility({image.request for image in images}, result.ended_ms)
+
+    def _record_event(self, result: BatchResult, gamma: int, outcomes: Sequence[str]) -> None:
+        """Record a batch: also what its images earn in time at each gamma, and the device time of one image there."""
+        images, costs = result.step.images, self._scheduler.costs
+        by_gamma = np.sum([image.expected_utility for image in images], axis=0)
+        events.record(
+            "batch",
+            gamma=gamma,
+            images=len(images),
+            in_time=outcomes.count(IN_TIME),
+            ms=round(result.took_ms, 1),
+            waited=round(result.ended_ms - result.took_ms - min(image.arrival for image in images), 1),
+            slack=round(min(image.deadline for image in images) - result.ended_ms, 1),
+            earns=np.round(by_gamma, 2).tolist(),
+            costs=np.round(costs.times([costs.max_size])[0] / costs.max_size, 3).tolist(),
+        )
 
     def _count_utility(self, requests: Iterable[ImageRequest], now: float) -> None:
         """Count what requests, of which images were settled just now, have gained by ending in time."""

@@ -119,6 +119,11 @@ class ServerSettings:
         return self.run_directory / "server.log"
 
     @property
+    def events(self) -> Path:
+        """The folder of what the models' processes did last, see `serving.events`."""
+        return self.run_directory.resolve() / "events"
+
+    @property
     def record(self) -> Path:
         """The file that lists the processes and shared-memory regions of the run."""
         return self.run_directory / "server.json"

@@ -14,12 +14,15 @@ from shapeshift.adapter_cache.memory.loader import Load, Loader, OpenHost
 from shapeshift.adapter_cache.memory.placement import REMOVED, Placement, SharedMemory
 from shapeshift.adapter_cache.policy.eviction import RankedEviction
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
+from shapeshift.serving import events
 from shapeshift.serving.metrics import Counter, Counters, Histogram, Metric
 
 _MAX_PRELOADS = 2
 """Loads in flight beyond which nothing is preloaded."""
 _REQUEST_TEXTS = 2
 """Longest texts for which preloads leave blocks."""
+
+_RECORD_PERIOD_S = 5.0
 
 _LOAD_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 MAX_LABELS = 100
@@ -137,6 +140,7 @@ class AdapterCache:
         self._loader = Loader(self._on_loaded, load, lambda: self._pool.held > 0, host)
         self.loads = 0
         self._ended_loads: deque[tuple[Adapter, Exception | None]] = deque()
+        self._record_at = 0.0
         self._pool.borrower = self
 
     # Any thread.
@@ -235,6 +239,9 @@ class AdapterCache:
                 # A request that arrived while the load failed.
                 self._on_failure(adapter, error)
         self.preload.run(self.loads)
+        if (now := time.monotonic()) >= self._record_at:
+            self._record_at = now + _RECORD_PERIOD_S
+            self._record_residents()
 
     @property
     def reclaimable(self) -> int:
@@ -288,6 +295,13 @@ class AdapterCache:
             if adapter.error is not None:
                 self._on_failure(adapter, error)
 
+    def _record_residents(self) -> None:
+        """Record what is in memory: who reads later has not seen the loads."""
+        for adapter in [self.table[name] for name in self.placement]:
+            size = {"rank": adapter.info.rank, "bytes": adapter.info.bytes}
+            use = {"users": adapter.users, "uses": adapter.uses, "blocks": self.placement.run_blocks(adapter.name)}
+            events.record("resident", adapter=adapter.label, number=adapter.number, **size, **use)
+
     def _evict_unused(self) -> None:
         for adapter in [self.table[name] for name in self.placement]:
             if adapter.is_idle and not adapter.pinned and adapter.name not in self.table.waiting:
@@ -301,5 +315,7 @@ class AdapterCache:
             self.metrics.load_ms.observe(seconds * 1e3)
             adapter.failed_reads = 0
             adapter.state = READY
+            took_ms = round(seconds * 1e3, 1)
+            events.record("load", adapter=adapter.label, number=adapter.number, bytes=adapter.info.bytes, ms=took_ms)
         self._ended_loads.append((adapter, error))
         self._on_change()

@@ -12,6 +12,7 @@ from shapeshift.adapter_cache.lora.batch import ALIGNMENT, shifted
 from shapeshift.adapter_cache.memory.adapter_table import ABSENT, READY, Adapter, AdapterTable
 from shapeshift.adapter_cache.policy.eviction import EvictEntry, RankedEviction
 from shapeshift.fused_decode.engine.blocks import BlockPool
+from shapeshift.serving import events
 from shapeshift.serving.metrics import Counter
 
 FOR_ADAPTER, FOR_REQUEST, REMOVED = "room", "request", "gone"
@@ -215,6 +216,7 @@ class Placement:
         self.remove(adapter)
         self.version += 1
         self.evictions[reason].add()
+        events.record("evict", adapter=adapter.label, why=reason, bytes=adapter.info.bytes)
 
     def remove(self, adapter: Adapter) -> None:
         """Free the space of `adapter`, which has not been used."""

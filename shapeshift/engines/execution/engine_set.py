@@ -15,6 +15,7 @@ from shapeshift.engines.hardware import resident_mb
 from shapeshift.engines.interfaces import TOKEN_OUTPUTS, Array, Engine, Ids
 from shapeshift.engines.manifest import EngineEntry, Manifest
 from shapeshift.errors import EngineError
+from shapeshift.serving import events
 from shapeshift.serving.metrics import Counter
 from shapeshift.serving.model_args import Log
 
@@ -80,8 +81,17 @@ class EngineSet:
         began = time.perf_counter()
         inputs = pack(texts, engine.tokens or tokens, engine.rows or len(texts), *self._counted_from)
         outputs = unpack(engine.run(inputs), texts)
+        took_s = time.perf_counter() - began
         self.calls[engine.tokens] += 1
-        self.call_s[engine.tokens] += time.perf_counter() - began
+        self.call_s[engine.tokens] += took_s
+        events.record(
+            "pack",
+            thread=threading.current_thread().name,
+            size=engine.tokens or tokens,
+            dynamic=int(engine.tokens is None),
+            texts=[*map(len, texts)],
+            ms=round(took_s * 1e3, 2),
+        )
         return outputs
 
     def _fastest_engines(self) -> list[Engine | None]:

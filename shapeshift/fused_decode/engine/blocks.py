@@ -63,6 +63,13 @@ class BlockPool:
         """Blocks that the borrower has."""
         return int((self._references == _BORROWED).sum())
 
+    @property
+    def counts(self) -> list[int]:
+        """Blocks that are empty, kept for texts that begin alike, held by one text, shared by several, and borrowed."""
+        # In the order of the states: `_KEPT`, `_BORROWED`, `_FREE`, one reference, more.
+        unheld, borrowed, empty, alone, shared = np.bincount(np.minimum(self._references, 2) - _KEPT, minlength=5)
+        return [int(empty), int(unheld), int(alone), int(shared), int(borrowed)]
+
     def take(self, count: int) -> Blocks | None:
         """The first `count` free blocks, for a text; None, and nothing changes, where so many are not available."""
         if count > self.available:

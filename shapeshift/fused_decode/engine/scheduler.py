@@ -13,10 +13,11 @@ from shapeshift.errors import EngineError
 from shapeshift.fused_decode.engine.batching import Step, compose, verify
 from shapeshift.fused_decode.engine.sampling.logit_edits import Grammar
 from shapeshift.fused_decode.engine.sampling.sampler import Choice
-from shapeshift.fused_decode.engine.slots import Slots, SlotTable
+from shapeshift.fused_decode.engine.slots import FAILED, Slots, SlotTable
 from shapeshift.fused_decode.interfaces import Runtime
 from shapeshift.fused_decode.policy.admission import Admission
 from shapeshift.fused_decode.request import LENGTH, STOP, Reason, Request
+from shapeshift.serving import events
 from shapeshift.serving.metrics import Counter, Histogram
 from shapeshift.settings import Choices
 
@@ -238,7 +239,7 @@ class Scheduler:
         if request.slot is None:
             self._admission.withdraw(request)
         else:
-            self._table.release(request)
+            self._table.release(request, FAILED if isinstance(reason, Exception) else reason)
             self.prefilling.pop(request, None)
             # A request that is squashed while a step is in flight waits again, and has its slot still.
             if not self._admission.withdraw(request):
@@ -275,7 +276,9 @@ class Scheduler:
         self.prefilling.pop(request, None)
         if not request.generated:
             request.first_token = now
-            self._metrics.first_token_ms.observe((now - request.arrived) * 1e3)
+            first_ms = (now - request.arrived) * 1e3
+            self._metrics.first_token_ms.observe(first_ms)
+            events.record("first", slot=request.slot, ms=round(first_ms, 1))
 
     def _append_text(self, request: Request, token: int) -> bool:
         """Add a token's text to the answer; True where it completes a stop string."""

@@ -11,9 +11,11 @@ from shapeshift.fused_decode.engine.blocks import BlockPool, PrefixChains, add_h
 from shapeshift.fused_decode.engine.sampling.sampler import SamplingTable
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
 from shapeshift.fused_decode.request import NO_ADAPTER, Request
+from shapeshift.serving import events
 from shapeshift.settings import require
 
 FREE, PREFILL, DECODE, RESERVED = range(4)
+PREEMPTED, FAILED = "preempted", "failed"
 _WATERMARK = 100
 """One in so many blocks stays free for running requests when another one is admitted."""
 
@@ -144,6 +146,9 @@ class SlotTable:
             else:
                 self.phase[slot] = RESERVED
                 self._extend_surely(slot, 1)
+        shared, prompt = int(self.cached[slots[0]]), len(request.prompt)
+        adapter = request.adapter_id
+        events.record("join", slots=slots, prompt=prompt, shared=shared, adapter=adapter, blocks=self.pool.counts)
         return int(self.length[slots].sum())
 
     def uncomputed(self, slot: int) -> int:
@@ -183,14 +188,16 @@ class SlotTable:
             return None
         return self.chains.chain(slot, place + 1, int(self.adapters[slot]))[place]
 
-    def release(self, request: Request) -> None:
+    def release(self, request: Request, why: str = PREEMPTED) -> None:
         """Free the slots of `request`."""
-        for slot in request.slots:
+        slots = request.slots
+        for slot in slots:
             assert self.owners[slot] is request, "the slot belongs to another request"
             self.pool.release(self.blocks[slot, : self.held[slot]])
             self._empty(slot)
             self.used -= 1
         request.slot = None
+        events.record("leave", slots=slots, tokens=request.generated, why=why, blocks=self.pool.counts)
 
     def preempt(self, request: Request) -> None:
         """Free the slots of `request`, which keeps its tokens; with slots again, it prefills all of them."""
@@ -208,6 +215,7 @@ class SlotTable:
                 self._empty(slot)
         self.pool.clear()
         self.used = self.unsettled = 0
+        events.record("leave", slots=[*range(len(self))], tokens=0, why=FAILED, blocks=self.pool.counts)
 
     def draft(self, slot: int, tokens: npt.NDArray[np.int32]) -> None:
         """Propose at most `BLOCK_TOKENS` - 1 tokens for the decoding `slot`: as many of them as free blocks hold.

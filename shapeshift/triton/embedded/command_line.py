@@ -20,6 +20,7 @@ from pathlib import Path
 
 from shapeshift import installation
 from shapeshift.errors import InvalidInputError, NotFoundError, UnsupportedError
+from shapeshift.serving import events
 from shapeshift.triton import keys
 from shapeshift.triton.embedded.unpack import STAMP
 from shapeshift.triton.endpoint import GRPC_URL
@@ -181,6 +182,7 @@ def environment(settings: ServerSettings) -> dict[str, str]:
     }.items():
         values[name] = os.pathsep.join([*map(str, first), *filter(None, [values.get(name)])])
     values[GRPC_URL] = settings.grpc_url
+    values[events.VARIABLE] = str(settings.events)
     return values | settings.shared_variables
 
 

@@ -1,0 +1,174 @@
+"""What the process of a model did last: short records in a bounded ring that other processes may read.
+
+A ring is a file that the process maps. `record` overwrites the oldest record, and waits for nobody; a reader that is
+too slow loses what was overwritten. Records have no texts of requests. `shapeshift live` reads them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+VARIABLE = "SHAPESHIFT_EVENTS"
+"""The environment variable with the folder of the rings; without it nothing is recorded."""
+SUFFIX = ".ring"
+
+_MAGIC = b"SHAPERG1"
+# Of the file: magic, and how many records have been written.
+_HEAD = struct.Struct("<8sQ")
+_WRITTEN, _WRITTEN_AT = struct.Struct("<Q"), 8
+_START = 64
+# Of a record: its number, a checksum of number and text, and the length of the text.
+_RECORD = struct.Struct("<QIH")
+_NUMBER = struct.Struct("<Q")
+RECORD_BYTES = 384
+RECORDS = 4096
+_MOST_TEXT = RECORD_BYTES - _RECORD.size
+
+# Numbers of numpy become plain ones.
+_encode = json.JSONEncoder(separators=(",", ":"), default=float).encode
+
+
+Log = Callable[[str], None]
+
+
+class Event(NamedTuple):
+    """A record. at: monotonic seconds, which all processes of a machine count alike."""
+
+    kind: str
+    at: float
+    values: dict[str, Any]
+
+
+class Ring:
+    """The writing end. Any number of threads of one process may call `write`."""
+
+    def __init__(self, file: Path, records: int = RECORDS) -> None:
+        """Raises OSError where the file cannot be made, or the disk has no room for all of it."""
+        self._records = records
+        size = _START + records * RECORD_BYTES
+        unfinished = file.with_suffix(".new")
+        descriptor = os.open(unfinished, os.O_CREAT | os.O_RDWR | os.O_TRUNC, 0o600)
+        try:
+            # A page without a place on the disk would end the process when it is written.
+            os.posix_fallocate(descriptor, 0, size)
+            self._memory = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        _HEAD.pack_into(self._memory, 0, _MAGIC, 0)
+        unfinished.replace(file)
+        self._numbers = itertools.count()
+
+    def write(self, kind: str, values: dict[str, Any]) -> None:
+        """Add a record. One that is longer than `RECORD_BYTES` allows is left out."""
+        text = _encode([kind, round(time.monotonic(), 4), values]).encode()
+        if len(text) > _MOST_TEXT:
+            return
+        number = next(self._numbers)
+        start = _START + number % self._records * RECORD_BYTES
+        record = _RECORD.pack(number, _checksum(number, text), len(text)) + text
+        self._memory[start : start + len(record)] = record
+        _WRITTEN.pack_into(self._memory, _WRITTEN_AT, number + 1)
+
+
+class RingReader:
+    """The reading end, of any process. lost: records that were overwritten before they were read."""
+
+    def __init__(self, file: Path) -> None:
+        """Raises OSError where there is no such file, ValueError where it is no ring."""
+        with file.open("rb") as opened:
+            self._memory = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        if self._memory[: len(_MAGIC)] != _MAGIC:
+            raise ValueError(f"{file} is no ring of this version")
+        self._records = (len(self._memory) - _START) // RECORD_BYTES
+        self._next = 0
+        self.lost = 0
+
+    def read(self) -> list[Event]:
+        """The records since the last call that are still there, in order."""
+        (written,) = _WRITTEN.unpack_from(self._memory, _WRITTEN_AT)
+        oldest = max(written - self._records, 0)
+        if self._next < oldest:
+            self.lost += oldest - self._next
+            self._next = oldest
+        events = []
+        while self._next < written:
+            start = _START + self._next % self._records * RECORD_BYTES
+            record = self._memory[start : start + RECORD_BYTES]
+            number, checksum, length = _RECORD.unpack_from(record)
+            text = record[_RECORD.size : _RECORD.size + length]
+            if checksum == _checksum(number, text) and number == self._next:
+                events.append(Event(*json.loads(text)))
+            elif number > self._next:
+                self.lost += 1
+            else:
+                # A thread is still writing it.
+                break
+            self._next += 1
+        return events
+
+    def close(self) -> None:
+        """End the reading."""
+        self._memory.close()
+
+
+def _checksum(number: int, text: bytes) -> int:
+    return zlib.crc32(text, zlib.crc32(_NUMBER.pack(number)))
+
+
+# The ring of this process, which serves one model.
+_ring: Ring | None = None
+_file: Path | None = None
+
+
+def open_ring(model: str, log: Log) -> None:
+    """Record from now on, if the environment names a folder; remove what ended processes of the model left there.
+
+    Where the folder cannot be used, nothing is recorded.
+    """
+    global _ring, _file
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        return
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for file in Path(folder).glob(f"{model}.*{SUFFIX}"):
+            if model_of(file) == model and not is_written(file):
+                file.unlink(missing_ok=True)
+        _file = Path(folder) / f"{model}.{os.getpid()}{SUFFIX}"
+        _ring = Ring(_file)
+    except OSError as error:
+        log(f"nothing is recorded for `shapeshift live`: {error}")
+
+
+def record(kind: str, **values: Any) -> None:
+    """Record what happened just now. Does nothing where no ring is open."""
+    if _ring is not None:
+        _ring.write(kind, values)
+
+
+def close_ring() -> None:
+    """Record no more, and remove the file; who reads it keeps what it holds."""
+    global _ring
+    _ring = None
+    if _file is not None:
+        _file.unlink(missing_ok=True)
+
+
+def model_of(file: Path) -> str:
+    """The model whose ring this file is."""
+    return file.name.removesuffix(SUFFIX).rpartition(".")[0]
+
+
+def is_written(file: Path) -> bool:
+    """Whether the process whose ring this file is still runs here."""
+    pid = file.name.removesuffix(SUFFIX).rpartition(".")[2]
+    return Path(f"/proc/{pid}").exists()
