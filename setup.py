@@ -26,6 +26,7 @@ setup(
         "shapeshift.fused_decode.model": ["kernels/*"],
         "shapeshift.adapter_cache.lora": ["kernels/*"],
         "shapeshift.fleet": ["templates/*.yaml"],
+        "shapeshift.live": ["style.css"],
         "shapeshift.backends": ["*/model.py"],
         "shapeshift.requirements": ["server.txt"],
     },

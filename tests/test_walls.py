@@ -18,6 +18,8 @@ MAY_BUILD_ON = {("adapter_cache", "fused_decode")}
 
 GATEWAY_MAY_IMPORT = {"gateway", "serving", "triton", "errors", "settings"}
 
+LIVE_MAY_IMPORT = {"live", "serving", "sidecar", "triton"}
+
 # What the fleet extends; its command line, `fleet/cli`, extends `cli` too.
 FLEET_MAY_IMPORT = {"fleet", "engines", "polymorph", "serving", "sidecar", "triton"}
 # Who reaches the fleet, by a module's name: a front's peers, the sidecar's nodes, a router's transports, commands.
@@ -136,6 +138,19 @@ def fleet_leaks(root: Path) -> list[str]:
     return found
 
 
+def live_leaks(root: Path) -> list[str]:
+    """Wall 7: only the command line imports the live page, which imports no technique's inside."""
+    found = []
+    for file in sorted((root / "shapeshift").rglob("*.py")):
+        own = file.relative_to(root / "shapeshift").parts[0]
+        for module, line in imports(file, root):
+            part = module.removeprefix("shapeshift.").partition(".")[0]
+            is_package = (root / "shapeshift" / part).is_dir() and module.startswith("shapeshift.")
+            if is_package and (part not in LIVE_MAY_IMPORT if own == "live" else part == "live" and own != "cli"):
+                found.append(f"{name_of(file, root)}:{line} imports {module}")
+    return found
+
+
 def fleet_hooks(root: Path) -> set[str]:
     """The sources outside the fleet that hold the name of one of its modules as a text."""
     files = {name_of(file, root): file for file in (root / "shapeshift").rglob("*.py")}
@@ -183,6 +198,11 @@ def test_the_fleet_is_apart() -> None:
     assert fleet_hooks(PROJECT) == FLEET_HOOKS
 
 
+def test_the_live_page_is_apart() -> None:
+    assert (PROJECT / "shapeshift" / "live").is_dir()
+    assert live_leaks(PROJECT) == []
+
+
 def test_packages_are_light() -> None:
     assert heavy_packages(PROJECT) == []
 
@@ -212,6 +232,9 @@ def broken_project(tmp_path: Path) -> Path:
         "shapeshift/fleet/node.py": "from shapeshift.triton import control\nfrom shapeshift.cascade import front",
         "shapeshift/fleet/cli/main.py": "from shapeshift.cli import gateway\nfrom shapeshift.simulate import scenario",
         "shapeshift/sidecar/observe.py": "from shapeshift.fleet.node import x",
+        "shapeshift/live/app.py": "from shapeshift.sidecar import observe\nfrom shapeshift.cascade import front",
+        "shapeshift/triton/page.py": "from shapeshift.live import app",
+        "shapeshift/cli/live.py": "from shapeshift.live import app",
         "shapeshift/simulate/__init__.py": "",
         "shapeshift/sidecar/hook.py": 'f("shapeshift.fleet.node")',
         "shapeshift/serving/times.py": "from shapeshift.gateway import app",
@@ -258,6 +281,12 @@ def test_the_walls_stop_what_they_should(broken_project: Path) -> None:
         "shapeshift/fleet/node.py:2 imports shapeshift.cascade",
         "shapeshift/fleet/node.py:2 imports shapeshift.cascade.front",
         "shapeshift/sidecar/observe.py:1 imports shapeshift.fleet.node",
+    ]
+    assert live_leaks(broken_project) == [
+        "shapeshift/live/app.py:2 imports shapeshift.cascade",
+        "shapeshift/live/app.py:2 imports shapeshift.cascade.front",
+        "shapeshift/triton/page.py:1 imports shapeshift.live",
+        "shapeshift/triton/page.py:1 imports shapeshift.live.app",
     ]
     assert fleet_hooks(broken_project) == {"shapeshift/sidecar/hook.py"}
     assert heavy_packages(broken_project) == [

@@ -25,6 +25,7 @@ COMMANDS = {
     "gateway": ("shapeshift.cli.gateway", "serve the OpenAI, rerank and TEI APIs in front of servers"),
     "sidecar": ("shapeshift.cli.sidecar", "assign bins to workers and reload dead models; `serve` starts it"),
     "status": ("shapeshift.cli.running.status", "show what is served: fronts, workers, traffic and plan"),
+    "live": ("shapeshift.cli.running.live", "serve a page that shows what the techniques do"),
     "fleet": ("shapeshift.fleet.cli.main", "many machines behind one front: show what they serve"),
     "adapters": ("shapeshift.cli.registries.adapters", "LoRA adapters of a model that serves: add, list, pin, remove"),
     "tasks": ("shapeshift.cli.registries.tasks", "the tasks of an image model: train, register, list, remove"),

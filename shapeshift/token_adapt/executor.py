@@ -244,6 +244,8 @@ class Executor:
     def _settle_evicted(self, step: Step[RequestImage], now: float) -> None:
         for image in step.evicted:
             self._evict(image.request)
+        if step.evicted:
+            self._record_images("dropped", step.evicted, now_ms(), 0.0)
         self._count_utility({image.request for image in step.evicted}, now)
 
     def _evict(self, request: ImageRequest) -> None:
@@ -310,21 +312,24 @@ class Executor:
             image.request.utility += float(image.expected_utility[gamma_index])
         outcomes = [image.request.outcomes[image.index] for image in images]
         self.metrics.record_batch(gamma, outcomes, result.step.plan_ms)
-        self._record_event(result, gamma, outcomes)
+        in_time = outcomes.count(IN_TIME)
+        self._record_images("batch", images, result.ended_ms, result.took_ms, gamma=gamma, in_time=in_time)
         self._count_utility({image.request for image in images}, result.ended_ms)
 
-    def _record_event(self, result: BatchResult, gamma: int, outcomes: Sequence[str]) -> None:
-        """Record a batch: also what its images earn in time at each gamma, and the device time of one image there."""
-        images, costs = result.step.images, self._scheduler.costs
+    def _record_images(self, kind: str, images: Sequence[RequestImage], now: float, took_ms: float, **of: int) -> None:
+        """Record a batch that has ended, or images that were dropped.
+
+        With what they earn in time at each gamma, and the device time of one image there.
+        """
+        costs = self._scheduler.costs
         by_gamma = np.sum([image.expected_utility for image in images], axis=0)
         events.record(
-            "batch",
-            gamma=gamma,
+            kind,
             images=len(images),
-            in_time=outcomes.count(IN_TIME),
-            ms=round(result.took_ms, 1),
-            waited=round(result.ended_ms - result.took_ms - min(image.arrival for image in images), 1),
-            slack=round(min(image.deadline for image in images) - result.ended_ms, 1),
+            **of,
+            ms=round(took_ms, 1),
+            waited=round(now - took_ms - min(image.arrival for image in images), 1),
+            slack=round(min(image.deadline for image in images) - now, 1),
             earns=np.round(by_gamma, 2).tolist(),
             costs=np.round(costs.times([costs.max_size])[0] / costs.max_size, 3).tolist(),
         )

@@ -140,6 +140,7 @@ PACKAGES_HOLD = {
     "shapeshift.gateway": "the OpenAI, rerank and TEI APIs in front of servers; knows no technique's inside",
     "shapeshift.fleet": "many servers as one: nodes, membership, workers and requests of other nodes, Ray, Kubernetes",
     "shapeshift.sidecar": "the process beside the server: scrapes, plans, acts through model control",
+    "shapeshift.live": "the page of `shapeshift live`: one module a panel, plots as SVG",
     "shapeshift.simulate": "discrete-event simulation over the policies that serve",
     "shapeshift.workloads": "traces, lengths and arrival processes",
     "shapeshift.build_engines": "the steps of `make engines`: export, compile, verify, profile, publish",

@@ -1,0 +1,47 @@
+"""`shapeshift live`: a page that shows what the techniques do on a running server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from shapeshift.cli.sidecar import addresses, host_and_ports, server_key
+from shapeshift.errors import InvalidInputError, UnsupportedError
+from shapeshift.triton.settings import DEFAULT_ADDRESSES, ServerSettings, is_loopback
+
+DEFAULT_PORT = 8090
+_KEY_VARIABLE = "SHAPESHIFT_LIVE_KEY"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `shapeshift live`."""
+    parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="port to listen on (%(default)s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve the page until a signal stops it, and return 0. Raises ShapeshiftError."""
+    key = os.environ.get(_KEY_VARIABLE, "")
+    if not key and not is_loopback(options.host):
+        raise InvalidInputError("--host", options.host, f"127.0.0.1, unless {_KEY_VARIABLE} names the page's key")
+    try:
+        from shapeshift.live.app import make_server
+        from shapeshift.live.source import Addresses
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(f"{error.name} is not installed: pip install 'shapeshift[live]'") from None
+    run_directory = options.build / "run"
+
+    def find() -> Addresses:
+        grpc, page = addresses(run_directory) or DEFAULT_ADDRESSES
+        host, ports = host_and_ports(run_directory) or (ServerSettings.host, {})
+        http = f"{host}:{ports.get('http', ServerSettings.http_port)}"
+        return Addresses(grpc, http, page, server_key(run_directory), run_directory)
+
+    sys.stdout.write(f"live page: http://{options.host}:{options.port}/, about the server of {run_directory}\n")
+    sys.stdout.flush()
+    server = make_server(find, options.host, options.port, key)
+    server.run()
+    return 0 if server.started else 1

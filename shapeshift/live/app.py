@@ -1,0 +1,175 @@
+"""The page and the process that serves it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol, cast
+
+import uvicorn
+from fastapi import FastAPI
+from nicegui import Client, ui
+
+from shapeshift.live import encode, generate, image, lora, sidecar, text
+from shapeshift.live.access import Guard
+from shapeshift.live.source import PERIOD_S, SERVES, Addresses, Source, View
+from shapeshift.live.svg import escaped
+from shapeshift.live.try_it import FIELDS, TryIt
+
+TITLE = "Shapeshift live"
+_STYLE = Path(__file__).with_name("style.css")
+
+
+class Panel(Protocol):
+    """A module that draws what one technique does.
+
+    NAME        in the page's address; `IDEA`: what the technique does, in two sentences
+    models(view)       those that it is about, the busiest first
+    draw(view, model)  HTML of one of them
+    """
+
+    NAME: str
+    TECHNIQUE: str
+    TITLE: str
+    IDEA: str
+    models: Callable[[View], list[str]]
+    draw: Callable[[View, str], str]
+
+
+PANELS = cast(Sequence[Panel], (encode, generate, lora, image, text, sidecar))
+
+
+def make_server(addresses: Callable[[], Addresses], host: str, port: int, key: str = "") -> uvicorn.Server:
+    """A server of the page that is not started; its `run` returns after SIGINT or SIGTERM, or `should_exit`.
+
+    addresses: see `Source`. key: asked of whoever opens the page; empty: this machine alone may.
+    """
+    source = Source(addresses, _is_watched)
+
+    @contextlib.asynccontextmanager
+    async def following(_: FastAPI) -> AsyncIterator[None]:
+        source.start()
+        yield
+        source.stop()
+
+    app = FastAPI(title=TITLE, docs_url=None, redoc_url=None, openapi_url=None, lifespan=following)
+    ui.run_with(
+        app,
+        root=lambda: _page(source),
+        title=TITLE,
+        dark=None,
+        tailwind=False,
+        language="en-US",
+        show_welcome_message=False,
+    )
+    config = uvicorn.Config(
+        Guard(app, key),
+        host=host,
+        port=port,
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
+    return uvicorn.Server(config)
+
+
+def _is_watched() -> bool:
+    return any(client.has_socket_connection for client in Client.instances.values())
+
+
+def _page(source: Source) -> None:
+    ui.add_css(_STYLE)
+    ui.colors(primary="#1f5fa8")
+    dark = ui.dark_mode(None)
+    with ui.element("div").classes("page"):
+        with ui.element("header").classes("top"):
+            _html(f"<h1>{TITLE}</h1>")
+            state = _html("").classes("grow").props('role="status"')
+            with ui.element("button").props('type="button"').on("click", lambda: dark.set_value(not dark.value)):
+                _html("light or dark", tag="span")
+        links = [
+            f'<li><a href="#{one.NAME}"><b>{one.TITLE}</b> <span>{one.TECHNIQUE}</span></a></li>' for one in PANELS
+        ]
+        _html(f"<ul>{''.join(links)}</ul>", tag="nav").props('aria-label="Panels"')
+        with ui.element("main"):
+            shown = [ShownPanel(panel, source) for panel in PANELS]
+
+    def refresh() -> None:
+        state.set_content(state_of(source))
+        for one in shown:
+            one.refresh()
+
+    ui.timer(PERIOD_S, refresh)
+
+
+class ShownPanel:
+    """A panel on one client's page."""
+
+    def __init__(self, panel: Panel, source: Source) -> None:
+        self._panel, self._source = panel, source
+        title = f'<h2 id="{panel.NAME}-title">{panel.TITLE} <code>{panel.TECHNIQUE}</code></h2>'
+        self._section = ui.element("section").classes("panel")
+        self._section.props(f'id="{panel.NAME}" aria-labelledby="{panel.NAME}-title"')
+        with self._section:
+            _html(f'{title}<p class="idea">{panel.IDEA}</p>')
+            self._choice = (
+                ui.select([], label="model", on_change=self.refresh)
+                .props("dense outlined options-dense")
+                .classes("choice")
+            )
+            self._drawn = _html("").classes("drawn")
+            if panel.NAME in FIELDS:
+                TryIt(panel.NAME, source, lambda: self._choice.value)
+
+    def refresh(self) -> None:
+        """Draw what is known now."""
+        view = self._source.view
+        self._section.classes(toggle=None, remove="stale") if not self._source.problem else self._section.classes(
+            "stale"
+        )
+        if view is None:
+            return
+        models = self._panel.models(view)
+        if sorted(models) != sorted(self._choice.options):
+            chosen = self._choice.value if self._choice.value in models else next(iter(models), None)
+            self._choice.set_options(models, value=chosen)
+        self._choice.set_visibility(len(models) > 1)
+        model = self._choice.value
+        self._drawn.set_content(
+            drawn(self._panel.draw, view, model) if model else '<p class="note">No such model serves.</p>'
+        )
+
+
+@lru_cache(maxsize=64)
+def drawn(draw: Callable[[View, str], str], view: View, model: str) -> str:
+    """The panel as HTML. A server of another version may lack what it needs: then it says so."""
+    try:
+        return draw(view, model)
+    except Exception as error:  # noqa: BLE001  the other panels can still be drawn
+        return f'<p class="note">This cannot be drawn from what the server says: {escaped(error)}</p>'
+
+
+def state_of(source: Source) -> str:
+    """One line about the server, as HTML."""
+    at = escaped(source.addresses.metrics)
+    if source.problem:
+        return f'<span class="state bad">no answer</span> {escaped(source.problem)}. This page goes on asking.'
+    down = dead_models(source.view)
+    if down:
+        words = ", ".join(f"{escaped(name)} ({escaped(state)})" for name, state in down.items())
+        return f'<span class="state bad">{len(down)} models do not serve</span> {words}'
+    return f'<span class="state good">serving</span> <span class="quiet">{at}</span>'
+
+
+def dead_models(view: View | None) -> dict[str, str]:
+    """The state of each model that is loaded and does not serve."""
+    status = view.status if view is not None else {}
+    models = [model for front in status.get("fronts", ()) for model in front["models"]] + [*status.get("models", ())]
+    return {model["name"]: model["state"] for model in models if model["state"] != SERVES}
+
+
+def _html(content: str, tag: str = "div") -> ui.html:
+    return ui.html(content, sanitize=False, tag=tag)

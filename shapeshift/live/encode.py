@@ -1,0 +1,229 @@
+"""The panel of polymorph: which lengths arrive, which engines they run on, and how little is padded."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+from shapeshift.live.source import View
+from shapeshift.live.svg import WIDTH, Plot, number, percent, plots, table, tile, tiles
+from shapeshift.serving.events import Event
+
+NAME = "encode"
+TECHNIQUE = "polymorph"
+TITLE = "Texts of any length"
+IDEA = (
+    "Texts differ in length. Instead of padding each one to the longest, the server has an engine for many lengths, and"
+    " puts short texts side by side into one call. Watch: the bars are nearly all text, hardly any padding."
+)
+_CALLS = 14
+_LONGEST_AXIS = 64
+
+
+def models(view: View) -> list[str]:
+    """The models that this panel is about, the busiest first."""
+    page = view.page
+    found_in = set(page.models_with("engine_rows_total")) | set(page.models_with("worker_rows_total"))
+    fronts = [model for model in page.models_with("requests_total") if model in found_in]
+    texts = [model for model in fronts if model not in page.models_with("level_texts_total")]
+    return sorted(texts, key=lambda model: -page.total(model, "requests_total"))
+
+
+def draw(view: View, model: str) -> str:
+    """The panel of one model, as HTML."""
+    packs = packs_of(view, model, 10.0)
+    return (
+        _numbers(view, model, packs)
+        + plots(_lengths(view, model), _calls(packs), _work(view, model, packs), _threads(view, packs))
+        + _workers(view, model)
+    )
+
+
+def packs_of(view: View, model: str, seconds: float) -> list[Event]:
+    """The engine calls of the last seconds, of this process and of its workers."""
+    workers = [worker["name"] for worker in view.status.get("workers", ()) if worker["front"] == model]
+    events = [event for name in (model, *workers) for event in view.recent(name, "pack", seconds)]
+    return sorted(events, key=lambda event: event.at)
+
+
+def padding(packs: Sequence[Event]) -> tuple[int, int, int]:
+    """Tokens of the texts, tokens that were computed for them, and texts."""
+    return (
+        sum(sum(pack.values["texts"]) for pack in packs),
+        sum(pack.values["size"] for pack in packs),
+        sum(len(pack.values["texts"]) for pack in packs),
+    )
+
+
+def _numbers(view: View, model: str, packs: Sequence[Event]) -> str:
+    change = view.change
+    tokens, computed, texts = padding(packs)
+    longest = max(_length_bounds(view, model), default=0)
+    calls = len(packs)
+    alone = f"padded to {longest:.0f} each it would be {percent(1 - tokens / (texts * longest))}" if texts else ""
+    return tiles(
+        tile("texts a second", number(change.rate(model, "request_tokens_count"))),
+        tile("padding computed", percent(1 - tokens / computed) if computed else "–", alone, "good"),
+        tile("texts in a call", number(texts / calls if calls else None)),
+        tile("98% answered within", number(change.quantile(model, "request_latency_ms", 0.98), "ms")),
+        tile("waiting", number(view.page.total(model, "requests_waiting"))),
+    )
+
+
+def _length_bounds(view: View, model: str) -> list[float]:
+    bounds = (_finite(le) for le in view.page.by(model, "request_tokens_bucket", "le"))
+    return sorted(bound for bound in bounds if bound)
+
+
+def _finite(le: str) -> float:
+    try:
+        return float(le) if math.isfinite(float(le)) else 0.0
+    except ValueError:
+        return 0.0
+
+
+def _engine_sizes(view: View, model: str) -> list[int]:
+    names = view.page.by(model, "engine_used_total", "engine")
+    for worker in view.status.get("workers", ()):
+        if worker["front"] == model and worker["bin"]:
+            names[str(worker["bin"])] = 0.0
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _lengths(view: View, model: str) -> Plot:
+    plot = Plot(190, "Lengths of the texts that arrive", "last minute; marks below: lengths that have an engine")
+    counts = view.minute.histogram(model, "request_tokens")
+    longest = max([bound for bound, count in counts.items() if count and math.isfinite(bound)], default=0.0)
+    sizes = _engine_sizes(view, model)
+    if not longest:
+        plot.empty("no text in the last minute")
+        return plot
+    axis = max(longest, _LONGEST_AXIS)
+    top, bottom, most = 10.0, 150.0, max(counts.values())
+    below = 0.0
+    for bound in sorted(bound for bound in counts if bound <= axis):
+        height = (bottom - top) * counts[bound] / most
+        tip = f"{below + 1:.0f} to {bound:.0f} tokens: {counts[bound]:.0f} texts"
+        if counts[bound]:
+            plot.rect(
+                WIDTH * below / axis + 0.5, bottom - height, WIDTH * (bound - below) / axis - 1, height, "text-a", tip
+            )
+        below = bound
+    plot.line(0, bottom, WIDTH, bottom)
+    for size in sizes:
+        if size <= axis:
+            plot.rect(WIDTH * size / axis - 1.5, bottom + 2, 3, 10, "engine", f"engine of {size} tokens")
+    for share in (0.0, 0.5, 1.0):
+        anchor = {0.0: "start", 0.5: "middle", 1.0: "end"}[share]
+        plot.text(WIDTH * share, bottom + 28, f"{axis * share:.0f}{' tokens' if share == 1 else ''}", "tick", anchor)
+    plot.legend(("text-a", "texts"), ("engine", "an engine of this length"))
+    common = max(counts, key=lambda bound: counts[bound])
+    plot.description = (
+        f"{sum(counts.values()):.0f} texts in the last minute, most of them up to {common:.0f} tokens long, the longest"
+        f" up to {longest:.0f}. Engines: {', '.join(map(str, sizes)) or 'one for any length'}."
+    )
+    return plot
+
+
+def _calls(packs: Sequence[Event]) -> Plot:
+    shown = packs[-_CALLS:]
+    row = 14.0
+    plot = Plot(20 + row * _CALLS, "The last engine calls", "a line is a call, a box is a text, its width its tokens")
+    if not shown:
+        plot.empty("no call in the last seconds")
+        return plot
+    room = WIDTH - 205
+    axis = max(max(pack.values["size"] for pack in shown), _LONGEST_AXIS)
+    for place, pack in enumerate(reversed(shown)):
+        texts, size, y = pack.values["texts"], pack.values["size"], 6 + place * row
+        start = 0
+        for index, length in enumerate(texts):
+            kind = "text-a" if index % 2 == 0 else "text-b"
+            plot.rect(room * start / axis, y, room * length / axis - 0.8, row - 3, kind, f"a text of {length} tokens")
+            start += length
+        if size > start:
+            plot.rect(
+                room * start / axis, y, room * (size - start) / axis, row - 3, "padding", f"{size - start} padded"
+            )
+        words = f"{len(texts)} text{'s' if len(texts) > 1 else ''}, {start} of {size}"
+        plot.text(WIDTH, y + row - 5, f"{words} · {pack.values['ms']:.1f} ms", "tick", "end")
+    plot.legend(
+        ("text-a", "a text"), ("text-b", "the next text of the call"), ("padding", "padding: computed for nothing")
+    )
+    tokens, computed, texts = padding(shown)
+    plot.description = f"The last {len(shown)} calls computed {texts} texts: {tokens} of {computed} tokens are text."
+    return plot
+
+
+def _work(view: View, model: str, packs: Sequence[Event]) -> Plot:
+    plot = Plot(112, "Tokens computed, last 10 seconds", "here, and if each text were padded to the longest length")
+    tokens, computed, texts = padding(packs)
+    longest = max(_length_bounds(view, model), default=0)
+    if not texts or not longest:
+        plot.empty("no call in the last seconds")
+        return plot
+    padded = max(texts * longest, computed)
+    room = WIDTH - 60
+    for place, (words, size) in enumerate((("here", computed), (f"padded to {longest:.0f}", padded))):
+        y = 16 + place * 48
+        plot.text(0, y - 4, words, "label")
+        plot.rect(0, y, room * tokens / padded, 26, "text-a", f"{tokens} tokens of texts")
+        plot.rect(
+            room * tokens / padded, y, room * (size - tokens) / padded, 26, "padding", f"{size - tokens:.0f} padded"
+        )
+        plot.text(room * size / padded + 6, y + 18, number(size), "tick")
+    plot.legend(("text-a", "texts"), ("padding", "padding"))
+    plot.description = (
+        f"{computed} tokens were computed for {tokens} of text; padded to {longest:.0f} it were {padded:.0f}."
+    )
+    return plot
+
+
+def _threads(view: View, packs: Sequence[Event]) -> Plot:
+    lanes: dict[str, list[Event]] = defaultdict(list)
+    for pack in packs:
+        lanes[pack.values["thread"]].append(pack)
+    lanes.pop("loader", None)
+    seconds, row = 2.0, 26.0
+    plot = Plot(
+        24 + row * max(len(lanes), 1), "What each engine thread did", f"last {seconds:g} seconds; a box is a call"
+    )
+    if not lanes:
+        plot.empty("no call in the last seconds")
+        return plot
+    left = 96
+    room = WIDTH - left
+    for place, (name, calls) in enumerate(sorted(lanes.items())):
+        y = 4 + place * row
+        busy_ms = sum(call.values["ms"] for call in calls)
+        plot.text(0, y + 15, f"{name.replace('engine-', 'thread ')}: {percent(min(busy_ms / 1e4, 1.0))}", "label")
+        for call in calls:
+            start = call.at - call.values["ms"] / 1e3 - (view.now - seconds)
+            if start >= 0:
+                texts = call.values["texts"]
+                kind = "many" if len(texts) > 1 else "one"
+                tip = f"{len(texts)} texts, {sum(texts)} tokens, {call.values['ms']} ms"
+                plot.rect(
+                    left + room * start / seconds, y, room * call.values["ms"] / 1e3 / seconds, row - 8, kind, tip
+                )
+    plot.line(left, 4 + row * len(lanes), WIDTH, 4 + row * len(lanes))
+    plot.legend(("one", "one text"), ("many", "several texts in one call"))
+    plot.description = "; ".join(
+        f"thread {name} computed {percent(min(sum(call.values['ms'] for call in calls) / 1e4, 1.0))} of the last 10 s"
+        for name, calls in sorted(lanes.items())
+    )
+    return plot
+
+
+def _workers(view: View, model: str) -> str:
+    rows = [
+        (one["name"], one["bin"] or "any", one["state"], one["outstanding"], one["generation"])
+        for one in view.status.get("workers", ())
+        if one["front"] == model
+    ]
+    if not rows:
+        return ""
+    return table(
+        "Workers and the length that each holds", ("worker", "bin", "state", "waiting", "times moved"), rows, ""
+    )

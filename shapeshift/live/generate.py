@@ -1,0 +1,206 @@
+"""The panel of fused_decode: who holds which slot, what the memory holds, how soon tokens come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shapeshift.live.source import View
+from shapeshift.live.svg import WIDTH, Plot, bars, number, percent, plots, tile, tiles
+
+NAME = "generate"
+TECHNIQUE = "fused_decode"
+TITLE = "Texts that are generated together"
+IDEA = (
+    "Each step of the model gives every running text its next token, so many texts cost little more than one. A request"
+    " joins at the next step and leaves when it is done: nobody waits for a batch to fill or to end. Watch: bars begin"
+    " and end whenever they like."
+)
+SECONDS = 20.0
+STATES = (
+    ("empty", "empty"),
+    ("kept", "kept for texts that begin alike"),
+    ("decode", "held by one text"),
+    ("shared", "shared by several texts"),
+    ("lent", "lent to adapters"),
+)
+_ROWS = 18
+_PERIODS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+
+
+def models(view: View) -> list[str]:
+    """The models that this panel is about, the busiest first."""
+    page = view.page
+    others = set(page.models_with("adapters_known"))
+    return sorted(
+        (model for model in page.models_with("slots") if model not in others),
+        key=lambda model: -page.total(model, "requests_total"),
+    )
+
+
+def draw(view: View, model: str) -> str:
+    """The panel of one model, as HTML."""
+    return numbers(view, model) + plots(slots(view, model), memory(view, model), times(view, model))
+
+
+@dataclass
+class Stay:
+    """A request in a slot. Times: monotonic seconds; None: not yet. why: it left."""
+
+    slot: int
+    joined: float
+    prompt: int
+    shared: int
+    adapter: int
+    first: float | None = None
+    left: float | None = None
+    tokens: int = 0
+    why: str = ""
+
+
+def stays(view: View, model: str) -> list[Stay]:
+    """Who held a slot in the last `SECONDS`, in order."""
+    in_slot: dict[int, Stay] = {}
+    ended: list[Stay] = []
+    for event in view.events.get(model, ()):
+        values = event.values
+        if event.kind == "join":
+            for slot in values["slots"]:
+                in_slot[slot] = Stay(slot, event.at, values["prompt"], values["shared"], values["adapter"])
+        elif event.kind == "first" and values["slot"] in in_slot:
+            in_slot[values["slot"]].first = in_slot[values["slot"]].first or event.at
+        elif event.kind == "leave":
+            for slot in values["slots"]:
+                if (stay := in_slot.pop(slot, None)) is not None:
+                    stay.left, stay.tokens, stay.why = event.at, values["tokens"], values["why"]
+                    ended.append(stay)
+    return [stay for stay in [*ended, *in_slot.values()] if (stay.left or view.now) > view.now - SECONDS]
+
+
+def numbers(view: View, model: str) -> str:
+    """The row of numbers."""
+    change, page = view.change, view.page
+    steps, tokens = change.total(model, "iteration_ms_count"), change.total(model, "generated_tokens_total")
+    queries, hits = (view.minute.total(model, f"prefix_cache_{name}_total") for name in ("queries", "hits"))
+    used, slots_ = page.total(model, "requests_running"), page.total(model, "slots")
+    return tiles(
+        tile("tokens a second", number(change.rate(model, "generated_tokens_total"))),
+        tile(
+            "texts advanced by a step", number(tokens / steps if steps else None), "each reads all weights once", "good"
+        ),
+        tile(
+            "slots in use", f"{used:.0f} of {slots_:.0f}", f"{page.total(model, 'requests_waiting'):.0f} wait for one"
+        ),
+        tile("prompt tokens not computed", percent(hits / queries if queries else None), "shared with earlier texts"),
+        tile("98% of first tokens within", number(change.quantile(model, "first_token_ms", 0.98), "ms")),
+    )
+
+
+def slots(view: View, model: str) -> Plot:
+    """The raster of slots over time."""
+    held = stays(view, model)
+    rows = sorted({stay.slot for stay in held})[:_ROWS]
+    row = max(11.0, min(20.0, 230 / max(len(rows), 1)))
+    plot = Plot(
+        34 + row * max(len(rows), 4), "Slots", f"last {SECONDS:.0f} seconds, now at the right; a bar is a request"
+    )
+    if not rows:
+        plot.empty("no request had a slot in this time")
+        return plot
+    left = 26.0
+    per_second = (WIDTH - left) / SECONDS
+
+    def x(at: float) -> float:
+        return left + max(at - (view.now - SECONDS), 0.0) * per_second
+
+    bottom = 4 + row * len(rows)
+    for seconds in range(0, int(SECONDS) + 1, 5):
+        place = x(view.now - SECONDS + seconds)
+        plot.line(place, 2, place, bottom)
+        plot.text(
+            place, bottom + 14, "now" if seconds == SECONDS else f"-{SECONDS - seconds:.0f} s", "tick", _anchor(seconds)
+        )
+    for place, slot in enumerate(rows):
+        plot.text(0, 4 + place * row + row / 2 + 4, slot, "tick")
+    for stay in held:
+        if stay.slot in rows:
+            _stay(plot, stay, 4 + rows.index(stay.slot) * row, row, x, view.now)
+    plot.legend(("prefill", "reads its prompt"), ("decode", "generates"), ("bad-mark", "lost its slot, or failed"))
+    done = [stay for stay in held if stay.left is not None]
+    plot.description = (
+        f"In the last {SECONDS:.0f} seconds {len(done)} requests left their slots after"
+        f" {sum(stay.tokens for stay in done)} tokens, {len(held) - len(done)} hold one now."
+    )
+    return plot
+
+
+def _anchor(seconds: float) -> str:
+    return {0: "start", int(SECONDS): "end"}.get(int(seconds), "middle")
+
+
+def _stay(plot: Plot, stay: Stay, y: float, row: float, x: Callable[[float], float], now: float) -> None:
+    left = stay.left or now
+    first = min(stay.first or left, left)
+    shared = f", {stay.shared} of them shared" if stay.shared else ""
+    words = f"prompt of {stay.prompt} tokens{shared}"
+    plot.rect(x(stay.joined), y, x(first) - x(stay.joined), row - 3, "prefill", f"reads its {words}")
+    if first < left:
+        tip = f"{stay.tokens} tokens, {words}; left: {stay.why}" if stay.why else f"generates; {words}"
+        plot.rect(x(first), y, x(left) - x(first) - 0.5, row - 3, "decode", tip)
+        if stay.tokens and x(left) - x(first) > 44 and row >= 13:
+            plot.text(x(left) - 4, y + row / 2 + 2.5, stay.tokens, "inside", "end")
+    if stay.why in ("preempted", "failed"):
+        plot.rect(x(left) - 2.5, y, 3, row - 3, "bad-mark", stay.why)
+
+
+def memory(view: View, model: str) -> Plot:
+    """The blocks of keys and values, by who holds them."""
+    plot = Plot(176, "Memory of the texts", "a cell is a block of tokens; texts that begin alike share theirs")
+    counts = block_counts(view, model)
+    total = sum(counts)
+    if not total:
+        plot.empty("no request had a slot in the last minute")
+        return plot
+    columns = math.ceil(math.sqrt(total * WIDTH / 160))
+    size = min(WIDTH / columns, 160 / math.ceil(total / columns))
+    place = 0
+    # What texts hold comes first: it grows and shrinks at the front.
+    for state in (3, 2, 1, 4, 0):
+        kind, words = STATES[state]
+        for _ in range(counts[state]):
+            plot.rect(place % columns * size, place // columns * size, size - 1, size - 1, kind, words)
+            place += 1
+    plot.legend(*((kind, f"{words}: {count}") for (kind, words), count in zip(STATES, counts, strict=True) if count))
+    plot.description = ", ".join(f"{count} blocks {words}" for (_, words), count in zip(STATES, counts, strict=True))
+    return plot
+
+
+def block_counts(view: View, model: str) -> Sequence[int]:
+    """The blocks in each of `STATES` when a request last joined or left."""
+    last = [event for event in view.events.get(model, ()) if event.kind in ("join", "leave")][-1:]
+    return last[0].values["blocks"] if last else [0] * len(STATES)
+
+
+def times(view: View, model: str) -> Plot:
+    """How long first tokens and further tokens take."""
+    plot = Plot(190, "Times, last minute", "above: until the first token; below: from a token to the next")
+    said = []
+    for top, name, words in ((0.0, "first_token_ms", "first token"), (98.0, "between_tokens_ms", "next token")):
+        counts = view.minute.histogram(model, name)
+        total = sum(counts.values())
+        half, most = (view.minute.quantile(model, name, share) for share in (0.5, 0.98))
+        text = f"half within {number(half, 'ms')}, 98% within {number(most, 'ms')}" if total else "none"
+        plot.text(WIDTH, top + 11, f"{words}: {text}", "tick", "end")
+        said.append(f"{words}: {text}")
+        bounds, edges = [0.0, *map(float, _PERIODS)], [*map(float, _PERIODS), math.inf]
+        binned = [
+            (
+                f"{edge:.0f}" if math.isfinite(edge) else f">{low:.0f}",
+                sum(count for bound, count in counts.items() if low < bound <= edge),
+            )
+            for low, edge in zip(bounds, edges, strict=True)
+        ]
+        bars(plot, [(label, count, f"up to {label} ms: {count:.0f}") for label, count in binned], top + 16, top + 70)
+    plot.description = "; ".join(said)
+    return plot

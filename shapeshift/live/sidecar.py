@@ -1,0 +1,77 @@
+"""The panel of the sidecar: what it decided and why, what each worker holds, which processes live."""
+
+from __future__ import annotations
+
+from shapeshift.live.source import SERVES, View
+from shapeshift.live.svg import escaped, number, table, tile, tiles
+
+NAME = "sidecar"
+TECHNIQUE = "sidecar"
+TITLE = "The watcher beside the server"
+IDEA = (
+    "A process beside the server reloads models that have died or hang, and moves workers to the lengths of text that"
+    " arrive. Every decision has a reason. Watch: end a model's process, and see it come back."
+)
+_SHOWN = 12
+_THE_SERVER = "this server"
+
+
+def models(view: View) -> list[str]:
+    """There is one sidecar for all."""
+    return [_THE_SERVER] if view.status else []
+
+
+def draw(view: View, model: str) -> str:
+    """The panel, as HTML."""
+    status, sidecar = view.status, view.status["sidecar"]
+    processes = [(one["name"], one["state"], one["pid"] or "–") for one in _processes(view)]
+    serving = sum(state == SERVES for _, state, _ in processes)
+    workers = [
+        (one["front"], one["name"], one["bin"] or "any", one["state"], one["outstanding"], one["generation"])
+        for one in status["workers"]
+    ]
+    state = "frozen: it decides and changes nothing" if sidecar["frozen"] else "watches"
+    parts = [
+        tiles(
+            tile("sidecar", state if sidecar["pid"] else "not running", "", "good" if sidecar["pid"] else "bad"),
+            tile(
+                "processes that serve",
+                f"{serving} of {len(processes)}",
+                "",
+                "good" if serving == len(processes) else "bad",
+            ),
+            tile("workers loaded", number(sum(one["state"] == SERVES for one in status["workers"]))),
+        ),
+        table(
+            "Decisions, the last first",
+            ("when", "what", "of", "why"),
+            [
+                (one["at"][11:19], one["kind"], one["subject"], one["text"])
+                for one in reversed(list(view.decisions)[-_SHOWN:])
+            ],
+            "none yet",
+        ),
+    ]
+    plans = [
+        (front["name"], front["plan"]["plan"], front["plan"]["reason"]) for front in status["fronts"] if front["plan"]
+    ]
+    if plans:
+        parts.append(table("Plans", ("front", "workers by length", "why"), plans, ""))
+    if workers:
+        parts.append(table("Workers", ("front", "worker", "bin", "state", "waiting", "times loaded anew"), workers, ""))
+    nodes = [one for one in status["nodes"] if one["name"]]
+    if nodes:
+        rows = [(one["name"], one["state"], one["workers"], one["texts_per_s"], one["problem"]) for one in nodes]
+        parts.append(table("Nodes of the fleet", ("node", "state", "workers", "texts a second", "problem"), rows, ""))
+    chips = [
+        f'<li class="{"good" if state == SERVES else "bad"}"><b>{escaped(name)}</b> {escaped(f"{state}, {pid}")}</li>'
+        for name, state, pid in processes
+    ]
+    parts.append(f'<h3>Models, their state and process</h3><ul class="chips">{"".join(chips)}</ul>')
+    return "".join(parts)
+
+
+def _processes(view: View) -> list[dict[str, object]]:
+    status = view.status
+    of_fronts = [model for front in status["fronts"] for model in front["models"]]
+    return sorted([*of_fronts, *status["models"]], key=lambda one: str(one["name"]))

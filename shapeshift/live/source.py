@@ -1,0 +1,200 @@
+"""One running server, looked at once a second: its metrics page, what `shapeshift status` says, and the rings."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shapeshift.errors import ShapeshiftError
+from shapeshift.live.counters import Change, LivePages, Page
+from shapeshift.loops import Loop
+from shapeshift.serving import events
+from shapeshift.serving.events import Event, RingReader
+from shapeshift.sidecar import run_files
+from shapeshift.sidecar.observe import MetricsPage
+from shapeshift.sidecar.overview import overview
+from shapeshift.sidecar.process_tracker import ProcessTracker
+from shapeshift.sidecar.servers import Servers, connect
+from shapeshift.triton import metrics
+from shapeshift.triton.endpoint import tls_from_environment
+
+PERIOD_S = 1.0
+RATE_S = 10.0
+"""Over so long rates are taken."""
+HISTORY_S = 60.0
+_MOST_EVENTS = 6000
+# Asks for models and processes are dearer than a scrape.
+_STATUS_EVERY = 3
+SERVES = "serving"
+
+
+class Addresses(NamedTuple):
+    """Of a server. grpc, http: HOST:PORT; metrics: URL; key: of model control; run_directory: of `shapeshift serve`."""
+
+    grpc: str
+    http: str
+    metrics: str
+    key: str
+    run_directory: Path
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What is known now. Panels draw it and change nothing.
+
+    now       monotonic seconds
+    change    what the counters did in the last `RATE_S` seconds; `change.new` is the last page
+    minute    the same of the last `HISTORY_S`
+    events    by model, of the last `HISTORY_S`, in order
+    status    as `shapeshift status --json`; empty where it could not be asked
+    decisions of the sidecar, the last ones last
+    """
+
+    now: float
+    change: Change
+    minute: Change
+    events: Mapping[str, Sequence[Event]] = field(default_factory=dict)
+    status: Mapping[str, Any] = field(default_factory=dict)
+    decisions: Sequence[Mapping[str, str]] = ()
+
+    @property
+    def page(self) -> Page:
+        """The last scrape."""
+        return self.change.new
+
+    def recent(self, model: str, kind: str, seconds: float) -> list[Event]:
+        """The events of one kind in the last seconds, in order."""
+        since = self.now - seconds
+        return [event for event in self.events.get(model, ()) if event.kind == kind and event.at >= since]
+
+
+class Source:
+    """Follows one server on a thread of its own, while somebody watches.
+
+    addresses()  where the server is: asked again whenever it does not answer
+    is_watched() whether anybody looks at the page
+    view         the last one; None before the first
+    problem      why the view is not of now; empty while the server answers
+    """
+
+    def __init__(
+        self,
+        addresses: Callable[[], Addresses],
+        is_watched: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.addresses = addresses()
+        self.view: View | None = None
+        self.problem = "not asked yet"
+        self.problem_since = clock()
+        self._find = addresses
+        self._is_watched = is_watched
+        self._clock = clock
+        self._pages: deque[Page] = deque()
+        self._live = LivePages()
+        self._rings = Rings()
+        self._servers: Servers | None = None
+        self._tracker = ProcessTracker(True)
+        self._status: Mapping[str, Any] = {}
+        self._last_page: MetricsPage | None = None
+        self._rounds = itertools.count()
+        self._loop = Loop("source", self._round, lambda text: None)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._loop.start()
+
+    def stop(self) -> None:
+        """End it."""
+        self._loop.stop(3.0)
+
+    def look(self) -> None:
+        """One look at the server: replaces `view`, or says in `problem` why not."""
+        now = self._clock()
+        try:
+            samples = metrics.scrape(self.addresses.metrics, tls=tls_from_environment())
+        except ShapeshiftError as error:
+            self._lost(str(error), now)
+            return
+        if self._pages and now - self._pages[-1].at > RATE_S:
+            self._pages.clear()
+        self._pages.append(self._live.page(samples, now))
+        while self._pages[0].at < now - HISTORY_S:
+            self._pages.popleft()
+        self._ask_status(MetricsPage(samples, now))
+        self._rings.read(self.addresses.run_directory / "events", now)
+        self.view = View(
+            now,
+            Change(self._page_before(now - RATE_S), self._pages[-1]),
+            Change(self._pages[0], self._pages[-1]),
+            self._rings.events(),
+            self._status,
+            run_files.read_report(self.addresses.run_directory).get("decisions", []),
+        )
+        self.problem = ""
+
+    def _round(self) -> float:
+        if self._is_watched():
+            self.look()
+        return PERIOD_S
+
+    def _lost(self, problem: str, now: float) -> None:
+        if not self.problem:
+            self.problem_since = now
+        self.problem = problem
+        self._servers, self._status = None, {}
+        with contextlib.suppress(ShapeshiftError):
+            self.addresses = self._find()
+
+    def _page_before(self, at: float) -> Page:
+        return next((page for page in reversed(self._pages) if page.at <= at), self._pages[0])
+
+    def _ask_status(self, page: MetricsPage) -> None:
+        before, self._last_page = self._last_page or page, page
+        if next(self._rounds) % _STATUS_EVERY and self._status:
+            return
+        at = self.addresses
+        try:
+            self._servers = self._servers or connect(at.grpc, at.metrics, at.key)
+            pages = iter((before, page))
+            servers = replace(self._servers, scrape=lambda: next(pages))
+            self._status = overview(servers, at.run_directory, self._tracker, 0.0, lambda seconds: None)
+        except ShapeshiftError:
+            self._servers, self._status = None, {}
+
+
+class Rings:
+    """The rings of a server's processes."""
+
+    def __init__(self) -> None:
+        self._readers: dict[Path, RingReader] = {}
+        self._events: dict[str, deque[Event]] = {}
+
+    def read(self, folder: Path, now: float) -> None:
+        """Read what is new; forget what is older than `HISTORY_S`."""
+        files = set(folder.glob(f"*{events.SUFFIX}")) if folder.is_dir() else set()
+        for gone in self._readers.keys() - files:
+            self._readers.pop(gone).close()
+        for file in files:
+            with contextlib.suppress(OSError, ValueError):
+                model = events.model_of(file)
+                if file not in self._readers:
+                    self._readers[file] = RingReader(file)
+                    # What an ended process was doing is of no interest any more.
+                    if not any(events.model_of(other) == model for other in files - {file}):
+                        self._events.pop(model, None)
+                recent = self._events.setdefault(model, deque(maxlen=_MOST_EVENTS))
+                recent.extend(event for event in self._readers[file].read() if event.at > now - HISTORY_S)
+        for recent in self._events.values():
+            while recent and recent[0].at < now - HISTORY_S:
+                recent.popleft()
+
+    def events(self) -> dict[str, list[Event]]:
+        """By model, in order."""
+        return {model: list(each) for model, each in self._events.items()}
