@@ -110,19 +110,24 @@ class ShownPanel:
 
     def __init__(self, panel: Panel, source: Source) -> None:
         self._panel, self._source = panel, source
+        # The model that somebody chose, and whether it is the panel itself that chooses just now.
+        self._chosen: str | None = None
+        self._follows = False
         title = f'<h2 id="{panel.NAME}-title">{panel.TITLE} <code>{panel.TECHNIQUE}</code></h2>'
         self._section = ui.element("section").classes("panel")
         self._section.props(f'id="{panel.NAME}" aria-labelledby="{panel.NAME}-title"')
         with self._section:
             _html(f'{title}<p class="idea">{panel.IDEA}</p>')
-            self._choice = (
-                ui.select([], label="model", on_change=self.refresh)
-                .props("dense outlined options-dense")
-                .classes("choice")
-            )
+            self._choice = ui.select([], label="model", on_change=self._choose).classes("choice")
+            self._choice.props("dense outlined options-dense")
             self._drawn = _html("").classes("drawn")
             if panel.NAME in FIELDS:
                 TryIt(panel.NAME, source, lambda: self._choice.value)
+
+    def _choose(self) -> None:
+        if not self._follows:
+            self._chosen = self._choice.value
+            self.refresh()
 
     def refresh(self) -> None:
         """Draw what is known now."""
@@ -133,11 +138,12 @@ class ShownPanel:
         if view is None:
             return
         models = self._panel.models(view)
-        if sorted(models) != sorted(self._choice.options):
-            chosen = self._choice.value if self._choice.value in models else next(iter(models), None)
-            self._choice.set_options(models, value=chosen)
+        model = self._chosen if self._chosen in models else next(iter(models), None)
+        if sorted(models) != self._choice.options or model != self._choice.value:
+            self._follows = True
+            self._choice.set_options(sorted(models), value=model)
+            self._follows = False
         self._choice.set_visibility(len(models) > 1)
-        model = self._choice.value
         self._drawn.set_content(
             drawn(self._panel.draw, view, model) if model else '<p class="note">No such model serves.</p>'
         )

@@ -24,10 +24,10 @@ _LONGEST_AXIS = 64
 def models(view: View) -> list[str]:
     """The models that this panel is about, the busiest first."""
     page = view.page
-    found_in = set(page.models_with("engine_rows_total")) | set(page.models_with("worker_rows_total"))
-    fronts = [model for model in page.models_with("requests_total") if model in found_in]
-    texts = [model for model in fronts if model not in page.models_with("level_texts_total")]
-    return sorted(texts, key=lambda model: -page.total(model, "requests_total"))
+    runs_engines = {*page.models_with("engine_rows_total"), *page.models_with("worker_rows_total")}
+    cascades = page.models_with("level_texts_total")
+    fronts = page.models_with("requests_total")
+    return view.busiest(model for model in fronts if model in runs_engines and model not in cascades)
 
 
 def draw(view: View, model: str) -> str:

@@ -31,12 +31,8 @@ _PERIODS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 def models(view: View) -> list[str]:
     """The models that this panel is about, the busiest first."""
-    page = view.page
-    others = set(page.models_with("adapters_known"))
-    return sorted(
-        (model for model in page.models_with("slots") if model not in others),
-        key=lambda model: -page.total(model, "requests_total"),
-    )
+    with_adapters = view.page.models_with("adapters_known")
+    return view.busiest(model for model in view.page.models_with("slots") if model not in with_adapters)
 
 
 def draw(view: View, model: str) -> str:

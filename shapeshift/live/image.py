@@ -23,8 +23,7 @@ _FEWEST_BATCHES = 5
 
 def models(view: View) -> list[str]:
     """The models that this panel is about, the busiest first."""
-    page = view.page
-    return sorted(page.models_with("gamma_images_total"), key=lambda model: -page.total(model, "requests_total"))
+    return view.busiest(view.page.models_with("gamma_images_total"))
 
 
 def draw(view: View, model: str) -> str:

@@ -24,8 +24,7 @@ _SECONDS = 60.0
 
 def models(view: View) -> list[str]:
     """The models that this panel is about, the busiest first."""
-    page = view.page
-    return sorted(page.models_with("adapters_known"), key=lambda model: -page.total(model, "requests_total"))
+    return view.busiest(view.page.models_with("adapters_known"))
 
 
 def draw(view: View, model: str) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,6 +67,11 @@ class View:
     def page(self) -> Page:
         """The last scrape."""
         return self.change.new
+
+    def busiest(self, models: Iterable[str]) -> list[str]:
+        """The models, those with the most requests in the last minute first."""
+        key = "requests_total"
+        return sorted(models, key=lambda one: (-self.minute.total(one, key), -self.page.total(one, key), one))
 
     def recent(self, model: str, kind: str, seconds: float) -> list[Event]:
         """The events of one kind in the last seconds, in order."""
