@@ -59,6 +59,7 @@ REMOVED: dict[str, str] = {
     "seed": "leave it out",
     "queue_calls": "queue_rows bounds the calls to later levels, too",
     "call_timeout_ms": "leave it out, a call may take 60 s; or send the request parameter latency_ms",
+    "predictor_model": "leave it out, `predictor_weights` needs no other model; train it again",
     "grpc_url": "set the environment variable SHAPESHIFT_GRPC_URL of the server",
 }
 """What to do instead of a setting that a former version had, by its name: the end of a sentence."""

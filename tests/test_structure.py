@@ -21,7 +21,6 @@ CHOSEN = {
     "adapter_cache": (
         *("adapter_cache.front", "fused_decode.model.cpu_runtime"),
         *("adapter_cache.policy.admission", "adapter_cache.policy.eviction", "adapter_cache.lora.native"),
-        "adapter_cache.policy.length_prediction",
     ),
     "cascade": (),
 }

@@ -19,7 +19,12 @@ from shapeshift.adapter_cache.memory.adapter_table import Adapter, unavailable
 from shapeshift.adapter_cache.memory.cache import MAX_LABELS, AdapterCache
 from shapeshift.adapter_cache.memory.loader import load_weights
 from shapeshift.adapter_cache.memory.placement import SharedMemory
-from shapeshift.adapter_cache.policy.length_prediction import LengthPredictor, PredictionInput
+from shapeshift.adapter_cache.policy.length_prediction import (
+    LengthPredictor,
+    PredictionInput,
+    RunningMean,
+    WordRegressor,
+)
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
 from shapeshift.adapter_cache.registry.catalogue import Catalogue
 from shapeshift.adapter_cache.registry.peft import BaseModel
@@ -29,7 +34,6 @@ from shapeshift.adapter_cache.settings import (
     HOST_TIERS,
     LORA_HOOKS,
     LORA_KERNELS,
-    PREDICTORS,
     PREFETCHERS,
     SCHEDULERS,
     AdapterCacheSettings,
@@ -139,7 +143,8 @@ class LoraFront(GenerateFront):
         self.catalogue = Catalogue(folder, multi_lora, base_model, cache, element_bytes, log)
         self.prefetcher = PREFETCHERS["gaps"]() if params.prefetch else None
         self._prefetching = threading.Lock()
-        self.predictor = _predictor(pb_utils, params, log)
+        weights = params.predictor_weights
+        self.predictor: LengthPredictor = WordRegressor.load(args.folder / weights) if weights else RunningMean()
         reserve = f"{params.adapter_mb} MiB for them alone"
         log(f"{len(self.catalogue)} adapters, {kernels.name}, {reserve}, {params.scheduler}")
         decode = base.settings
@@ -174,7 +179,8 @@ class LoraFront(GenerateFront):
     def queue(self, job: GenerateJob) -> None:
         for request in _requests(job):
             prediction = _prediction_input(request, job.prompt_of(request).text)
-            self.predictor.predict_later(prediction, partial(self._predicted, request))
+            request.predicted_tokens = self.predictor.predict(prediction)
+            self.submit(request)
 
     def answered(self, job: GenerateJob) -> None:
         for request in _requests(job):
@@ -209,7 +215,6 @@ class LoraFront(GenerateFront):
         self._watching.stop(5.0)
         # Before what it uses.
         self.loop.close()
-        self.predictor.close()
         self.cache.close()
         super().stop()
 
@@ -233,11 +238,6 @@ class LoraFront(GenerateFront):
         for request in _requests(job):
             if request.adapter is not None:
                 self.cache.table.unhold(request.adapter)
-
-    def _predicted(self, request: AdapterRequest, tokens: int) -> None:
-        """Any thread calls this."""
-        request.predicted_tokens = tokens
-        self.submit(request)
 
     def _adapter_tokens(self, name: str | None) -> int:
         """The memory of an adapter in tokens of KV cache."""
@@ -332,9 +332,3 @@ def _base_model(
     names = {folder.name, str(folder), *filter(None, params.base_names.split(","))}
     sha256 = settings.read(GeneratedDecodeSettings, parameters).checkpoint_sha256
     return BaseModel(architecture, names, params.max_rank, folder, sha256)
-
-
-def _predictor(pb_utils: PbUtils, params: AdapterCacheSettings, log: Log) -> LengthPredictor:
-    if not params.predictor_weights:
-        return PREDICTORS["mean"]()
-    return PREDICTORS["embedding"](pb_utils, params.predictor_model, Path(params.predictor_weights), log)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from shapeshift.adapter_cache.policy.eviction import RankedEviction
-from shapeshift.adapter_cache.policy.length_prediction import LengthPredictor
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
 from shapeshift.fused_decode.policy.admission import Admission
 from shapeshift.fused_decode.settings import FusedDecodeSettings
@@ -39,13 +38,6 @@ SCHEDULERS: Choices[Callable[[SchedulerInputs], Admission[Any]]] = Choices(
 )
 HOST_TIERS: Choices[Callable[..., Any]] = Choices("device", {"cuda": f"{_PACKAGE}.memory.host_tier:HostTier"})
 """What a device needs whose memory is not that of the host."""
-PREDICTORS: Choices[Callable[..., LengthPredictor]] = Choices(
-    "predictor",
-    {
-        "mean": f"{_PACKAGE}.policy.length_prediction:RunningMean",
-        "embedding": f"{_PACKAGE}.prompt_embedding:EmbeddingPredictor",
-    },
-)
 PREFETCHERS: Choices[Callable[[], Any]] = Choices("prefetch", {"gaps": f"{_PACKAGE}.policy.prefetch:GapHistograms"})
 LORA_KERNELS: Choices[Callable[..., Any]] = Choices(
     "lora_kernels",
@@ -76,9 +68,9 @@ class AdapterCacheSettings:
                    request), fifo (a load blocks all requests behind it), chameleon (size queues with quotas), sjf
                    (shortest answer first), wrs (smallest weighted request size first)
     prefetch       whether adapters are loaded before a request asks for them, by the gaps between their requests
-    predictor_weights  a .npy file, see `length_prediction.Regressor`: answer lengths are predicted from the embeddings
-                   of prompts; empty: from the mean length of the adapter's recent answers
-    predictor_model  the model that computes the embeddings
+    predictor_weights  a .npy file of `length_prediction.WordRegressor`, absolute or from the model's folder: the answer
+                   lengths of requests without an adapter are predicted from the words of the prompts; empty: each is
+                   the mean of recent answers
     """
 
     adapters_dir: str = ""
@@ -91,7 +83,6 @@ class AdapterCacheSettings:
     scheduler: str = "arrival"
     prefetch: bool = False
     predictor_weights: str = ""
-    predictor_model: str = "encode"
 
     def __post_init__(self) -> None:
         require(1 <= self.max_rank <= 4096, "max_rank", self.max_rank, "1 to 4096")

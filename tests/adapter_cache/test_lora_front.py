@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -12,15 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from shapeshift.adapter_cache.front import LoraFront
 from shapeshift.adapter_cache.lora import grouped_loading
 from shapeshift.adapter_cache.memory import adapter_table, loader
-from shapeshift.adapter_cache.policy.length_prediction import Regressor
-from shapeshift.adapter_cache.prompt_embedding import EmbeddingPredictor
+from shapeshift.adapter_cache.policy.length_prediction import WordRegressor
 from shapeshift.adapter_cache.registry import store
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode import loading
@@ -29,7 +26,7 @@ from shapeshift.fused_decode.engine.speculation import Speculator
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 from shapeshift.serving.metrics import Counter
 from tests.adapter_cache.lora_models import MIXED, Spec, make_adapter, peft_texts, save_adapter
-from tests.fakes import InferenceResponse, Logger, PbUtils, Request, Tensor, TritonError
+from tests.fakes import PbUtils, Request, TritonError
 from tests.fused_decode.fronts import answer_of, arguments, ask
 from tests.fused_decode.toy import FreeTokens
 from tests.registry_mirror.remote_registry import RemoteRegistry
@@ -55,7 +52,17 @@ def folder(tmp_path: Path, mixed_adapters: dict[str, Path]) -> Path:
 
 
 class QuickFront(LoraFront):
+    """submitted: the requests that the loop got, in order."""
+
     refresh_s = 0.05
+
+    def __init__(self, *args: Any) -> None:
+        self.submitted: list[Any] = []
+        super().__init__(*args)
+
+    def submit(self, request: Any) -> None:
+        self.submitted.append(request)
+        super().submit(request)
 
 
 @pytest.fixture
@@ -587,77 +594,18 @@ def test_a_read_error_that_passes_costs_little(
     assert answer_of(fourth)["text_output"] == peft_answers["large"]
 
 
-class EmbeddingModel:
-    """The model that embeds prompts; it answers while it is `open`."""
-
-    decoupled = False
-
-    def __init__(self) -> None:
-        self.open = threading.Event()
-        self.open.set()
-
-    def execute(self, requests: list[Request]) -> list[InferenceResponse]:
-        assert self.open.wait(120)
-        return [InferenceResponse([Tensor("EMBEDDING", np.ones((1, 2)))])]
-
-
-@pytest.fixture
-def embedding(pb_utils: PbUtils, tmp_path: Path) -> Iterator[EmbeddingModel]:
-    pb_utils.models["encode"] = made = EmbeddingModel()
-    Regressor(np.array([1.0, 2.0, 0.0, 0.0])).save(tmp_path / "weights.npy")
-    yield made
-    made.open.set()
-
-
-def test_an_embedding_model_that_does_not_answer_delays_nobody_for_long(
-    make_front: MakeFront, embedding: EmbeddingModel, peft_answers: dict[str | None, str], tmp_path: Path
-) -> None:
+def test_the_words_of_a_prompt_predict_its_answer(make_front: MakeFront, tmp_path: Path) -> None:
+    prompts = [b"one word", b"a story"] * 10
+    WordRegressor.train(prompts, [2, 40] * 10, ridge=0.1).save(tmp_path / "weights.npy")
     front = make_front(predictor_weights=tmp_path / "weights.npy")
-    embedding.open.clear()
-    first, stopped = asking("small"), asking("large", request_id="stopped", return_finish_reason=True)
-    others = [asking(name) for name in peft_answers]
-    stop = ask(None, stop_id="stopped")
-    executing = threading.Thread(target=front.execute, args=([first, stopped, *others, stop],), daemon=True)
-    executing.start()
-    executing.join(20)
-    assert not executing.is_alive(), "execute waits for the embedding model"
-    assert answer_of(stop) == {"text_output": ""}
-    assert answer_of(first)["text_output"] == peft_answers["small"]
-    assert answer_of(stopped)["finish_reason"] == "abort"
-    assert [answer_of(other)["text_output"] for other in others] == list(peft_answers.values())
-    log = front.pb_utils.Logger
-    assert isinstance(log, Logger) and sum("without embeddings" in line for line in log.lines) == 1
-
-
-def test_an_adapter_removed_while_its_request_waits_for_an_embedding(
-    make_front: MakeFront,
-    embedding: EmbeddingModel,
-    folder: Path,
-    peft_answers: dict[str | None, str],
-    tmp_path: Path,
-) -> None:
-    front = make_front(predictor_weights=tmp_path / "weights.npy")
-    assert isinstance(front.predictor, EmbeddingPredictor)
-    front.predictor.limit_s = 30.0
-    cache, before = front.cache, asking("small")
-    front.execute([before])
-    answer_of(before)
-    embedding.open.clear()
-    request = asking("small")
-    front.execute([request])
-    store.remove(folder, "small")
-    wait_for(lambda: "small" not in [one.label for one in front.catalogue.all()])
-    other = asking(None)
-    embedding.open.set()
-    front.execute([other])
-    assert answer_of(other)["text_output"] == peft_answers[None]
-    assert answer_of(request)["text_output"] == peft_answers["small"]
-
-    def has_gone() -> bool:
-        front.loop.wake()
-        return "small" not in [one.label for one in cache.table.all()]
-
-    wait_for(has_gone)
+    assert isinstance(front, QuickFront)
+    requests = [asking(None, "one word"), asking(None, "a story"), asking(None, "a story", max_tokens=4)]
+    front.execute(requests)
+    for request in requests:
+        answer_of(request)
+    assert [request.predicted_tokens for request in front.submitted] == [2, COUNT, 4]
+    with pytest.raises(InvalidInputError, match="predictor_weights"):
+        make_front(predictor_weights=tmp_path / "absent.npy")
 
 
 def test_an_adapter_larger_than_the_pool(

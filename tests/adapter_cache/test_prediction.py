@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shapeshift.adapter_cache.policy.length_prediction import Oracle, PredictionInput, Regressor, RunningMean
+from shapeshift.adapter_cache.policy.length_prediction import Oracle, PredictionInput, RunningMean, WordRegressor
 from shapeshift.adapter_cache.policy.prefetch import MIN_GAPS, GapHistograms
 from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
-from shapeshift.adapter_cache.prompt_embedding import EmbeddingPredictor
 from shapeshift.errors import InvalidInputError
-from tests.fakes import InferenceResponse, PbUtils, Request, Tensor
 
 
 def prediction_input(adapter: str | None = None, most: int = 100, **known: object) -> PredictionInput:
@@ -66,91 +63,46 @@ def test_a_running_mean_is_for_any_thread() -> None:
     assert mean.predict(prediction_input("a")) == 40
 
 
-def lengths(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Embeddings, prompts' tokens, and answers' tokens that follow from both, with noise."""
+def lengths(count: int, seed: int) -> tuple[list[bytes], list[int]]:
+    """Prompts, and their answers' tokens: what is asked for decides them, the subject does not."""
     rng = np.random.default_rng(seed)
-    embeddings = rng.standard_normal((count, 8))
-    prompts = rng.integers(1, 200, count)
-    exponents = 3 + embeddings @ np.linspace(-0.4, 0.4, 8) + 0.2 * np.log1p(prompts)
-    return embeddings, prompts, np.exp(exponents + rng.normal(0, 0.1, count)).astype(int) + 1
+    kinds = {b"Name in one word": 3, b"Explain": 90, b"Write a story on": 250}
+    subjects = [f"subject {number}".encode() for number in range(40)]
+    chosen = [(bytes(rng.choice(list(kinds))), bytes(rng.choice(subjects))) for _ in range(count)]
+    return [b"%b %b." % pair for pair in chosen], [int(kinds[kind] * rng.uniform(0.8, 1.2)) for kind, _ in chosen]
 
 
-def test_a_regressor_learns_what_a_mean_cannot(tmp_path: Path) -> None:
-    embeddings, prompts, answers = lengths(500, 0)
-    Regressor.train(embeddings, prompts.tolist(), answers.tolist()).save(tmp_path / "weights.npy")
-    regressor, mean = Regressor.load(tmp_path / "weights.npy"), RunningMean()
-    embeddings, prompts, answers = lengths(200, 1)
-    errors: dict[str, list[float]] = {"regressor": [], "mean": []}
-    for embedding, prompt, answer in zip(embeddings, prompts, answers, strict=True):
-        given = PredictionInput(None, int(prompt), 10_000, embedding)
-        errors["regressor"].append(abs(np.log(regressor.predict(given) / answer)))
-        errors["mean"].append(abs(np.log(mean.predict(given) / answer)))
-        mean.learn(given, int(answer))
-    assert np.mean(errors["regressor"]) < 0.4 * np.mean(errors["mean"][20:])
-    assert regressor.predict(PredictionInput(None, 10, 3, embeddings[0])) <= 3
+def test_words_tell_what_a_mean_cannot(tmp_path: Path) -> None:
+    WordRegressor.train(*lengths(200, 0)).save(tmp_path / "weights.npy")
+    words, mean = WordRegressor.load(tmp_path / "weights.npy"), RunningMean()
+    errors: dict[str, list[float]] = {"words": [], "mean": []}
+    for text, tokens in zip(*lengths(100, 1), strict=True):
+        request = prediction_input(most=1000, text=text)
+        errors["words"].append(abs(np.log(words.predict(request) / tokens)))
+        errors["mean"].append(abs(np.log(mean.predict(request) / tokens)))
+        mean.learn(request, tokens)
+    assert np.mean(errors["words"]) < 0.3 * np.mean(errors["mean"][20:])
+    assert words.predict(prediction_input(most=5, text=b"Write a story on subject 1.")) == 5
+    assert words.predict(prediction_input(text="Ä ".encode() * 10**6)) >= 1, "a long prompt of other letters"
 
 
-def test_a_regressor_without_an_embedding_falls_back() -> None:
-    regressor = Regressor(np.zeros(4))
-    regressor.learn(prediction_input("a"), 12)
-    assert regressor.predict(prediction_input("a")) == 12
-    assert regressor.predict(prediction_input("a", embedding=np.ones(2))) == 1
-    with pytest.raises(InvalidInputError, match=r"embedding: got \(3,\); must be \[2\]"):
-        regressor.predict(prediction_input("a", embedding=np.ones(3)))
+def test_words_leave_adapters_and_prompts_of_tokens_to_their_mean() -> None:
+    words = WordRegressor.train(*lengths(50, 0))
+    words.learn(prediction_input("a"), 12)
+    words.learn(prediction_input(None), 20)
+    assert words.predict(prediction_input("a", text=b"Write a story on subject 1.")) == 12
+    assert words.predict(prediction_input(None)) == 20
 
 
 def test_invalid_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="predictor"):
-        Regressor.load(tmp_path / "absent.npy")
+        WordRegressor.load(tmp_path / "absent.npy")
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(InvalidInputError, match="predictor"):
-        Regressor.load(tmp_path / "objects.npy")
-    for bad in (np.full(4, np.nan), np.ones(2), np.ones((3, 3))):
+        WordRegressor.load(tmp_path / "objects.npy")
+    for bad in (np.full(8193, np.nan), np.ones(386), np.ones((8193, 1))):
         with pytest.raises(InvalidInputError, match="weights"):
-            Regressor(bad)
-
-
-class EmbeddingModel:
-    """The embedding model as the server calls it; it fails if there is no `embedding`."""
-
-    decoupled = False
-
-    def __init__(self, embedding: np.ndarray | None) -> None:
-        self.embedding = embedding
-        self.texts: list[bytes] = []
-
-    def execute(self, requests: list[Request]) -> list[InferenceResponse]:
-        (request,) = requests
-        self.texts.append(request.tensors["TEXT"].as_numpy()[0, 0])
-        if self.embedding is None:
-            raise RuntimeError("no such model")
-        return [InferenceResponse([Tensor("EMBEDDING", self.embedding[None])])]
-
-
-def later(predictor: EmbeddingPredictor, request: PredictionInput) -> int:
-    """The prediction, which comes on another thread."""
-    found: queue.SimpleQueue[int] = queue.SimpleQueue()
-    predictor.predict_later(request, found.put)
-    return found.get(timeout=30)
-
-
-def test_an_embedding_predictor_calls_its_model_and_logs_one_failure(tmp_path: Path) -> None:
-    Regressor(np.array([1.0, 2.0, 0.0, 0.0])).save(tmp_path / "weights.npy")
-    lines: list[str] = []
-    model = EmbeddingModel(np.array([0.5, 1.0]))
-    pb_utils = PbUtils()
-    pb_utils.models["encode"] = model
-    predictor = EmbeddingPredictor(pb_utils, "encode", tmp_path / "weights.npy", lines.append)
-    assert later(predictor, prediction_input("a", text=b"hello")) == round(np.expm1(2.5))
-    assert model.texts == [b"hello"] and lines == []
-    model.embedding = None
-    predictor.learn(prediction_input("a"), 7)
-    assert [later(predictor, prediction_input("a")) for _ in range(2)] == [7, 7]
-    assert lines == ["answer lengths are predicted without embeddings of model encode: no such model"]
-    model.embedding = np.ones(3)
-    assert later(predictor, prediction_input("a")) == 7, "an embedding of another width"
-    predictor.close()
-    assert later(predictor, prediction_input("a")) == 7
+            WordRegressor(bad)
 
 
 @pytest.mark.parametrize("accuracy", [1.0, 0.8, 0.6])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,21 +22,23 @@ Floats = NDArray[np.float64]
 MEMORY = 50
 """Answers after which the weight of an older one in the running mean is below 1/e."""
 MAX_ADAPTERS = 4096
+MOST_BYTES = 1000
+"""The end of a prompt whose words are read; they take 0.1 ms."""
+_BITS = 13
+_WORD = re.compile(rb"[\w\x80-\xff]+|[^\w\s]")
 
 
 @dataclass(frozen=True)
 class PredictionInput:
     """What is known of a request before it runs.
 
-    embedding  of the prompt, [n]; None if it was not computed
-    truth      actual length of the answer; known in experiments only
-    text       the prompt
+    truth  actual length of the answer; known in experiments only
+    text   the prompt; empty if its tokens were sent instead
     """
 
     adapter: str | None
     prompt_tokens: int
     max_new_tokens: int
-    embedding: Floats | None = None
     truth: int | None = None
     text: bytes = b""
 
@@ -46,17 +50,9 @@ class LengthPredictor(Protocol):
         """Predicted tokens of the answer, 1 to `max_new_tokens`; never blocks."""
         ...
 
-    def predict_later(self, request: PredictionInput, then: Callable[[int], None]) -> None:
-        """Call `then` with the prediction: at once, or soon on another thread where it takes time. Never blocks."""
-        then(self.predict(request))
-
     def learn(self, request: PredictionInput, generated: int) -> None:
         """Report that the answer had `generated` tokens."""
         ...
-
-    def close(self) -> None:
-        """End the threads, if there are any; whoever waits for a prediction gets one."""
-        return
 
 
 class RunningMean(LengthPredictor):
@@ -91,33 +87,36 @@ class RunningMean(LengthPredictor):
         return count, state[1] + (value - state[1]) / count
 
 
-class Regressor(LengthPredictor):
-    """Ridge regression of the logarithm of the answer's length over the embedding and length of the prompt.
+class WordRegressor(LengthPredictor):
+    """Ridge regression of the logarithm of the answer's length over the words of the prompt, without an adapter.
 
-    `fallback` predicts for requests without an embedding, and learns from all requests.
+    Requests with adapters, or without a text, get the running mean, which learns from all: an adapter's answers are
+    alike, and its mean is right after the first one.
     """
 
-    def __init__(self, weights: Floats, fallback: LengthPredictor | None = None) -> None:
-        """weights: [n + 2] for embeddings of n numbers; the last two: of log(1 + prompt tokens), and the constant."""
-        require(weights.ndim == 1 and len(weights) > 2, "weights", weights.shape, "a vector of at least 3 numbers")
+    def __init__(self, weights: Floats) -> None:
+        """weights: of the words by their hashes (`word_places`), and last the constant."""
+        size = (1 << _BITS) + 1
+        require(weights.shape == (size,), "weights", weights.shape, f"[{size}], as `save` writes them")
         require(bool(np.isfinite(weights).all()), "weights", "not all finite", "finite numbers")
         self._weights = weights
-        self._fallback = fallback or RunningMean()
+        self._mean = RunningMean()
 
     @classmethod
-    def train(
-        cls, embeddings: Floats, prompt_tokens: Sequence[int], generated: Sequence[int], ridge: float = 1.0
-    ) -> Regressor:
-        """Fit to the embeddings [m, n] of m prompts, their lengths and the lengths of their answers, in tokens."""
-        inputs = np.column_stack([embeddings, np.log1p(prompt_tokens)])
+    def train(cls, prompts: Sequence[bytes], generated: Sequence[int], ridge: float = 10.0) -> WordRegressor:
+        """Fit to prompts, as the model reads them, and the lengths of their answers in tokens."""
+        inputs = np.zeros((len(prompts), 1 << _BITS))
+        for row, prompt in zip(inputs, prompts, strict=True):
+            row[word_places(prompt)] = 1
         mean, target = inputs.mean(axis=0), np.log1p(generated)
         centered = inputs - mean
-        gram = centered.T @ centered + ridge * np.eye(inputs.shape[1])
-        slopes = np.linalg.solve(gram, centered.T @ (target - target.mean()))
+        # There are fewer prompts than words.
+        gram = centered @ centered.T + ridge * np.eye(len(prompts))
+        slopes = centered.T @ np.linalg.solve(gram, target - target.mean())
         return cls(np.append(slopes, target.mean() - mean @ slopes))
 
     @classmethod
-    def load(cls, file: Path) -> Regressor:
+    def load(cls, file: Path) -> WordRegressor:
         """Read the weights that `save` wrote. Raises InvalidInputError naming a file that is unreadable or invalid."""
         try:
             weights = np.load(file, allow_pickle=False)
@@ -128,18 +127,25 @@ class Regressor(LengthPredictor):
     def save(self, file: Path) -> None:
         """Write the weights as a .npy file."""
         with file.open("wb") as output:
-            np.save(output, self._weights, allow_pickle=False)
+            np.save(output, self._weights.astype(np.float32), allow_pickle=False)
 
     def predict(self, request: PredictionInput) -> int:
-        if request.embedding is None:
-            return self._fallback.predict(request)
-        width = len(self._weights) - 2
-        require(request.embedding.shape == (width,), "embedding", request.embedding.shape, f"must be [{width}]")
-        exponent = float(request.embedding @ self._weights[:-2] + np.log1p(request.prompt_tokens) * self._weights[-2])
-        return _within(float(np.expm1(min(exponent + self._weights[-1], 50.0))), request)
+        if request.adapter is not None or not request.text:
+            return self._mean.predict(request)
+        exponent = float(self._weights[word_places(request.text)].sum() + self._weights[-1])
+        return _within(float(np.expm1(min(exponent, 50.0))), request)
 
     def learn(self, request: PredictionInput, generated: int) -> None:
-        self._fallback.learn(request, generated)
+        self._mean.learn(request, generated)
+
+
+def word_places(text: bytes) -> list[int]:
+    """The hashes of the words and of the pairs of neighbours at the end of a text, each once."""
+    places, previous = set(), 0
+    for word in _WORD.findall(text[-MOST_BYTES:].lower()):
+        places |= {zlib.crc32(word) % (1 << _BITS), zlib.crc32(word, previous) % (1 << _BITS)}
+        previous = zlib.crc32(word)
+    return sorted(places)
 
 
 class Oracle(LengthPredictor):
