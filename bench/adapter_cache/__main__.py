@@ -4,6 +4,7 @@
                 parameters, called over gRPC streams
     simulated   the same policies over iterations whose times follow a linear law: no server, no tensors
     turns       (only if requested) the default and `fifo` without a cache in one server, the same draws in turn
+    chats       (only if requested) simulated: predicted answer lengths, where chats run beside adapters
 
 Lengths are those of the Azure LLM inference trace 2023, scaled to the model; ranks follow a power law; arrivals are
 Poisson. All systems of a load get the same requests. `fifo` without a cache is S-LoRA's order.
@@ -17,14 +18,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bench.adapter_cache import report, server, simulated, turns
+from bench.adapter_cache import chats, report, server, simulated, turns
 from bench.adapter_cache.server import ServerBench
 from bench.adapter_cache.turns import Turns
 from bench.common import public_data
 from bench.common.output import Output, name_of_parts, program
 
 PARTS = ("simulated", "server")
-ALL_PARTS = (*PARTS, "turns")
+ALL_PARTS = (*PARTS, "turns", "chats")
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,10 @@ class AdapterBench:
             name: [[report.record([run]) for run in of_draw] for of_draw in draws.values()]
             for name, draws in runs.items()
         }
+
+    def chats(self) -> None:
+        """Simulate SmolLM2's chats beside its adapters."""
+        self._output.say(chats.measure(*((24, 800) if self._scale.full else (2, 200))))
 
     def say_load(self, title: str, runs: dict[str, report.Runs]) -> None:
         """Print the systems under one load. `VARIANTS` have one draw, so all systems are also shown for that draw."""

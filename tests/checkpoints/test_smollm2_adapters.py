@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+from shapeshift.adapter_cache.policy.length_prediction import PredictionInput, WordRegressor
 from shapeshift.adapter_cache.registry import peft
 from shapeshift.adapter_cache.registry.peft import BaseModel
 from shapeshift.fused_decode.model.architecture import Architecture
@@ -83,3 +84,26 @@ def test_the_readme_states_the_results(base: BaseModel) -> None:
         rank = peft.read(FOLDER / name, base).rank
         shown = [f"{100 * results[key]:.1f}" for key in ("base", "base_told", "adapter")]
         assert (int(row[0]), row[-3:]) == (rank, shown), name
+
+
+# The predictor of answer lengths.
+
+
+def test_the_readme_states_how_well_lengths_are_predicted() -> None:
+    results = json.loads((FOLDER / "lengths.json").read_text())
+    rows = [re.split(r"\s*\|\s*", line)[1:-1] for line in (FOLDER / "README.md").read_text().splitlines()]
+    table = {tuple(row[:2]): row[2:] for row in rows if row and row[0] in results}
+    assert table.keys() == {(group, name) for group, of_group in results.items() for name in of_group}
+    for (group, name), row in table.items():
+        figures = results[group][name]
+        shares = [f"{100 * figures[key]:.1f}" for key in ("class", "near")]
+        assert row == [str(figures["answers"]), *shares, f"{figures['spearman']:.2f}"], (group, name)
+
+
+def test_the_weights_tell_a_word_from_a_story() -> None:
+    words = WordRegressor.load(FOLDER / "lengths.npy")
+    short, long = (
+        words.predict(PredictionInput(None, 40, 256, text=f"<|im_start|>user\n{text}<|im_end|>".encode()))
+        for text in ("Describe glass in one word.", "Write a story about glass.")
+    )
+    assert 4 * short < long
