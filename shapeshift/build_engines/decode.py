@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from shapeshift import settings
 from shapeshift.adapter_cache.registry import store
@@ -19,7 +18,7 @@ from shapeshift.build_engines.decoding import perplexity, reference
 from shapeshift.build_engines.hub.sources import base_names, find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG, VERSION, gpus_of, is_placed, write_front
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.build_engines.store import registry_copy
+from shapeshift.build_engines.store import registry_copy, starter
 from shapeshift.engines import device_plan
 from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.engines.gguf import families, tensors
@@ -39,12 +38,8 @@ from shapeshift.fused_decode.model.precision import (
 )
 from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, MemoryNeed, signature
 from shapeshift.progress import ProgressCallback
-from shapeshift.registry import FILE as REGISTRY_FILE
 from shapeshift.registry import RegistrySettings
 from shapeshift.triton import model_config
-
-if TYPE_CHECKING:
-    from shapeshift.adapter_cache.registry.peft import BaseModel
 
 BACKEND, WITH_ADAPTERS = "fused_decode", "adapter_cache"
 PERPLEXITIES = "perplexities.json"
@@ -332,11 +327,21 @@ def _prepare_registry(
     base = peft.BaseModel(
         Architecture.read(checkpoint.folder), names, params.max_rank, checkpoint.folder, checkpoint.sha256
     )
-    moved = _move_aside(folder, base) if params.starter_dir and not params.adapters_dir else ""
-    if params.starter_dir and not (folder / REGISTRY_FILE).exists():
-        for source in _starter_adapters(params.starter_dir, paths):
-            peft.require_finite(peft.read(source, base))
-            store.add(folder, source.name, source, pinned=False, base=checkpoint.sha256)
+    starters = starter.sources(params.starter_dir, store.FILES[0], paths)
+
+    def fits(entry: store.Entry) -> bool:
+        with contextlib.suppress(InvalidInputError):
+            peft.read(store.entry_folder(folder, entry), base, entry.base)
+            return True
+        return False
+
+    def add(source: Path) -> None:
+        peft.require_finite(peft.read(source, base))
+        store.add(folder, source.name, source, pinned=False, base=checkpoint.sha256)
+
+    # A registry that the user names stays where it is.
+    replaceable = {} if params.adapters_dir else store.read(folder)
+    moved = starter.fill(folder, [*map(fits, replaceable.values())], starters, add)
     entries = store.read(folder)
     for entry in entries.values():
         peft.read(store.entry_folder(folder, entry), base, entry.base)
@@ -345,33 +350,7 @@ def _prepare_registry(
     return f"{len(entries)} adapters in {folder}{moved}"
 
 
-def _move_aside(folder: Path, base: BaseModel) -> str:
-    """Move a registry aside of which no adapter is for this base model; they may be the user's own. Returns what was
-    done, for the summary."""
-    # It imports torch.
-    from shapeshift.adapter_cache.registry import peft
-
-    entries = store.read(folder)
-    for entry in entries.values():
-        with contextlib.suppress(InvalidInputError):
-            peft.read(store.entry_folder(folder, entry), base, entry.base)
-            return ""
-    if not entries:
-        return ""
-    aside = folder.with_name(f"{folder.name}.of_another_base")
-    shutil.rmtree(aside, ignore_errors=True)
-    folder.rename(aside)
-    return f" ({len(entries)} of another base model moved to {aside})"
-
-
 def _multi_lora_files(version: Path) -> dict[str, str]:
     """The multi_lora.json of the generated folder (content by relative path), if the folder `version` has one."""
     result = store.read_multi_lora(version)
     return {f"{version.name}/{store.MULTI_LORA}": store.multi_lora_text(result)} if result else {}
-
-
-def _starter_adapters(name: str, paths: BuildPaths) -> list[Path]:
-    for folder in (Path(name), *(checkpoints / name for checkpoints in paths.checkpoints)):
-        if folder.is_dir():
-            return sorted(path.parent for path in folder.glob("*/adapter_config.json"))
-    raise NotFoundError(f"starter_dir: no folder {name}, nor {name} under {', '.join(map(str, paths.checkpoints))}")

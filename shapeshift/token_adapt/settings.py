@@ -86,8 +86,8 @@ class TokenAdaptSettings(SchedulerSettings):
     """Parameters of the serving process, with those of its scheduler.
 
     tasks_dir          folder or URL of the task registry; empty: build/tasks/<model>
-    starter_dir        a registry whose tasks the first one has, too, until they are removed or replaced there; a path,
-                       or a folder under build/checkpoints or checkpoints/
+    starter_dir        folder of task folders, a path or under checkpoints/, that `make engines` registers if there is
+                       no registry yet, or none for this checkpoint
     task               default task; empty: with several tasks, a request must name one
     latency_ms         default latency requirement; 0: that of the task
     use_gammas         gammas to choose from, separated by commas; empty: all gammas of the model

@@ -217,7 +217,7 @@ def test_names_of_multi_lora_cannot_be_changed(project: Project, capsys: pytest.
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        ({"starter_dir": "nowhere"}, "starter_dir: no folder nowhere"),
+        ({"starter_dir": "nowhere"}, "starter_dir: no folder /"),
         ({"max_rank": 1}, "a rank of 1 to max_rank (1)"),
         ({"eviction": "mru"}, "eviction: got 'mru'"),
         ({"scheduler": "lifo"}, "scheduler: got 'lifo'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -20,9 +21,9 @@ from shapeshift.build_engines.image.plan import (
 )
 from shapeshift.build_engines.model_folder import write_front
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.build_engines.store import registry_copy, shared_engines
+from shapeshift.build_engines.store import registry_copy, shared_engines, starter
 from shapeshift.engines import device_plan, manifest
-from shapeshift.errors import NotFoundError
+from shapeshift.errors import InvalidInputError
 from shapeshift.progress import ProgressCallback
 from shapeshift.registry import RegistrySettings
 from shapeshift.settings import require
@@ -36,8 +37,8 @@ from shapeshift.token_adapt.settings import (
     TokenAdaptSettings,
     signature,
 )
-from shapeshift.token_adapt.tasks import registry
-from shapeshift.token_adapt.tasks.folder import CLASSIFIER
+from shapeshift.token_adapt.tasks import copies, registry
+from shapeshift.token_adapt.tasks.folder import CLASSIFIER, TASK_FILE, read_object
 from shapeshift.triton import model_config
 
 BACKEND = "token_adapt"
@@ -73,11 +74,11 @@ def check(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
     tasks_dir, setting = tasks_folder(front, paths), front.serving.tasks_dir
     registry_copy.update("tasks_dir", setting, registry.LAYOUT, front.name, paths, front.serving.starter_dir)
     require(not setting or tasks_dir.is_dir(), "tasks_dir", setting, f"a folder: there is none at {tasks_dir}")
-    starter = _starter_folder(front.serving.starter_dir, paths)
-    tasks = registry.with_starter(tasks_dir, starter) if starter else registry.read(tasks_dir)
-    planned = plan(front, paths, has_tasks=bool(tasks))
+    names = {entry.name for entry in registry.read(tasks_dir)}
+    names |= {path.name for path in starter.sources(front.serving.starter_dir, TASK_FILE, paths)}
+    planned = plan(front, paths, has_tasks=bool(names))
     classifier = [CLASSIFIER] if planned.described.classifier else []
-    _require_task(front.serving.task, [*classifier, *(entry.name for entry in tasks)])
+    _require_task(front.serving.task, [*classifier, *names])
     return planned
 
 
@@ -96,10 +97,7 @@ def publish(front: ImageFrontConfig, paths: BuildPaths, progress: ProgressCallba
     Returns the manifest, and how the engines were made. Raises as `check`.
     """
     planned = check(front, paths)
-    tasks_dir = tasks_folder(front, paths)
-    tasks_dir.mkdir(parents=True, exist_ok=True)
-    if starter := _starter_folder(front.serving.starter_dir, paths):
-        registry.take_over(tasks_dir, starter)
+    moved = _fill_registry(planned, paths)
     target = paths.engines / front.name
     how = shared_engines.ensure(
         target,
@@ -108,7 +106,7 @@ def publish(front: ImageFrontConfig, paths: BuildPaths, progress: ProgressCallba
         lambda: _build(planned, target, progress),
         lambda: _write_folder(planned, target, image_manifest.load(target), paths),
     )
-    return image_manifest.load(target), how
+    return image_manifest.load(target), how + moved
 
 
 def _build(planned: ImagePlan, target: Path, progress: ProgressCallback) -> None:
@@ -120,15 +118,20 @@ def _build(planned: ImagePlan, target: Path, progress: ProgressCallback) -> None
         ImageEngineBuilder(planned, work, progress, compiled(planned, target)).build().save(work)
 
 
-def _starter_folder(name: str, paths: BuildPaths) -> Path | None:
-    """The folder that `starter_dir` names; None without one. Raises NotFoundError listing every folder searched."""
-    if not name:
-        return None
-    candidates = [paths.root / name, *(folder / name for folder in paths.checkpoints)]
-    for candidate in candidates:
-        if candidate.is_dir():
-            return candidate
-    raise NotFoundError(f"starter_dir: no folder {', '.join(map(str, candidates))}; name one, or leave it out")
+def _fill_registry(planned: ImagePlan, paths: BuildPaths) -> str:
+    """Give a new registry the tasks of `starter_dir`. Returns what else was done, for the summary."""
+    serving, tasks_dir = planned.front.serving, planned.tasks_dir
+    tasks_dir.mkdir(parents=True, exist_ok=True)
+
+    def fits(entry: registry.TaskEntry) -> bool:
+        with contextlib.suppress(InvalidInputError):
+            return bool(read_object(entry.folder / TASK_FILE).get("backbone") == planned.checkpoint.sha256)
+        return False
+
+    # A registry that the user names stays where it is.
+    replaceable = [] if serving.tasks_dir else registry.read(tasks_dir)
+    starters = starter.sources(serving.starter_dir, TASK_FILE, paths)
+    return starter.fill(tasks_dir, [*map(fits, replaceable)], starters, partial(copies.take, tasks_dir))
 
 
 def served(result: ImageManifest) -> str:

@@ -53,6 +53,15 @@ def put(tasks_dir: Path, name: str, stage: Path) -> None:
         raise
 
 
+def take(tasks_dir: Path, source: Path) -> None:
+    """Register a copy of the task in `source`, with its profile. Raises InvalidInputError naming what is missing."""
+    with _work(tasks_dir) as stage:
+        for name in (*_OF_TRAINING, *_OF_PROFILE):
+            if (source / name).is_file():
+                shutil.copyfile(source / name, stage / name)
+        put(tasks_dir, task_folder.check(task_folder.read_object(stage / task_folder.TASK_FILE))[0], stage)
+
+
 def free(tasks_dir: Path, folder: Path) -> None:
     """Let no entry name `folder`, which is to change: those that do, as version 0.1 wrote them, get a copy.
 
@@ -61,15 +70,9 @@ def free(tasks_dir: Path, folder: Path) -> None:
     is_copy = folder.resolve().parent == tasks_dir.resolve() and registry.COPY.fullmatch(folder.name) is not None
     require(not is_copy, "folder", str(folder), "another one: this is the registry's own copy, which never changes")
     for entry in registry.read(tasks_dir):
-        if entry.folder.resolve() != folder.resolve():
-            continue
-        with _work(tasks_dir) as stage:
-            for name in (*_OF_TRAINING, *_OF_PROFILE):
-                if (folder / name).is_file():
-                    shutil.copyfile(folder / name, stage / name)
-            # No server loads what has another hash.
-            if task_folder.sha256(stage) == entry.sha256:
-                put(tasks_dir, entry.name, stage)
+        # No server loads what has another hash.
+        if entry.folder.resolve() == folder.resolve() and task_folder.sha256(folder) == entry.sha256:
+            take(tasks_dir, folder)
 
 
 @contextmanager

@@ -1,8 +1,7 @@
 """The task registry: registry.json in tasks_dir has the folder of each task and the hash of its files.
 
-A folder path is absolute or relative to tasks_dir; `shapeshift tasks` names only the registry's own copies, see
-`copies`. Only `shapeshift tasks` and `make engines` change the registry. A starter registry has tasks that another one
-takes over, until they are removed or replaced there.
+A folder path is absolute or relative to tasks_dir; new entries name only the registry's own copies, see `copies`. Only
+`shapeshift tasks` and `make engines` change the registry.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ def add(tasks_dir: Path, entry: TaskEntry) -> None:
         fields = {"folder": _path_of(tasks_dir, entry.folder), "sha256": entry.sha256}
         before = content.entries.get(entry.name, {})
         _retire(tasks_dir, content, before, keep=fields["folder"])
-        content.removed.pop(entry.name, None)
         content.entries[entry.name] = {"pinned": False, **before, **fields}
 
 
@@ -57,7 +55,6 @@ def remove(tasks_dir: Path, name: str) -> None:
             registered = ", ".join(sorted(content.entries)) or "none"
             raise NotFoundError(f"name: no task {name!r} in {tasks_dir}; registered: {registered}")
         _retire(tasks_dir, content, content.entries.pop(name))
-        content.removed[name] = Registry(tasks_dir, KIND).now_s()
 
 
 @contextlib.contextmanager
@@ -66,7 +63,7 @@ def _changing(tasks_dir: Path) -> Iterator[Content]:
     registry = Registry(tasks_dir, KIND)
     with registry.changing() as content:
         yield content
-        # Names of tasks stay: what was removed here is not taken over again.
+        # Former versions noted names of removed tasks there.
         registry.sweep(content, COPY.fullmatch)
 
 
@@ -75,30 +72,6 @@ def _retire(tasks_dir: Path, content: Content, fields: dict[str, Any], keep: str
     folder = fields.get("folder")
     is_copy = isinstance(folder, str) and COPY.fullmatch(folder) is not None
     Registry(tasks_dir, KIND).retire(content, folder if is_copy else None, keep)
-
-
-def take_over(tasks_dir: Path, starter_dir: Path) -> None:
-    """Write the tasks that `with_starter` lists into the registry of `tasks_dir`."""
-    entries = {entry.name: entry for entry in with_starter(tasks_dir, starter_dir)}
-    if {entry.name: entry for entry in read(tasks_dir)} == entries:
-        return
-    for entry in entries.values():
-        add(tasks_dir, entry)
-
-
-def with_starter(tasks_dir: Path, starter_dir: Path) -> list[TaskEntry]:
-    """The tasks of `tasks_dir`, and those of `starter_dir` that were neither removed nor replaced there.
-
-    What is registered lies in `tasks_dir`: a task elsewhere is one of a starter folder, this one or a former one.
-    """
-    tasks, removed = {entry.name: entry for entry in read(tasks_dir)}, Registry(tasks_dir, KIND).read().removed
-    for entry in read(starter_dir):
-        current = tasks.get(entry.name)
-        is_starter = current is not None and not current.folder.resolve().is_relative_to(tasks_dir.resolve())
-        if is_starter or (current is None and entry.name not in removed):
-            folder = tasks_dir / _path_of(tasks_dir, entry.folder)
-            tasks[entry.name] = TaskEntry(entry.name, folder, entry.sha256)
-    return [tasks[name] for name in sorted(tasks)]
 
 
 def _entry(tasks_dir: Path, name: str, fields: dict[str, Any]) -> TaskEntry:
