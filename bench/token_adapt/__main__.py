@@ -9,11 +9,10 @@
                        no trained sizes); loading takes as long as reading their weights takes here
 
 Part `emulated` is the real server over models that wait for latencies of ViT-Base, scaled so that gamma 0 serves 50
-images a second, with accuracies after the paper's description of its Fig. 4. Part `demo` computes, on requests of 8
-images; its capacity is what gamma 0 serves through the server in closed loops. Both use the paper's Table II; in
-`demo` the hardest task represents CIFAR100, the next CIFAR10, the easiest EuroSAT. Utility is expected utility: an
-image that is in time by the client's clock counts its utility times the profiled accuracy of its task at the gamma
-that served it.
+images a second, with accuracies after the paper's description of its Fig. 4. Part `demo` computes; its capacity is
+what gamma 0 serves through the server in closed loops. Both use the paper's Table II; in `demo` the hardest task
+represents CIFAR100, the next CIFAR10, the easiest EuroSAT. Utility is expected utility: an image that is in time by the
+client's clock counts its utility times the profiled accuracy of its task at the gamma that served it.
 """
 
 from __future__ import annotations
@@ -40,8 +39,6 @@ from shapeshift.token_adapt.settings import TokenAdaptSettings
 from shapeshift.triton import model_config
 
 PARTS = ("emulated", "demo")
-IMAGES = 8
-"""Images of a request of the demo: client and server spend more on a single image than the small model does."""
 
 
 def emulated_part(scale: Scale, profile: Path) -> tuple[Part, dict[str, Any]]:
@@ -79,9 +76,9 @@ def demo_part(scale: Scale) -> tuple[Part, dict[str, Any]]:
     repository = FOLDER / "token-demo"
     systems.publish_engines([PETS], generated, repository)
     with running_server([PETS.slug], (repository,)) as server:
-        capacity = measure_capacity(server.grpc_url, PETS.slug, model, IMAGES, scale.demo_s / 2)
-    what = f"demo, {parameters['precision']}, {IMAGES} images a request"
-    part = Part(what, model, scale, scale.demo_s, capacity, IMAGES, max(1.0, profiled / capacity))
+        capacity = measure_capacity(server.grpc_url, PETS.slug, model, scale.demo_s / 2)
+    what = f"demo, {parameters['precision']}"
+    part = Part(what, model, scale, scale.demo_s, capacity, max(1.0, profiled / capacity))
     # The gamma that removes about the share of tokens that -15 removes of the paper's 197.
     tokens = model.profiles[0].tokens
     like_15 = min(model.gammas, key=lambda gamma: abs(gamma / tokens + 15 / 197))

@@ -107,15 +107,15 @@ def run(
     ]
 
 
-def measure_capacity(url: str, name: str, model: ImageModel, images: int, seconds: float) -> float:
-    """Images a second that `model` serves in closed loops of requests of `images` images without time pressure."""
-    request = planned(Traffic(np.zeros(1), np.zeros(1, np.int64), images), model.tasks, model.preprocessing.size)[0]
+def measure_capacity(url: str, name: str, model: ImageModel, seconds: float) -> float:
+    """Images a second that `model` serves in closed loops without time pressure."""
+    request = planned(Traffic(np.zeros(1), np.zeros(1, np.int64)), model.tasks, model.preprocessing.size)[0]
     patient = replace(request, parameters={**request.parameters, "latency_ms": _PATIENT_MS})
     message = serialise(name, [patient], ("OUTCOME",))[0]
     start = time.monotonic() + _WARM_UP_S
     end = start + seconds
     _, answered = asyncio.run(closed_loop(url, [message], _LOOPS, lambda _: time.monotonic() < end)).T
-    return float(((answered >= start) & (answered < end)).sum() * images / seconds)
+    return float(((answered >= start) & (answered < end)).sum() / seconds)
 
 
 def _cell(
@@ -128,45 +128,40 @@ def _cell(
     warm_up_s: float,
     foreign: float,
 ) -> Cell:
-    images = traffic.images
-    answers = [read(answer, images) for answer in report.answers]
-    gammas, batches, timely = (np.concatenate(column) for column in zip(*answers, strict=True))
+    gammas, batches, timely = (np.array(column) for column in zip(*map(read, report.answers), strict=True))
     by_gamma = accuracies(traffic, model.tasks, model.gammas)
     columns = {gamma: index for index, gamma in enumerate(model.gammas)}
     accuracy = np.array(
-        [
-            by_gamma[row // images, columns[gamma]] if gamma in columns else 0.0
-            for row, gamma in enumerate(gammas.tolist())
-        ]
+        [by_gamma[row, columns[gamma]] if gamma in columns else 0.0 for row, gamma in enumerate(gammas.tolist())]
     )
     answered = np.nan_to_num(report.latency_s, nan=np.inf) * 1e3 <= required_ms(traffic)
-    counted = np.repeat(traffic.at_s >= warm_up_s, images)
+    counted = traffic.at_s >= warm_up_s
     return Cell(
         load=load,
         scheme=scheme.name,
         seed=seed,
-        at_s=np.repeat(traffic.at_s, images)[counted],
-        utility=np.repeat(utilities(traffic), images)[counted],
+        at_s=traffic.at_s[counted],
+        utility=utilities(traffic)[counted],
         accuracy=accuracy[counted],
         gamma=gammas[counted],
         batch=batches[counted],
-        in_time=(timely & np.repeat(answered, images))[counted],
-        failed=int((~report.ok)[traffic.at_s >= warm_up_s].sum()),
+        in_time=(timely & answered)[counted],
+        failed=int((~report.ok)[counted].sum()),
         foreign=foreign,
     )
 
 
-def read(answer: bytes | None, images: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """The gamma, the batch size and whether it was in time, of each of the `images` images of a serialised answer.
+def read(answer: bytes | None) -> tuple[int, int, bool]:
+    """The gamma, the batch size and whether it was in time, of a serialised answer.
 
     The gamma is NEVER_RUN for an image that was not executed, or whose answer is missing.
     """
     if answer is None:
-        return np.full(images, NEVER_RUN), np.zeros(images, np.int64), np.zeros(images, np.bool_)
+        return NEVER_RUN, 0, False
     message = service_pb2.ModelInferResponse.FromString(answer)
     raw: Mapping[str, bytes] = {
         output.name: content for output, content in zip(message.outputs, message.raw_output_contents, strict=True)
     }
-    outcomes = deserialize_bytes_tensor(raw["OUTCOME"])
-    gammas, batches = (np.frombuffer(raw[name], np.int32).astype(np.int64) for name in ("GAMMA", "BATCH_SIZE"))
-    return np.where(outcomes == b"evicted", NEVER_RUN, gammas), batches, outcomes == b"in_time"
+    (outcome,) = deserialize_bytes_tensor(raw["OUTCOME"]).tolist()
+    gamma, batch = (int(np.frombuffer(raw[name], np.int32)[0]) for name in ("GAMMA", "BATCH_SIZE"))
+    return NEVER_RUN if outcome == b"evicted" else gamma, batch, outcome == b"in_time"

@@ -35,30 +35,29 @@ _BURSTS = arrivals.parse_states("0.45:8,2.2:3")
 
 @dataclass(frozen=True)
 class Traffic:
-    """Requests of `images` images each. at_s: arrivals; kind: rows of TABLE_II."""
+    """Requests of one image. at_s: arrivals; kind: rows of TABLE_II."""
 
     at_s: Floats
     kind: Integers
-    images: int = 1
 
 
-def fluctuating(rate: float, seconds: float, seed: int, images: int = 1) -> Traffic:
+def fluctuating(rate: float, seconds: float, seed: int) -> Traffic:
     """Poisson arrivals whose rate is drawn anew each second; `rate` images a second on average."""
     rng = np.random.default_rng(seed)
     rates = rng.uniform(_LEAST, _MOST, int(np.ceil(seconds)))
-    rates *= rate / images / rates.mean()
+    rates *= rate / rates.mean()
     parts = [second + rng.uniform(0, 1, rng.poisson(each)) for second, each in enumerate(rates.tolist())]
-    return _mixed(np.sort(np.concatenate(parts)), rng, images)
+    return _mixed(np.sort(np.concatenate(parts)), rng)
 
 
-def bursty(rate: float, seconds: float, seed: int, images: int = 1) -> Traffic:
+def bursty(rate: float, seconds: float, seed: int) -> Traffic:
     """Calm with bursts; `rate` images a second on average over long runs."""
     rng = np.random.default_rng(seed)
-    return _mixed(arrivals.mmpp(rate / images, seconds, rng, _BURSTS), rng, images)
+    return _mixed(arrivals.mmpp(rate, seconds, rng, _BURSTS), rng)
 
 
-def _mixed(at_s: Floats, rng: np.random.Generator, images: int) -> Traffic:
-    return Traffic(at_s, rng.integers(0, len(TABLE_II), len(at_s)), images)
+def _mixed(at_s: Floats, rng: np.random.Generator) -> Traffic:
+    return Traffic(at_s, rng.integers(0, len(TABLE_II), len(at_s)))
 
 
 def representatives(tasks: Mapping[str, Task]) -> dict[str, Task]:
@@ -88,16 +87,15 @@ def accuracies(traffic: Traffic, tasks: Mapping[str, Task], gammas: Sequence[int
 
 
 def simulated(traffic: Traffic, tasks: Mapping[str, Task], gammas: Sequence[int]) -> Load:
-    """The traffic for the simulation, image by image."""
-    columns = traffic.at_s * 1e3, required_ms(traffic), utilities(traffic), accuracies(traffic, tasks, gammas)
-    return Load(*(np.repeat(column, traffic.images, axis=0) for column in columns))
+    """The traffic for the simulation."""
+    return Load(traffic.at_s * 1e3, required_ms(traffic), utilities(traffic), accuracies(traffic, tasks, gammas))
 
 
 def planned(traffic: Traffic, tasks: Mapping[str, Task], image_size: int) -> list[PlannedRequest]:
     """The traffic for the server. All images are one JPEG of noise: an image's content does not change its time."""
     file = io.BytesIO()
     Image.effect_noise((image_size, image_size), 60).convert("RGB").save(file, "JPEG", quality=90)
-    image = {"IMAGE": np.array([[file.getvalue()]] * traffic.images, dtype=np.object_)}
+    image = {"IMAGE": np.array([[file.getvalue()]], dtype=np.object_)}
     tasks_by_name = representatives(tasks)
     parameters: list[dict[str, Parameter]] = [
         {"task": tasks_by_name[name].name, "latency_ms": latency_ms, "utility": utility}

@@ -41,7 +41,7 @@ FULL = Scale((0, 1), 10.0, 60.0, 18.0, (0.8, 1.2, 2.0), True)
 class Part:
     """One part of the benchmark: a model, the schemes over it, and the loads.
 
-    capacity: images a second at gamma 0; images: of a request; slower: the time of batches over the profiled time.
+    capacity: images a second at gamma 0; slower: the time of batches over the profiled time.
     """
 
     def __init__(
@@ -51,13 +51,12 @@ class Part:
         scale: Scale,
         seconds: float,
         capacity: float,
-        images: int = 1,
         slower: float = 1.0,
     ) -> None:
         self.results = Results(what)
         self.model, self.scale = model, scale
         self.seconds = scale.warm_up_s + seconds
-        self.capacity, self.images, self.slower = capacity, images, slower
+        self.capacity, self.slower = capacity, slower
         self.fixed = {load: self._simulated(load) for load in self.loads}
 
     @property
@@ -66,10 +65,10 @@ class Part:
         loads: dict[str, Callable[[int], Traffic]] = {}
         for factor in self.scale.rates:
             loads[f"{factor:g} times capacity"] = lambda seed, rate=factor * self.capacity: fluctuating(  # type: ignore[misc]
-                rate, self.seconds, seed, self.images
+                rate, self.seconds, seed
             )
         if self.scale.bursty:
-            loads[BURSTY] = lambda seed: bursty(0.75 * self.capacity, self.seconds, seed, self.images)
+            loads[BURSTY] = lambda seed: bursty(0.75 * self.capacity, self.seconds, seed)
         return loads
 
     def best(self, load: str) -> int:

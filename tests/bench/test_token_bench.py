@@ -52,13 +52,12 @@ def test_requests_carry_the_parameters_of_their_type() -> None:
     assert load.latency_ms.tolist() == [600.0, 1000.0, 600.0]
 
 
-def answer(*images: tuple[int, int, str]) -> bytes:
+def answer(gamma: int, batch: int, outcome: str) -> bytes:
     message = service_pb2.ModelInferResponse()
-    gammas, batches, outcomes = zip(*images, strict=True)
     for name, content in (
-        ("GAMMA", np.array(gammas, np.int32).tobytes()),
-        ("BATCH_SIZE", np.array(batches, np.int32).tobytes()),
-        ("OUTCOME", b"".join(len(one).to_bytes(4, "little") + one.encode() for one in outcomes)),
+        ("GAMMA", np.array([gamma], np.int32).tobytes()),
+        ("BATCH_SIZE", np.array([batch], np.int32).tobytes()),
+        ("OUTCOME", len(outcome).to_bytes(4, "little") + outcome.encode()),
     ):
         message.outputs.add(name=name)
         message.raw_output_contents.append(content)
@@ -66,18 +65,10 @@ def answer(*images: tuple[int, int, str]) -> bytes:
 
 
 def test_answers_are_read() -> None:
-    read = cells.read(answer((-15, 7, "in_time"), (0, 0, "evicted"), (2, 3, "late")), 3)
-    assert [column.tolist() for column in read] == [[-15, NEVER_RUN, 2], [7, 0, 3], [True, False, False]]
-    assert [column.tolist() for column in cells.read(None, 2)] == [[NEVER_RUN] * 2, [0, 0], [False, False]]
-
-
-def test_requests_of_several_images_keep_the_rate_of_images() -> None:
-    one, four = (loads.fluctuating(200.0, 30.0, 1, images) for images in (1, 4))
-    assert len(four.at_s) * 4 == pytest.approx(len(one.at_s), rel=0.1)
-    assert loads.planned(four, TASKS, 32)[0].inputs["IMAGE"].shape == (4, 1)
-    load = loads.simulated(four, TASKS, (0,))
-    assert len(load.at_ms) == 4 * len(four.at_s) == len(load.accuracy)
-    assert load.at_ms[:4].tolist() == [four.at_s[0] * 1e3] * 4
+    assert cells.read(answer(-15, 7, "in_time")) == (-15, 7, True)
+    assert cells.read(answer(0, 0, "evicted")) == (NEVER_RUN, 0, False)
+    assert cells.read(answer(2, 3, "late")) == (2, 3, False)
+    assert cells.read(None) == (NEVER_RUN, 0, False)
 
 
 def cell(scheme: str, in_time: list[bool], load: str = "1.2 times capacity", seed: int = 0) -> Cell:
