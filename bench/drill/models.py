@@ -30,7 +30,12 @@ _PATIENCE = {"max_queue_ms": "2000"}
 _CHANGES: dict[str, dict[str, str]] = {
     "generate": {"precision": "f32"},
     "generate_lora": {"precision": "f32"},
-    "classify_image": {"gammas": "-7,0,2", "tasks_dir": str(TASKS.resolve())},
+    # The small one: its engines are built in seconds, and a drill asks for many images.
+    "classify_image": {
+        "checkpoint": "cifar-vit",
+        "gammas": "-7,0,2",
+        "tasks_dir": str(TASKS.resolve()),
+    },
     "encode": _PATIENCE,
     LEVEL: _PATIENCE,
     "classify_text": {"candidates_dir": str(CANDIDATES.resolve()), **_PATIENCE},

