@@ -106,8 +106,7 @@ def _adapter_cache(folder: Path) -> Gain:
 def _cascade(folder: Path) -> Gain:
     result = _result(folder, "cascade")
     large, ours = (
-        next(row for row in result["tables"]["clinc150"] if row["system"] == name)
-        for name in ("always large", "ours")
+        next(row for row in result["tables"]["clinc150"] if row["system"] == name) for name in ("always large", "ours")
     )
     points = 100 * (ours["accuracy"] - large["accuracy"])
     gain = large["mean_ms"] / ours["mean_ms"]
