@@ -130,7 +130,7 @@ def _embedded(options: argparse.Namespace) -> int:
             lambda: _models_that_fit(options, repositories),
             options.ready_timeout,
             not options.no_restart,
-            f"{_examples(options)}\n\nCtrl-C stops the server\n",
+            f"{_examples(options)}\n{_live(own_build)}\n\nCtrl-C stops the server\n",
             _write,
             None
             if options.no_sidecar or node is not None
@@ -215,13 +215,22 @@ def _external(options: argparse.Namespace) -> int:
     return 0
 
 
+def _program() -> str:
+    return sys.argv[0] if Path(sys.argv[0]).name == "shapeshift" else "shapeshift"
+
+
+def _live(build: Path) -> str:
+    """The line with the command that serves the live page of the server of this build folder; it can be copied."""
+    arguments = [] if build == DEFAULT_BUILD else ["--build", str(build)]
+    return f"see them work: {shlex.join([_program(), 'live', *arguments])}"
+
+
 def _examples(options: argparse.Namespace) -> str:
     """The line with the command that prints the calls; it can be copied, and options can follow."""
-    program = sys.argv[0] if Path(sys.argv[0]).name == "shapeshift" else "shapeshift"
     arguments = [] if options.build == DEFAULT_BUILD else ["--build", str(options.build)]
     for folder in options.repository or []:
         arguments += ["--repository", str(folder)]
-    return f"how to call them: {shlex.join([program, 'examples', *arguments])}"
+    return f"how to call them: {shlex.join([_program(), 'examples', *arguments])}"
 
 
 def _repositories(options: argparse.Namespace) -> list[Path]:

@@ -48,6 +48,7 @@ def earned(view: View, model: str, seconds: float = RATE_S) -> Earned | None:
 
     At a fixed gamma the same batches, and the images that were dropped here, run one after another, each as soon as its
     images are there and the one before has ended; one that would end after its deadline is left out and takes no time.
+    No server does so well: nothing waits, and what will be late is known before it runs.
     """
     batches = view.recent(model, "batch", seconds)
     if len(batches) < _FEWEST_BATCHES:
@@ -146,7 +147,11 @@ def _batch(
 
 
 def _earned(view: View, model: str) -> Plot:
-    plot = Plot(196, "Utility a second", "of the last 10 seconds' batches; below: had every batch run at one gamma")
+    plot = Plot(
+        196,
+        "Utility a second",
+        "last 10 seconds; below: the same batches, all at one gamma (replayed at its best: without a pause)",
+    )
     result = earned(view, model)
     if result is None:
         plot.empty("too few batches in the last seconds")

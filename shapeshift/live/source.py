@@ -134,8 +134,9 @@ class Source:
             self._pages.popleft()
         self._ask_status(MetricsPage(samples, now))
         self._rings.read(self.addresses.run_directory / "events", now)
+        # Later than `now`: what was recorded meanwhile is not of the future.
         self.view = View(
-            now,
+            self._clock(),
             Change(self._page_before(now - RATE_S), self._pages[-1]),
             Change(self._pages[0], self._pages[-1]),
             self._rings.events(),

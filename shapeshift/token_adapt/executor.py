@@ -328,7 +328,7 @@ class Executor:
             images=len(images),
             **of,
             ms=round(took_ms, 1),
-            waited=round(now - took_ms - min(image.arrival for image in images), 1),
+            waited=round(now - took_ms - max(image.arrival for image in images), 1),
             slack=round(min(image.deadline for image in images) - now, 1),
             earns=np.round(by_gamma, 2).tolist(),
             costs=np.round(costs.times([costs.max_size])[0] / costs.max_size, 3).tolist(),

@@ -37,6 +37,7 @@ COMMANDS = {
     "sidecar": "shapeshift.cli.sidecar",
     "status": "shapeshift.cli.running.status",
     "gateway": "shapeshift.cli.gateway",
+    "live": "shapeshift.cli.running.live",
 }
 FRONTS = {
     "polymorph": "shapeshift.polymorph.front:TextFront",
