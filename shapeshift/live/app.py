@@ -165,16 +165,20 @@ def state_of(source: Source) -> str:
         return f'<span class="state bad">no answer</span> {escaped(source.problem)}. This page goes on asking.'
     down = dead_models(source.view)
     if down:
+        count = "1 model does" if len(down) == 1 else f"{len(down)} models do"
         words = ", ".join(f"{escaped(name)} ({escaped(state)})" for name, state in down.items())
-        return f'<span class="state bad">{len(down)} models do not serve</span> {words}'
+        return f'<span class="state bad">{count} not serve</span> {words}'
     return f'<span class="state good">serving</span> <span class="quiet">{at}</span>'
 
 
 def dead_models(view: View | None) -> dict[str, str]:
     """The state of each model that is loaded and does not serve."""
-    status = view.status if view is not None else {}
+    if view is None:
+        return {}
+    status = view.status
     models = [model for front in status.get("fronts", ()) for model in front["models"]] + [*status.get("models", ())]
-    return {model["name"]: model["state"] for model in models if model["state"] != SERVES}
+    states = {model["name"]: model["state"] for model in models if model["state"] != SERVES}
+    return dict.fromkeys(view.silent, "no heartbeat") | states
 
 
 def _html(content: str, tag: str = "div") -> ui.html:

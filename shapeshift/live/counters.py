@@ -96,12 +96,20 @@ class LivePages:
 
     def __init__(self) -> None:
         self._heartbeats = Heartbeats[tuple[str, str]]()
+        # When each model was last seen alive.
+        self._lived: dict[str, float] = {}
 
     def page(self, samples: Samples, at: float) -> Page:
         """The page of a scrape at that time."""
         owners = {labels: _owner(labels) for name, labels in samples if name == HEARTBEAT}
         beats = {(owner.model, owner.pid): samples[HEARTBEAT, labels] for labels, owner in owners.items() if owner}
-        return Page(samples, at, self._heartbeats.living(beats))
+        living = self._heartbeats.living(beats)
+        self._lived |= {model: at for model, _ in living}
+        return Page(samples, at, living)
+
+    def silent(self, at: float, since: float) -> list[str]:
+        """The models that lived after `since` and have no living process at the last scrape, which was at `at`."""
+        return sorted(model for model, lived in self._lived.items() if since <= lived < at)
 
 
 # Each page has the labels of the page before.

@@ -156,7 +156,7 @@ def _earned(view: View, model: str) -> Plot:
     if result is None:
         plot.empty("too few batches in the last seconds")
         return plot
-    rows = [("chosen for each batch", result.here, "ours")]
+    rows = [("chosen each time", result.here, "ours")]
     rows += [(f"always gamma {gamma}", worth, "fixed") for gamma, worth in reversed(result.fixed.items())]
     most, row, left = max(worth for _, worth, _ in rows) or 1.0, min(22.0, 190 / len(rows)), 140.0
     for place, (words, worth, kind) in enumerate(rows):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,8 +28,8 @@ RATE_S = 10.0
 """Over so long rates are taken."""
 HISTORY_S = 60.0
 _MOST_EVENTS = 6000
-# Asks for models and processes are dearer than a scrape.
-_STATUS_EVERY = 3
+# Between two questions for models and processes: dearer than a scrape, and a heartbeat is to move in that time.
+_STATUS_S = 2.5
 SERVES = "serving"
 
 
@@ -53,6 +52,7 @@ class View:
     minute    the same of the last `HISTORY_S`
     events    by model, of the last `HISTORY_S`, in order
     status    as `shapeshift status --json`; empty where it could not be asked
+    silent    models whose last process has ended or hangs since then
     decisions of the sidecar, the last ones last
     """
 
@@ -61,6 +61,7 @@ class View:
     minute: Change
     events: Mapping[str, Sequence[Event]] = field(default_factory=dict)
     status: Mapping[str, Any] = field(default_factory=dict)
+    silent: Sequence[str] = ()
     decisions: Sequence[Mapping[str, str]] = ()
 
     @property
@@ -108,7 +109,6 @@ class Source:
         self._tracker = ProcessTracker(True)
         self._status: Mapping[str, Any] = {}
         self._last_page: MetricsPage | None = None
-        self._rounds = itertools.count()
         self._loop = Loop("source", self._round, lambda text: None)
 
     def start(self) -> None:
@@ -141,6 +141,7 @@ class Source:
             Change(self._pages[0], self._pages[-1]),
             self._rings.events(),
             self._status,
+            self._live.silent(now, now - HISTORY_S),
             run_files.read_report(self.addresses.run_directory).get("decisions", []),
         )
         self.problem = ""
@@ -154,7 +155,7 @@ class Source:
         if not self.problem:
             self.problem_since = now
         self.problem = problem
-        self._servers, self._status = None, {}
+        self._servers, self._status, self._last_page = None, {}, None
         with contextlib.suppress(ShapeshiftError):
             self.addresses = self._find()
 
@@ -162,8 +163,12 @@ class Source:
         return next((page for page in reversed(self._pages) if page.at <= at), self._pages[0])
 
     def _ask_status(self, page: MetricsPage) -> None:
-        before, self._last_page = self._last_page or page, page
-        if next(self._rounds) % _STATUS_EVERY and self._status:
+        before = self._last_page
+        if before is not None and page.at - before.at < _STATUS_S:
+            return
+        self._last_page = page
+        if before is None:
+            # Whether a heartbeat moves shows the next page.
             return
         at = self.addresses
         try:

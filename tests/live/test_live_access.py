@@ -103,6 +103,8 @@ def test_the_page_names_the_models_that_do_not_serve() -> None:
     front = {"name": "e", "models": [{"name": "e", "state": "serving"}, {"name": "e2", "state": "silent"}]}
     status = {"fronts": [front], "models": [{"name": "x", "state": "dead"}]}
     assert dead_models(view({}, {}, status=status)) == {"e2": "silent", "x": "dead"}
+    # One that is being reloaded is not in the status.
+    assert dead_models(view({}, {}, status=status, silent=["gone"]))["gone"] == "no heartbeat"
     assert dead_models(None) == {}
 
 

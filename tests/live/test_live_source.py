@@ -63,8 +63,10 @@ def test_what_an_ended_process_left_does_not_count() -> None:
     for second in range(5):
         last = pages.page(metrics.parse(page_text(series)), float(second))
     assert last.total("m", "requests_waiting") == 0.0
+    assert pages.silent(4.0, -60.0) == ["m"] and pages.silent(4.0, 3.5) == [], "it ended longer ago"
     series["m heartbeat_total"] = 2.0
     assert pages.page(metrics.parse(page_text(series)), 6.0).total("m", "requests_waiting") == 9.0
+    assert pages.silent(6.0, -60.0) == []
 
 
 def test_the_view_is_that_of_the_server(server: MetricsServer, tmp_path: Path) -> None:
