@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,8 @@ class _Model:
             warnings.simplefilter("ignore")
             PROVIDER.export(module, example, folder, self._precision)
         runtime = PROVIDER.open(folder, self._precision, 1, device.number)
-        self._bins = {tokens: runtime.as_on_gpu(tokens, row_slots(tokens, True)) for tokens in sizes.bins + sizes.packs}
+        self._rows = partial(row_slots, packs_rows=True, max_tokens=sizes.bins[-1])
+        self._bins = {tokens: runtime.as_on_gpu(tokens, self._rows(tokens)) for tokens in sizes.bins + sizes.packs}
         self._dynamic = runtime.engine(None, None)
         self._plain = on_device(module, device, self._precision)
         self._compiled = device.compiled(self._plain, dynamic=True)
@@ -119,7 +121,7 @@ class _Model:
 
     def _packs(self, texts: Sequence[Ids]) -> Iterator[Sequence[Ids]]:
         """As the executor packs texts of one length."""
-        count = max(1, min(row_slots(self._most, True), self._most // len(texts[0])))
+        count = max(1, min(self._rows(self._most), self._most // len(texts[0])))
         for first in range(0, len(texts), count):
             yield texts[first : first + count]
 

@@ -45,7 +45,7 @@ def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
         return
     rng = np.random.default_rng(seed)
     for tokens in sizes.bins:
-        rows = row_slots(tokens, True)
+        rows = row_slots(tokens, True, tokens)
         texts = [rng.integers(999, 9999, tokens // sizes.texts, dtype=np.int64) for _ in range(sizes.texts)]
         inputs = pack(texts, tokens, rows)
         engines = {

@@ -62,6 +62,7 @@ class TextWorker:
         self._outputs = [name for name in args.outputs if name != STATE]
         self._widths = {output.name: output.dims for output in engines.outputs}
         self._vocabulary = engines.vocabulary
+        self._longest = worker.bin or engines.max_tokens
         self._max_tokens = worker.bin or engines.pack_tokens
         self._identity = worker.bin, args.generation, os.getpid()
         self._version = engines.answers_version()
@@ -141,6 +142,8 @@ class TextWorker:
             raise InvalidInputError("LENGTHS", lengths.tolist(), f"at least 1 each, {len(ids)} in all")
         if len(ids) > self._max_tokens:
             raise UnsupportedError(f"LENGTHS: {len(ids)} tokens in all; this worker takes {self._max_tokens}")
+        if int(lengths.max(initial=0)) > self._longest:
+            raise UnsupportedError(f"LENGTHS: a text of {lengths.max()} tokens; this worker takes {self._longest}")
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self._vocabulary):
             raise InvalidInputError("INPUT_IDS", [int(ids.min()), int(ids.max())], f"0 to {self._vocabulary - 1}")
         ends = np.cumsum(lengths)

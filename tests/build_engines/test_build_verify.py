@@ -163,7 +163,7 @@ def test_on_a_gpu_packs_grow_as_long_as_a_token_gets_cheaper(
     assert status == 0, err
     made = manifest.load(tmp_path / "build" / "engines" / "front")
     shapes = [(entry.tokens, entry.rows) for entry in made.engines]
-    assert shapes == [(None, None), (16, 4), (512, 16), (1024, 32), (2048, 64)]
+    assert shapes == [(None, None), (16, 4), (512, 16), (1024, 128), (2048, 256)]
     assert (made.max_tokens, made.pack_tokens) == (512, 2048) and bin_edges(made) == [16, 512]
     assert all(entry.min_cosine > 0.999999 for entry in made.engines)
 

@@ -151,8 +151,8 @@ def test_efficient_tokens(points: Sequence[tuple[int, float]], tokens: int) -> N
 
 
 def test_row_slots_of_static_engines() -> None:
-    assert [row_slots(tokens, True) for tokens in (1, 3, 4, 8, 15, 64, 512)] == [1, 1, 1, 2, 3, 16, 16]
-    assert row_slots(512, False) == 1
+    assert [row_slots(tokens, True, 512) for tokens in (1, 3, 4, 8, 15, 64, 512)] == [1, 1, 1, 2, 3, 16, 16]
+    assert row_slots(512, False, 512) == 1
 
 
 def test_max_rows_is_that_of_the_largest_engine() -> None:

@@ -100,14 +100,14 @@ def test_the_rows_of_a_pack_are_bounded(rows: tuple[int | None, ...], packs: boo
         (64, True, 16),
         (68, True, 16),
         (512, True, 16),
-        (4096, True, 128),
+        (4096, True, 512),
         (512, False, 1),
     ],
 )
-def test_an_engine_has_a_slot_for_every_four_tokens_and_a_long_one_for_every_32(
+def test_an_engine_has_a_slot_for_every_four_tokens_and_a_long_pack_for_every_eight(
     tokens: int, packs: bool, slots: int
 ) -> None:
-    assert engine_set.row_slots(tokens, packs) == slots
+    assert engine_set.row_slots(tokens, packs, 512) == slots
 
 
 class Named:

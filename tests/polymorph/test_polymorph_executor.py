@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.engine_set import EngineSet
 from shapeshift.engines.execution.executor import EngineExecutor
+from shapeshift.engines.manifest import EngineEntry, Latency
 from shapeshift.errors import EngineError, InvalidInputError, ModelDiedError, ModelGoneError, ShapeshiftError
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.policy.algorithms import DISPATCHERS
@@ -225,6 +227,10 @@ def test_a_static_engine_is_filled_and_the_dynamic_one_is_not(
     limits = pack_limits(made, PolymorphSettings(pack_tokens=100))
     assert [limits(edge) for edge in (16, 64, 512, 0)] == [(16, 4), (64, 16), (100, 16), (100, 16)]
     assert pack_limits(made, PolymorphSettings(pack_tokens=10**6))(0) == (512, 16)
+    longer = EngineEntry("", 2048, 256, 0.0, 1.0, (Latency(2048, 1, 1.0, 1.0, 1.0),))
+    longer_limits = pack_limits(replace(made, engines=(*made.engines, longer)), PolymorphSettings())
+    assert longer_limits(0) == (2048, 256)
+    assert longer_limits(512) == (512, 256), "the worker of a bin refuses longer packs"
 
 
 def test_the_capacity_of_a_bin_is_the_texts_that_meet_the_objective() -> None:

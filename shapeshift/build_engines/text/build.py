@@ -114,7 +114,7 @@ def _build_emulated(planned: Plan, work: Path) -> BuildResult:
         return tuple(Latency(n, 1, float(ms), float(ms), float(ms)) for n, ms in zip(at, values, strict=True))
 
     def entry(tokens: int | None, at: Sequence[int]) -> EngineEntry:
-        slots = None if tokens is None else row_slots(tokens, settings.packing)
+        slots = None if tokens is None else row_slots(tokens, settings.packing, settings.max_tokens)
         return EngineEntry(FILE_NAME, tokens, slots, 0.0, 1.0, points(at))
 
     def curves(at: Sequence[int]) -> Curves:

@@ -134,7 +134,7 @@ class TextEngineBuilder:
 
     def _make(self, tokens: int | None) -> tuple[str, Engine]:
         provider, precision = self._plan.provider, self._plan.precision
-        slots = None if tokens is None else row_slots(tokens, self._packs)
+        slots = None if tokens is None else row_slots(tokens, self._packs, self._max_tokens)
         file = provider.compile(self._work, precision, tokens, slots, self._plan.front.settings.max_tokens)
         if self._runtime is None:
             self._runtime = provider.open(self._work, precision, 1, self._plan.device)

@@ -29,7 +29,7 @@ from shapeshift.serving.text_inputs import NUM_TOKENS, TEXT_PAIR
 from shapeshift.triton import model_config
 
 # Incremented when a change of this project makes engines that were built before wrong or worse.
-_BUILD_FORMAT = 6
+_BUILD_FORMAT = 7
 # Outputs that every front has: they say nothing about its engines.
 _COMMON_OUTPUTS = (NUM_TOKENS.name, DESCRIPTION.name)
 

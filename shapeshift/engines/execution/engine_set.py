@@ -24,8 +24,8 @@ _NEAR_BEST = 1.1
 # The typical length, in tokens, of the short texts that packing is for.
 _SHORT_ROW = 24
 MAX_ROWS = 16
-"""Of a pack that is no longer than the longest text may be, unless its texts are short on average."""
-_ROW_TOKENS = 32
+"""Of a pack that is no longer than the longest text may be."""
+_ROW_TOKENS = 8
 MOST_TOKENS = 16384
 """Of a pack."""
 # Rows are numbered from 1.
@@ -297,6 +297,12 @@ def max_rows(manifest: Manifest) -> int:
     return max(entry.rows or MAX_ROWS for entry in manifest.engines)
 
 
-def row_slots(tokens: int, packs_rows: bool) -> int:
-    """The number of row slots of a static engine of `tokens` tokens. An unused slot costs almost nothing."""
-    return max(1, min(max(MAX_ROWS, tokens // _ROW_TOKENS), tokens // 4)) if packs_rows else 1
+def row_slots(tokens: int, packs_rows: bool, max_tokens: int) -> int:
+    """The number of row slots of a static engine of `tokens` tokens. An unused slot costs almost nothing.
+
+    max_tokens: of a text. A longer engine has so many slots that texts rarely need one that is longer still, which
+    would cost more than what was predicted from their tokens.
+    """
+    if not packs_rows:
+        return 1
+    return tokens // _ROW_TOKENS if tokens > max_tokens else max(1, min(MAX_ROWS, tokens // 4))

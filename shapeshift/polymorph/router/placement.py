@@ -82,7 +82,8 @@ def pack_limits(manifest: Manifest, settings: PolymorphSettings) -> PackLimits:
     def limits(edge: int) -> tuple[int, int]:
         entry = entry_of_bin(manifest, edge) if edge else None
         if entry is None or entry.tokens is None:
-            return efficient, most_rows
+            # The worker of a bin takes no longer packs.
+            return min(efficient, edge or efficient), most_rows
         # A static engine takes the same time however full it is.
         return entry.tokens, min(most_rows, entry.rows or most_rows)
 
