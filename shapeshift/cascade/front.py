@@ -14,7 +14,7 @@ import numpy as np
 
 from shapeshift import settings
 from shapeshift.cascade import candidates
-from shapeshift.cascade.candidates import LAYOUT, Candidate, ServingCandidate
+from shapeshift.cascade.candidates import LAYOUT, ServingCandidate
 from shapeshift.cascade.level_client import LevelClient, LevelGoneError
 from shapeshift.cascade.service import CascadeService, ClassifyRequest, Row
 from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
@@ -25,7 +25,7 @@ from shapeshift.serving import description, events
 from shapeshift.serving.description import Description
 from shapeshift.serving.front import Client, Front
 from shapeshift.serving.liveness import StepCounter
-from shapeshift.serving.metrics import Counter, Gauge, Histogram, Metric, RequestMetrics
+from shapeshift.serving.metrics import Counter, Gauge, Gauges, Histogram, Metric, RequestMetrics
 from shapeshift.serving.model_args import Log, ModelArgs
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils
@@ -74,7 +74,7 @@ class CascadeFront(Front[ClassifyRequest]):
         serving = candidates.serving(self._candidates, self._settings.task)
         # The first service does not wait for its later levels: the first level can answer without them.
         self._service = self._open(serving)
-        self._cascade_metrics = CascadeMetrics(serving.candidate)
+        self._cascade_metrics = CascadeMetrics(serving)
         self._lock = threading.Lock()
         self._changes = Loop("candidates", self._follow_registry, self.log)
         self._changes.start()
@@ -191,7 +191,7 @@ class CascadeFront(Front[ClassifyRequest]):
         if self._service is not service:
             service.close()
             return
-        self._cascade_metrics.profile(serving.candidate)
+        self._cascade_metrics.profile(serving)
         self._cascade_metrics.swaps.add()
         self.log(f"candidate {serving.candidate.name} serves task {self._settings.task}")
         before.close()
@@ -233,8 +233,8 @@ class CascadeMetrics:
     Rows are counted on one thread, swaps of the candidate on one.
     """
 
-    def __init__(self, candidate: Candidate) -> None:
-        self.profile(candidate)
+    def __init__(self, serving: ServingCandidate) -> None:
+        self.profile(serving)
         self._levels = [
             Counter("level_texts_total", "Texts answered by each level", {"level": str(number)})
             for number in range(1, _MAX_LEVELS + 1)
@@ -245,8 +245,11 @@ class CascadeMetrics:
         self.swaps = Counter("candidate_swaps_total", "Changes of the candidate")
         self.failed_swaps = Counter("candidate_errors_total", "Changes that could not be applied")
 
-    def profile(self, candidate: Candidate) -> None:
+    def profile(self, serving: ServingCandidate) -> None:
         """Compare with this candidate's profile from now on."""
+        candidate = self._candidate = serving.candidate
+        last = [one for one in serving.table.candidates if one.levels == candidate.levels[-1:]]
+        self._last_accuracy = max((one.accuracy for one in last), default=0.0)
         self._early, self._confidence = RecentMean(candidate.shares[0]), RecentMean(candidate.mean_confidence)
 
     def count_row(self, row: Row, level_requested: bool) -> None:
@@ -264,6 +267,23 @@ class CascadeMetrics:
         return [
             *self._levels,
             *(self._control_ms, self._words_pruned, self._fallbacks, self.swaps, self.failed_swaps),
+            Gauge("profiled_accuracy", "Accuracy in the profile", lambda: self._candidate.accuracy),
+            Gauge(
+                "profiled_last_level_accuracy",
+                "The same of the last level alone; 0: not profiled",
+                lambda: self._last_accuracy,
+            ),
+            Gauge(
+                "first_level_threshold",
+                "Texts of which level 1 is at most so sure go on; 0: none does",
+                lambda: self._candidate.gaps[0].c if self._candidate.gaps else 0.0,
+            ),
+            Gauges(
+                "profiled_level_ms",
+                "Mean engine time of a text in each level in the profile",
+                "level",
+                lambda: {str(level): ms for level, ms in enumerate(self._candidate.model_latencies, 1)},
+            ),
             Gauge("early_share_recent", "Recent share of texts answered by level 1", lambda: self._early.value),
             Gauge("early_share_drift", "The same minus the profile's", lambda: self._early.drift),
             Gauge("confidence_recent", "Recent mean confidence of level 1", lambda: self._confidence.value),

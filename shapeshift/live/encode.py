@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from shapeshift.live.source import View
+from shapeshift.live.source import LAST_RATE, View
 from shapeshift.live.svg import WIDTH, Plot, number, percent, plots, table, tile, tiles
 from shapeshift.serving.events import Event
 
@@ -63,11 +63,21 @@ def _numbers(view: View, model: str, packs: Sequence[Event]) -> str:
     calls = len(packs)
     alone = f"padded to {longest:.0f} each it would be {percent(1 - tokens / (texts * longest))}" if texts else ""
     return tiles(
-        tile("texts a second", number(change.rate(model, "request_tokens_count"))),
-        tile("padding computed", percent(1 - tokens / computed) if computed else "–", alone, "good"),
-        tile("texts in a call", number(texts / calls if calls else None)),
-        tile("98% answered within", number(change.quantile(model, "request_latency_ms", 0.98), "ms")),
-        tile("waiting", number(view.page.total(model, "requests_waiting"))),
+        tile("texts a second", number(change.rate(model, "request_tokens_count")), LAST_RATE),
+        tile(
+            "padding computed",
+            percent(1 - tokens / computed) if computed else "–",
+            f"{LAST_RATE}; {alone}" if alone else LAST_RATE,
+            "good" if computed and tokens > computed / 2 else "",
+        ),
+        tile("texts in a call", number(texts / calls if calls else None), f"mean of the {LAST_RATE}"),
+        tile(
+            "98% answered within",
+            number(change.quantile(model, "request_latency_ms", 0.98), "ms"),
+            f"{LAST_RATE}, waiting counts; half within"
+            f" {number(change.quantile(model, 'request_latency_ms', 0.5), 'ms')}",
+        ),
+        tile("waiting now", number(view.page.total(model, "requests_waiting"))),
     )
 
 
@@ -92,7 +102,11 @@ def _engine_sizes(view: View, model: str) -> list[int]:
 
 
 def _lengths(view: View, model: str) -> Plot:
-    plot = Plot(190, "Lengths of the texts that arrive", "last minute; marks below: lengths that have an engine")
+    plot = Plot(
+        190,
+        "Lengths of the texts that arrive",
+        f"{view.minute_words}; a bar: how many texts; marks below: lengths that have an engine",
+    )
     counts = view.minute.histogram(model, "request_tokens")
     longest = max([bound for bound, count in counts.items() if count and math.isfinite(bound)], default=0.0)
     sizes = _engine_sizes(view, model)
@@ -120,8 +134,8 @@ def _lengths(view: View, model: str) -> Plot:
     plot.legend(("text-a", "texts"), ("engine", "an engine of this length"))
     common = max(counts, key=lambda bound: counts[bound])
     plot.description = (
-        f"{sum(counts.values()):.0f} texts in the last minute, most of them up to {common:.0f} tokens long, the longest"
-        f" up to {longest:.0f}. Engines: {', '.join(map(str, sizes)) or 'one for any length'}."
+        f"{sum(counts.values()):.0f} texts in the {view.minute_words}, most of them up to {common:.0f} tokens long,"
+        f" the longest up to {longest:.0f}. Engines: {', '.join(map(str, sizes)) or 'one for any length'}."
     )
     return plot
 
@@ -129,7 +143,11 @@ def _lengths(view: View, model: str) -> Plot:
 def _calls(packs: Sequence[Event]) -> Plot:
     shown = packs[-_CALLS:]
     row = 14.0
-    plot = Plot(20 + row * _CALLS, "The last engine calls", "a line is a call, a box is a text, its width its tokens")
+    plot = Plot(
+        20 + row * _CALLS,
+        "The last engine calls",
+        "a line is a call, a box is a text; at the right: tokens of text of all computed, time in the engine",
+    )
     if not shown:
         plot.empty("no call in the last seconds")
         return plot
@@ -187,7 +205,9 @@ def _threads(view: View, packs: Sequence[Event]) -> Plot:
     lanes.pop("loader", None)
     seconds, row = 2.0, 26.0
     plot = Plot(
-        24 + row * max(len(lanes), 1), "What each engine thread did", f"last {seconds:g} seconds; a box is a call"
+        24 + row * max(len(lanes), 1),
+        "What each engine thread did",
+        f"last {seconds:g} seconds; a box is a call; the share: busy in the {LAST_RATE}",
     )
     if not lanes:
         plot.empty("no call in the last seconds")

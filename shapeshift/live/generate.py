@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shapeshift.live.source import View
-from shapeshift.live.svg import WIDTH, Plot, bars, number, percent, plots, tile, tiles
+from shapeshift.live.source import LAST_RATE, View
+from shapeshift.live.svg import WIDTH, Plot, bars, compare, number, percent, plots, tile, tiles
 
 NAME = "generate"
 TECHNIQUE = "fused_decode"
@@ -37,7 +37,9 @@ def models(view: View) -> list[str]:
 
 def draw(view: View, model: str) -> str:
     """The panel of one model, as HTML."""
-    return numbers(view, model) + plots(slots(view, model), memory(view, model), times(view, model))
+    return numbers(view, model) + plots(
+        slots(view, model), memory(view, model), _weight_reads(view, model), times(view, model)
+    )
 
 
 @dataclass
@@ -81,15 +83,24 @@ def numbers(view: View, model: str) -> str:
     queries, hits = (view.minute.total(model, f"prefix_cache_{name}_total") for name in ("queries", "hits"))
     used, slots_ = page.total(model, "requests_running"), page.total(model, "slots")
     return tiles(
-        tile("tokens a second", number(change.rate(model, "generated_tokens_total"))),
+        tile("tokens a second", number(change.rate(model, "generated_tokens_total")), LAST_RATE),
         tile(
-            "texts advanced by a step", number(tokens / steps if steps else None), "each reads all weights once", "good"
+            "texts advanced by a step",
+            number(tokens / steps if steps else None),
+            f"mean of the {LAST_RATE}; a step reads all weights once",
+            "good" if tokens > 1.5 * steps else "",
         ),
         tile(
-            "slots in use", f"{used:.0f} of {slots_:.0f}", f"{page.total(model, 'requests_waiting'):.0f} wait for one"
+            "slots in use now",
+            f"{used:.0f} of {slots_:.0f}",
+            f"{page.total(model, 'requests_waiting'):.0f} wait for one",
         ),
-        tile("prompt tokens not computed", percent(hits / queries if queries else None), "shared with earlier texts"),
-        tile("98% of first tokens within", number(change.quantile(model, "first_token_ms", 0.98), "ms")),
+        tile(
+            "prompt tokens not computed",
+            percent(hits / queries if queries else None),
+            f"{view.minute_words}; shared with earlier texts",
+        ),
+        tile("98% of first tokens within", number(change.quantile(model, "first_token_ms", 0.98), "ms"), LAST_RATE),
     )
 
 
@@ -99,7 +110,9 @@ def slots(view: View, model: str) -> Plot:
     rows = sorted({stay.slot for stay in held})[:_ROWS]
     row = max(11.0, min(20.0, 230 / max(len(rows), 1)))
     plot = Plot(
-        34 + row * max(len(rows), 4), "Slots", f"last {SECONDS:.0f} seconds, now at the right; a bar is a request"
+        34 + row * max(len(rows), 4),
+        "Slots",
+        f"last {SECONDS:.0f} seconds, now at the right; a bar is a request, the number in it its tokens",
     )
     if not rows:
         plot.empty("no request had a slot in this time")
@@ -178,9 +191,24 @@ def block_counts(view: View, model: str) -> Sequence[int]:
     return last[0].values["blocks"] if last else [0] * len(STATES)
 
 
+def _weight_reads(view: View, model: str) -> Plot:
+    plot = Plot(90, "Reads of all weights a second", f"{LAST_RATE}; a read gives each running text its next token")
+    steps, tokens = (view.change.rate(model, name) for name in ("iteration_ms_count", "generated_tokens_total"))
+    if not steps:
+        plot.empty(f"no step in the {LAST_RATE}")
+        return plot
+    compare(plot, (("here: together", steps, "decode"), ("one text at a time", tokens, "fixed")))
+    return plot
+
+
 def times(view: View, model: str) -> Plot:
     """How long first tokens and further tokens take."""
-    plot = Plot(190, "Times, last minute", "above: until the first token; below: from a token to the next")
+    plot = Plot(
+        190,
+        f"Times, {view.minute_words}",
+        "above: until the first token; below: from a token to the next; a bar is the share that took up to so many ms,"
+        " and more than the bar before it",
+    )
     said = []
     for top, name, words in ((0.0, "first_token_ms", "first token"), (98.0, "between_tokens_ms", "next token")):
         counts = view.minute.histogram(model, name)
@@ -188,15 +216,21 @@ def times(view: View, model: str) -> Plot:
         half, most = (view.minute.quantile(model, name, share) for share in (0.5, 0.98))
         text = f"half within {number(half, 'ms')}, 98% within {number(most, 'ms')}" if total else "none"
         plot.text(WIDTH, top + 11, f"{words}: {text}", "tick", "end")
+        plot.text(0, top + 11, "up to … ms:", "tick")
         said.append(f"{words}: {text}")
         bounds, edges = [0.0, *map(float, _PERIODS)], [*map(float, _PERIODS), math.inf]
         binned = [
             (
-                f"{edge:.0f}" if math.isfinite(edge) else f">{low:.0f}",
+                f"{edge:.0f}" if math.isfinite(edge) else "more",
                 sum(count for bound, count in counts.items() if low < bound <= edge),
             )
             for low, edge in zip(bounds, edges, strict=True)
         ]
-        bars(plot, [(label, count, f"up to {label} ms: {count:.0f}") for label, count in binned], top + 16, top + 70)
+        bars(
+            plot,
+            [(label, count, f"{'up to ' * label.isdecimal()}{label}: {count:.0f}") for label, count in binned],
+            top + 16,
+            top + 70,
+        )
     plot.description = "; ".join(said)
     return plot

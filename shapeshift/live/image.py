@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shapeshift.live.source import RATE_S, View
-from shapeshift.live.svg import WIDTH, Plot, number, percent, plots, tile, tiles
+from shapeshift.live.source import LAST_RATE, RATE_S, View
+from shapeshift.live.svg import WIDTH, Plot, compare, number, percent, plots, tile, tiles
 from shapeshift.serving.events import Event
 
 NAME = "image"
@@ -18,7 +18,10 @@ IDEA = (
     " most in all. Watch: when many images come at once, batches move down to faster gammas."
 )
 _SECONDS = 6.0
-_FEWEST_BATCHES = 5
+# Shares of images in time: from `_GOOD` all is well, below `_OVERLOAD` the machine has too much to do.
+_GOOD, _OVERLOAD = 0.9, 0.7
+# From so many times the profiled time of a batch the machine is said to be slower.
+_SLOW = 1.25
 
 
 def models(view: View) -> list[str]:
@@ -31,11 +34,37 @@ def draw(view: View, model: str) -> str:
     return _numbers(view, model) + plots(_batches(view, model), _earned(view, model), _by_gamma(view, model))
 
 
-class Earned(NamedTuple):
-    """Utility a second: of the gammas that were chosen, and of each gamma had it been the only one."""
+class Worth(NamedTuple):
+    """Utility a second of the images that were settled.
 
-    here: float
-    fixed: dict[int, float]
+    earned       by images in time
+    given_up     more than that at the most accurate gamma that they have
+    late         of images that ended after their deadline
+    dropped      of images that were not run, as they would have been late
+    """
+
+    earned: float
+    given_up: float
+    late: float
+    dropped: float
+
+
+def worth(view: View, model: str, seconds: float = RATE_S) -> Worth | None:
+    """What the images of the last seconds earned, and what all would have earned in time at the best gamma."""
+    levels = gammas(view, model)
+    batches, dropped = view.recent(model, "batch", seconds), view.recent(model, "dropped", seconds)
+    if not batches and not dropped:
+        return None
+    earned = given_up = late = 0.0
+    for values in (batch.values for batch in batches):
+        share, here, best = (
+            values["in_time"] / values["images"],
+            values["earns"][levels.index(values["gamma"])],
+            max(values["earns"]),
+        )
+        earned, given_up, late = earned + share * here, given_up + share * (best - here), late + (1 - share) * best
+    lost = sum(max(one.values["earns"]) for one in dropped)
+    return Worth(earned / seconds, given_up / seconds, late / seconds, lost / seconds)
 
 
 def gammas(view: View, model: str) -> list[int]:
@@ -43,59 +72,41 @@ def gammas(view: View, model: str) -> list[int]:
     return sorted(int(gamma) for gamma in view.page.by(model, "gamma_images_total", "gamma"))
 
 
-def earned(view: View, model: str, seconds: float = RATE_S) -> Earned | None:
-    """What the batches of the last seconds earned; None where too few ran to compare.
-
-    At a fixed gamma the same batches, and the images that were dropped here, run one after another, each as soon as its
-    images are there and the one before has ended; one that would end after its deadline is left out and takes no time.
-    No server does so well: nothing waits, and what will be late is known before it runs.
-    """
-    batches = view.recent(model, "batch", seconds)
-    if len(batches) < _FEWEST_BATCHES:
-        return None
-    levels = gammas(view, model)
-    here = sum(
-        batch.values["earns"][levels.index(batch.values["gamma"])] * batch.values["in_time"] / batch.values["images"]
-        for batch in batches
-    )
-    return Earned(
-        here / seconds, {gamma: _alone(batches, levels, place) / seconds for place, gamma in enumerate(levels)}
-    )
-
-
-def _alone(batches: Sequence[Event], levels: Sequence[int], place: int) -> float:
-    """The utility of the batches where all run at the gamma at `place`."""
-    free_at, worth = 0.0, 0.0
-    for batch in batches:
-        values, costs = batch.values, batch.values["costs"]
-        took_s = values["ms"] / 1e3
-        ready = batch.at - took_s - values["waited"] / 1e3
-        takes_s = took_s * costs[place] / costs[levels.index(values["gamma"])]
-        end = max(ready, free_at) + takes_s
-        if end <= batch.at + values["slack"] / 1e3:
-            free_at = end
-            worth += values["earns"][place]
-    return worth
-
-
 def _numbers(view: View, model: str) -> str:
     change = view.change
     outcomes = change.by(model, "images_total", "outcome")
     settled = sum(outcomes.values())
-    in_time = outcomes.get("in_time", 0.0)
+    share = outcomes.get("in_time", 0.0) / settled if settled else None
     batches = change.total(model, "batch_images_count")
     refused = change.by(model, "requests_total", "code").get("UNAVAILABLE", 0.0)
-    return tiles(
-        tile("images a second", number(settled / change.seconds if settled else 0.0)),
+    factor = view.page.total(model, "cost_factor")
+    slow = factor >= _SLOW
+    overload = (
+        '<p class="note bad">Overload: more images arrive than this machine can answer in time, also at its fastest'
+        " gamma. The server drops those that would be late.</p>"
+        if share is not None and share < _OVERLOAD
+        else ""
+    )
+    return overload + tiles(
+        tile("images a second", number(settled / change.seconds if settled else 0.0), f"{LAST_RATE}, dropped ones too"),
         tile(
             "in time",
-            percent(in_time / settled if settled else None),
-            f"{outcomes.get('late', 0.0):.0f} late, {outcomes.get('evicted', 0.0):.0f} dropped, {refused:.0f} refused",
-            "good",
+            percent(share),
+            f"{LAST_RATE}: {outcomes.get('late', 0.0):.0f} late, {outcomes.get('evicted', 0.0):.0f} dropped,"
+            f" {refused:.0f} requests refused",
+            "" if share is None else "good" if share >= _GOOD else "bad" if overload else "",
         ),
-        tile("images in a batch", number(change.total(model, "batch_images_sum") / batches if batches else None)),
-        tile("utility earned a second", number(change.rate(model, "utility_total"))),
-        tile("time of a batch against its profile", f"{number(view.page.total(model, 'cost_factor'))} times"),
+        tile(
+            "images in a batch",
+            number(change.total(model, "batch_images_sum") / batches if batches else None),
+            f"mean of the {LAST_RATE}",
+        ),
+        tile("utility earned a second", number(change.rate(model, "utility_total")), LAST_RATE),
+        tile(
+            "speed of the machine",
+            f"{number(factor)} times slower" if slow else "as measured" if factor else "–",
+            "than when this model was built: others use it too" if slow else "when this model was built",
+        ),
     )
 
 
@@ -105,7 +116,8 @@ def _batches(view: View, model: str) -> Plot:
     plot = Plot(
         30 + row * len(levels),
         "Batches",
-        f"last {_SECONDS:.0f} seconds; a box is a batch, the line ends at its deadline",
+        f"last {_SECONDS:.0f} seconds; a box is a batch, as high as it has images;"
+        " the line behind it ends at the deadline",
     )
     batches = view.recent(model, "batch", _SECONDS)
     left = 76.0
@@ -121,7 +133,7 @@ def _batches(view: View, model: str) -> Plot:
     for seconds, anchor in ((0.0, "start"), (_SECONDS / 2, "middle"), (_SECONDS, "end")):
         text = "now" if seconds == _SECONDS else f"-{_SECONDS - seconds:.0f} s"
         plot.text(left + seconds * per_second, bottom + 14, text, "tick", anchor)
-    plot.legend(("in-time", "in time"), ("late", "some late"), ("whisker-key", "time that was left"))
+    plot.legend(("in-time", "in time"), ("late", "some late"), ("whisker", "time that was left until the deadline"))
     plot.description = f"{len(batches)} batches in the last {_SECONDS:.0f} seconds; by gamma: " + (
         ", ".join(f"{gamma}: {sum(one.values['gamma'] == gamma for one in batches)}" for gamma in levels)
     )
@@ -137,6 +149,7 @@ def _batch(
     y = 2 + (len(levels) - 1 - levels.index(values["gamma"])) * row
     end = left + (batch.at - now + _SECONDS) * per_second
     start = max(end - values["ms"] / 1e3 * per_second, left)
+    start = min(start, WIDTH - 1.5)
     height = 4 + (row - 9) * values["images"] / most
     late = values["images"] - values["in_time"]
     tip = f"{values['images']} images at gamma {values['gamma']}, {values['ms']} ms, {late} late"
@@ -148,31 +161,25 @@ def _batch(
 
 def _earned(view: View, model: str) -> Plot:
     plot = Plot(
-        196,
-        "Utility a second",
-        "last 10 seconds; below: the same batches, all at one gamma (replayed at its best: without a pause)",
+        160,
+        "What arrived, and what it earned",
+        f"utility a second, {LAST_RATE}; arrived: had all been in time at the most accurate gamma",
     )
-    result = earned(view, model)
+    result = worth(view, model)
     if result is None:
-        plot.empty("too few batches in the last seconds")
+        plot.empty(f"no image in the {LAST_RATE}")
         return plot
-    rows = [("chosen each time", result.here, "ours")]
-    rows += [(f"always gamma {gamma}", worth, "fixed") for gamma, worth in reversed(result.fixed.items())]
-    most, row, left = max(worth for _, worth, _ in rows) or 1.0, min(22.0, 190 / len(rows)), 140.0
-    for place, (words, worth, kind) in enumerate(rows):
-        y = 2 + place * row
-        plot.text(left - 6, y + row - 7, words, "label", "end")
-        plot.rect(left, y, (WIDTH - left - 56) * worth / most, row - 5, kind, f"{words}: {worth:.1f} a second")
-        plot.text(left + (WIDTH - left - 56) * worth / most + 6, y + row - 7, number(worth), "tick")
-    best = max(result.fixed, key=lambda gamma: result.fixed[gamma])
-    plot.description = (
-        f"Chosen for each batch: {result.here:.1f}. The best fixed gamma, {best}: {result.fixed[best]:.1f}."
-    )
+    kinds = ("ours", "lent", "late", "padding")
+    words = ("earned", "less accurate", "late", "dropped")
+    rows = [*zip(words, result, kinds, strict=True)]
+    compare(plot, [("arrived", sum(result), "fixed"), *(row for row in rows if row[1] or row[0] == "earned")])
     return plot
 
 
 def _by_gamma(view: View, model: str) -> Plot:
-    plot = Plot(120, "Images by gamma, last minute", "left: fewer tokens, faster; right: more tokens, more accurate")
+    plot = Plot(
+        120, f"Images by gamma, {view.minute_words}", "left: fewer tokens, faster; right: more tokens, more accurate"
+    )
     counts = view.minute.by(model, "gamma_images_total", "gamma")
     levels = gammas(view, model)
     if not sum(counts.values()):

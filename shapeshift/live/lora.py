@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shapeshift.live import generate
-from shapeshift.live.source import View
-from shapeshift.live.svg import WIDTH, Plot, number, percent, plots, tile, tiles
+from shapeshift.live.source import LAST_RATE, View
+from shapeshift.live.svg import WIDTH, Plot, compare, number, percent, plots, tile, tiles
 
 NAME = "lora"
 TECHNIQUE = "adapter_cache"
@@ -31,7 +32,12 @@ def draw(view: View, model: str) -> str:
     """The panel of one model, as HTML."""
     queues = [_queues(view, model)] if view.page.series(model, "adapter_queue_requests") else []
     return _numbers(view, model) + plots(
-        _area(view, model), _asked(view, model), _moves(view, model), *queues, generate.slots(view, model)
+        _area(view, model),
+        _asked(view, model),
+        _loaded(view, model),
+        _moves(view, model),
+        *queues,
+        generate.slots(view, model),
     )
 
 
@@ -64,22 +70,24 @@ def residents(view: View, model: str) -> dict[str, Resident]:
 def _numbers(view: View, model: str) -> str:
     page, minute = view.page, view.minute
     hits, misses = minute.total(model, "adapter_hits_total"), minute.total(model, "adapter_misses_total")
-    evicted = minute.total(model, "adapter_evictions_total")
     return tiles(
         tile(
             "found their adapter in memory",
             percent(hits / (hits + misses) if hits + misses else None),
-            f"{hits:.0f} of {hits + misses:.0f} in the last minute",
-            "good",
+            f"{hits:.0f} of {hits + misses:.0f} in the {view.minute_words}",
+            "good" if hits > misses else "",
         ),
         tile(
-            "adapters in memory",
+            "adapters in memory now",
             f"{page.total(model, 'adapters_resident'):.0f} of {page.total(model, 'adapters_known'):.0f}",
             f"{_mib(page.total(model, 'adapter_vacant_bytes'))} free of what is theirs alone",
         ),
-        tile("loads, last minute", number(minute.total(model, "adapter_load_ms_count")), f"{evicted:.0f} evicted"),
-        tile("half of the loads within", number(minute.quantile(model, "adapter_load_ms", 0.5), "ms")),
-        tile("98% of first tokens within", number(view.change.quantile(model, "first_token_ms", 0.98), "ms")),
+        tile(
+            "half of the loads within", number(minute.quantile(model, "adapter_load_ms", 0.5), "ms"), view.minute_words
+        ),
+        tile(
+            "98% of first tokens within", number(view.change.quantile(model, "first_token_ms", 0.98), "ms"), LAST_RATE
+        ),
     )
 
 
@@ -88,7 +96,7 @@ def _mib(size: float) -> str:
 
 
 def _area(view: View, model: str) -> Plot:
-    plot = Plot(190, "Adapters in memory", "the area is their size; darker: a request uses it now")
+    plot = Plot(190, "Adapters in memory now", "the area is their size; darker: a request uses it")
     there = sorted(residents(view, model).values(), key=lambda one: (-one.bytes, one.name))
     if not there:
         plot.empty("none seen in the last minute")
@@ -128,7 +136,9 @@ def _asked(view: View, model: str) -> Plot:
     shown = [(name, count) for name, count in counts if count][:_MOST_NAMED]
     row = 15.0
     plot = Plot(
-        12 + row * max(len(shown), 6), "What was asked for, last minute", "requests by adapter, the most popular"
+        12 + row * max(len(shown), 6),
+        f"What was asked for, {view.minute_words}",
+        "requests by adapter, the most popular",
     )
     there = residents(view, model)
     if not shown:
@@ -146,8 +156,29 @@ def _asked(view: View, model: str) -> Plot:
     return plot
 
 
+def sizes(view: View, model: str) -> dict[str, float]:
+    """Bytes of the adapters that were in memory in the last minute."""
+    events = view.events.get(model, ())
+    return {one.values["adapter"]: one.values["bytes"] for one in events if one.kind in ("resident", "load")}
+
+
+def _loaded(view: View, model: str) -> Plot:
+    plot = Plot(90, f"Adapters loaded, {view.minute_words}", "here, and if each request loaded its adapter")
+    known = sizes(view, model)
+    counts = view.minute.by(model, "adapter_requests_total", "adapter")
+    # Of an adapter that could not be loaded the size is not known.
+    alone = sum(count * known.get(name, 0) for name, count in counts.items())
+    if not alone:
+        plot.empty("no request named an adapter")
+        return plot
+    here = view.minute.total(model, "adapter_loaded_bytes_total")
+    rows = (("here", here / (1 << 20), "many"), ("for each request", alone / (1 << 20), "fixed"))
+    compare(plot, rows, "MiB")
+    return plot
+
+
 def _moves(view: View, model: str) -> Plot:
-    plot = Plot(120, "Loads and evictions", "last minute, now at the right")
+    plot = Plot(120, "Loads and evictions", "last minute, now at the right; the height is the size")
     loads, evicted = view.recent(model, "load", _SECONDS), view.recent(model, "evict", _SECONDS)
     plot.line(0, 58, WIDTH, 58)
     for moves, base, up, kind in ((loads, 54.0, -1, "load"), (evicted, 62.0, 1, "evict")):
@@ -161,9 +192,9 @@ def _moves(view: View, model: str) -> Plot:
     plot.text(0, 14, f"{len(loads)} loaded", "label")
     plot.text(0, 112, f"{len(evicted)} evicted", "label")
     plot.legend(("load", "loaded"), ("evict", "evicted: for another adapter, or for a text"))
-    reasons = view.minute.by(model, "adapter_evictions_total", "why")
+    reasons = Counter(event.values["why"] for event in evicted)
     plot.description = f"{len(loads)} loads and {len(evicted)} evictions; evicted by reason: " + (
-        ", ".join(f"{why} {count:.0f}" for why, count in reasons.items()) or "none"
+        ", ".join(f"{why} {count}" for why, count in reasons.items()) or "none"
     )
     return plot
 

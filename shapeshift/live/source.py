@@ -26,6 +26,7 @@ from shapeshift.triton.endpoint import tls_from_environment
 PERIOD_S = 1.0
 RATE_S = 10.0
 """Over so long rates are taken."""
+LAST_RATE = f"last {RATE_S:.0f} s"
 HISTORY_S = 60.0
 _MOST_EVENTS = 6000
 # Between two questions for models and processes: dearer than a scrape, and a heartbeat is to move in that time.
@@ -63,6 +64,11 @@ class View:
     status: Mapping[str, Any] = field(default_factory=dict)
     silent: Sequence[str] = ()
     decisions: Sequence[Mapping[str, str]] = ()
+
+    @property
+    def minute_words(self) -> str:
+        """How long `minute` is: the page may not have been open for so long."""
+        return "last minute" if self.minute.seconds > HISTORY_S - 5 else f"last {max(self.minute.seconds, 1):.0f} s"
 
     @property
     def page(self) -> Page:

@@ -22,12 +22,14 @@ class Plot:
         self.height, self.title, self.note = height, title, note
         self.description = ""
         self._parts: list[str] = []
+        self._kinds: set[str] = set()
         self._legend: list[tuple[str, str]] = []
 
     def rect(
         self, x: float, y: float, width: float, height: float, kind: str, tip: str = "", round_: float = 0
     ) -> None:
         """A box of a kind that the style sheet colours; tip: shown where a pointer rests on it."""
+        self._kinds.add(kind)
         radius = f' rx="{round_:g}"' if round_ else ""
         inside = f"<title>{escaped(tip)}</title>" if tip else ""
         self._parts.append(
@@ -37,6 +39,7 @@ class Plot:
 
     def line(self, x1: float, y1: float, x2: float, y2: float, kind: str = "axis") -> None:
         """A line of a kind."""
+        self._kinds.add(kind)
         self._parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>')
 
     def dot(self, x: float, y: float, radius: float, kind: str, tip: str = "") -> None:
@@ -55,7 +58,7 @@ class Plot:
         self._parts.append(f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" class="{kind}"/>')
 
     def legend(self, *entries: tuple[str, str]) -> None:
-        """What kinds mean: (kind, words)."""
+        """What kinds mean: (kind, words). Kinds of which nothing is drawn are left out."""
         self._legend += entries
 
     def empty(self, text: str) -> None:
@@ -69,6 +72,7 @@ class Plot:
             f'<li><svg class="key" viewBox="0 0 12 12" aria-hidden="true"><rect width="12" height="12" class="{kind}"/>'
             f"</svg>{escaped(words)}</li>"
             for kind, words in self._legend
+            if kind in self._kinds
         )
         label = escaped(f"{self.title}. {self.description}".strip())
         return (
@@ -132,6 +136,17 @@ def number(value: float | None, unit: str = "") -> str:
 def percent(share: float | None) -> str:
     """A share of 1 as a whole percentage; a dash for None."""
     return "–" if share is None else f"{100 * share:.0f}%"
+
+
+def compare(plot: Plot, rows: Sequence[tuple[str, float, str]], unit: str = "", left: float = 130.0) -> None:
+    """Bars that lie one below the other: (words, value, kind) each."""
+    most, step = max((value for _, value, _ in rows), default=0.0), min(40.0, plot.height / max(len(rows), 1))
+    for place, (words, value, kind) in enumerate(rows):
+        y, width = 2 + place * step, (WIDTH - left - 75) * value / most if most else 0.0
+        plot.text(left - 6, y + step / 2 + 2, words, "label", "end")
+        plot.rect(left, y, width, step - 8, kind, f"{words}: {number(value, unit)}")
+        plot.text(left + width + 6, y + step / 2 + 2, number(value, unit), "tick")
+    plot.description = ", ".join(f"{words}: {number(value, unit)}" for words, value, _ in rows)
 
 
 def bars(plot: Plot, counts: Sequence[tuple[str, float, str]], top: float, bottom: float, kind: str = "one") -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import fmean
-from typing import NamedTuple
 
-from shapeshift.live.source import HISTORY_S, View
-from shapeshift.live.svg import WIDTH, Plot, number, percent, plots, tile, tiles
-from shapeshift.serving.events import Event
+from shapeshift.live.source import HISTORY_S, LAST_RATE, View
+from shapeshift.live.svg import WIDTH, Plot, compare, number, percent, plots, tile, tiles
 
 NAME = "text"
 TECHNIQUE = "cascade"
@@ -31,23 +28,28 @@ def draw(view: View, model: str) -> str:
     return _numbers(view, model) + plots(_confidence(view, model), _levels(view, model), _time(view, model))
 
 
-class Saved(NamedTuple):
-    """Mean milliseconds of a text: as it was, and if the large model had answered all (estimated)."""
+def names(view: View, model: str) -> list[str]:
+    """What the levels are called, the first one first."""
+    counts, times = view.page.by(model, "level_texts_total", "level"), level_ms(view, model)
+    last = len(times) or max([2, *(int(level) for level, count in counts.items() if count)])
+    return ["small model", *(f"model {level}" for level in range(2, last)), "large model"][:last]
 
-    here_ms: float
-    large_ms: float
+
+def level_ms(view: View, model: str) -> list[float]:
+    """The mean engine time of a text in each level, as profiled; empty if the server does not say."""
+    times = view.page.by(model, "profiled_level_ms", "level")
+    return [times[level] for level in sorted(times, key=int) if times[level]]
 
 
-def saved(texts: Sequence[Event]) -> Saved | None:
-    """Of texts that ended at the first and at later levels; None where there are not both.
-
-    A text that went on has spent the small model's time first: the large one alone would have taken the difference.
-    """
-    early = [text.values["ms"] for text in texts if text.values["level"] == 1]
-    later = [text.values["ms"] for text in texts if text.values["level"] > 1]
-    if not early or not later:
+def _engine_ms(view: View, model: str) -> tuple[float, float] | None:
+    """Mean engine milliseconds of a text: small first with the levels that answered, and the large model alone."""
+    times = level_ms(view, model)
+    counts = view.minute.by(model, "level_texts_total", "level")
+    total = sum(counts.values())
+    if len(times) < 2 or not total:
         return None
-    return Saved(fmean(early + later), max(fmean(later) - fmean(early), 0.0))
+    spent = sum(count * sum(times[: int(level)]) for level, count in counts.items())
+    return spent / total, times[-1]
 
 
 def _numbers(view: View, model: str) -> str:
@@ -56,29 +58,37 @@ def _numbers(view: View, model: str) -> str:
     total = sum(levels.values())
     early = page.total(model, "early_share_recent")
     profiled = early - page.total(model, "early_share_drift")
-    result = saved(view.recent(model, "text", HISTORY_S))
-    return tiles(
-        tile("texts a second", number(view.change.rate(model, "request_tokens_count"))),
+    accuracy, large = (page.total(model, f"profiled_{name}accuracy") for name in ("", "last_level_"))
+    pruned, fallbacks = (minute.total(model, name) for name in ("words_pruned_total", "fallbacks_total"))
+    texts = view.recent(model, "text", HISTORY_S)
+    parts = [
+        tile("texts a second", number(view.change.rate(model, "request_tokens_count")), LAST_RATE),
         tile(
             "answered by the small model",
             percent(levels.get("1", 0.0) / total if total else None),
-            f"{percent(profiled)} when it was profiled",
-            "good",
+            f"{view.minute_words}; {percent(profiled)} of the texts of its profile",
+            "good" if total and levels.get("1", 0.0) > total / 2 else "",
         ),
         tile(
             "mean time of a text",
-            number(result.here_ms if result else None, "ms"),
-            f"about {number(result.large_ms, 'ms')} if the large model answered all" if result else "",
+            number(fmean(text.values["ms"] for text in texts) if texts else None, "ms"),
+            "last minute, waiting counts",
         ),
-        tile(
-            "words not read again", number(minute.total(model, "words_pruned_total")), "by the large model, last minute"
-        ),
-        tile("kept an earlier answer", number(minute.total(model, "fallbacks_total")), "as a later level failed"),
-    )
+    ]
+    if accuracy:
+        note = f"{100 * large:.1f}% the large model alone; both as profiled" if large else "as profiled"
+        parts.insert(2, tile("right answers", f"{100 * accuracy:.1f}%", note))
+    if pruned:
+        parts.append(tile("words not read again", number(pruned), f"by the large model, {view.minute_words}"))
+    if fallbacks:
+        parts.append(
+            tile("kept an earlier answer", number(fallbacks), f"as the next model failed, {view.minute_words}")
+        )
+    return tiles(*parts)
 
 
 def _confidence(view: View, model: str) -> Plot:
-    plot = Plot(170, "How sure the small model was", "last minute; left: unsure, right: sure; colour: who answered")
+    plot = Plot(170, "How sure the small model was", "last minute; a bar: how many texts; colour: who answered")
     texts = [text for text in view.recent(model, "text", HISTORY_S) if text.values["confidence"] is not None]
     if not texts:
         plot.empty("no text in the last minute")
@@ -87,13 +97,15 @@ def _confidence(view: View, model: str) -> Plot:
     for text in texts:
         place = min(int(text.values["confidence"] * _BINS), _BINS - 1)
         counts[place][min(text.values["level"], len(_KINDS)) - 1] += 1
+    called = names(view, model)
     most, step, bottom = max(map(sum, counts)), WIDTH / _BINS, 136.0
     for place, levels in enumerate(counts):
         y = bottom
         for level, count in enumerate(levels):
             height = 130 * count / most
             if count:
-                tip = f"sure by {place * 5} to {place * 5 + 5}%: {count} texts answered by level {level + 1}"
+                who = called[min(level, len(called) - 1)]
+                tip = f"sure by {place * 5} to {place * 5 + 5}%: {count} texts answered by the {who}"
                 plot.rect(place * step + 1, y - height, step - 2, height, _KINDS[level], tip)
             y -= height
     plot.line(0, bottom, WIDTH, bottom)
@@ -101,7 +113,11 @@ def _confidence(view: View, model: str) -> Plot:
         plot.text(WIDTH * share, bottom + 15, percent(share), "tick", anchor)
     plot.text(WIDTH / 4, bottom + 30, "unsure", "tick", "middle")
     plot.text(WIDTH * 3 / 4, bottom + 30, "sure", "tick", "middle")
-    plot.legend(("early", "answered by the small model"), ("late-level", "by the large model"))
+    threshold = view.page.total(model, "first_level_threshold")
+    if threshold:
+        plot.line(WIDTH * threshold, 0, WIDTH * threshold, bottom, "mark")
+        plot.legend(("mark", f"threshold, {percent(threshold)}: left of it all go on, right of it the less, the surer"))
+    plot.legend(*((_kind(level), f"answered by the {name}") for level, name in enumerate(called, 1)))
     unsure = [text for text in texts if text.values["level"] > 1]
     mean = [fmean(text.values["confidence"] for text in each) for each in (texts, unsure) if each]
     plot.description = (
@@ -112,42 +128,39 @@ def _confidence(view: View, model: str) -> Plot:
 
 
 def _levels(view: View, model: str) -> Plot:
-    plot = Plot(90, "Who answered, last minute", "the share of each level")
+    plot = Plot(60, f"Who answered, {view.minute_words}", "the share of each model")
     levels = view.minute.by(model, "level_texts_total", "level")
     total = sum(levels.values())
     if not total:
-        plot.empty("no text in the last minute")
+        plot.empty(f"no text in the {view.minute_words}")
         return plot
-    x = 0.0
-    for place, (level, count) in enumerate(sorted(levels.items())):
+    x, words = 0.0, []
+    for level, name in enumerate(names(view, model), 1):
+        count, kind = levels.get(str(level), 0.0), _kind(level)
+        if not count:
+            continue
         width = WIDTH * count / total
-        if count:
-            plot.rect(x, 12, width - 1, 34, _KINDS[min(place, len(_KINDS) - 1)], f"level {level}: {count:.0f} texts")
-            if width > 40:
-                plot.text(x + width / 2, 34, percent(count / total), "inside", "middle")
-            x += width
-    shown = [(level, count) for level, count in sorted(levels.items()) if count]
-    words = [f"level {level}: {count:.0f} texts" for level, count in shown]
-    plot.legend(
-        *((_KINDS[min(int(level) - 1, len(_KINDS) - 1)], word) for (level, _), word in zip(shown, words, strict=True))
-    )
+        words.append(f"{name}: {count:.0f} texts")
+        plot.rect(x, 12, width - 1, 34, kind, words[-1])
+        plot.legend((kind, words[-1]))
+        if width > 40:
+            plot.text(x + width / 2, 34, percent(count / total), "inside", "middle")
+        x += width
     plot.description = ", ".join(words)
     return plot
 
 
+def _kind(level: int) -> str:
+    return _KINDS[min(level, len(_KINDS)) - 1]
+
+
 def _time(view: View, model: str) -> Plot:
-    plot = Plot(110, "Mean time of a text", "last minute; the large model alone is an estimate from texts that went on")
-    result = saved(view.recent(model, "text", HISTORY_S))
+    plot = Plot(
+        80, "Engine time of a text", f"mean; the profile's time of each model, who answered in the {view.minute_words}"
+    )
+    result = _engine_ms(view, model)
     if result is None:
-        plot.empty("texts of both levels are needed to compare")
+        plot.empty("no text, or no profile of two models")
         return plot
-    most = max(result)
-    for place, (words, ms, kind) in enumerate(
-        (("small first", result.here_ms, "early"), ("large alone", result.large_ms, "late-level"))
-    ):
-        y = 8 + place * 40
-        plot.text(90, y + 19, words, "label", "end")
-        plot.rect(98, y, (WIDTH - 170) * ms / most, 28, kind, f"{words}: {ms:.1f} ms")
-        plot.text(104 + (WIDTH - 170) * ms / most, y + 19, number(ms, "ms"), "tick")
-    plot.description = f"{result.here_ms:.1f} ms as it is, about {result.large_ms:.1f} ms with the large model alone"
+    compare(plot, (("small model first", result[0], "early"), ("large model alone", result[1], "late-level")), "ms")
     return plot

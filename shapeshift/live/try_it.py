@@ -94,9 +94,9 @@ def _image_fields() -> Ask:
         nonlocal data
         data = await uploaded.file.read()
 
-    ui.upload(label="Image", on_upload=take, auto_upload=True, max_file_size=_MOST_IMAGE, max_files=1).classes(
-        "long"
-    ).props('accept="image/*" flat bordered')
+    ui.upload(
+        label="+ adds an image file", on_upload=take, auto_upload=True, max_file_size=_MOST_IMAGE, max_files=1
+    ).classes("long").props('accept="image/*" flat bordered')
     deadline = ui.number("Deadline, ms", value=500, min=1, max=60_000).classes("short").props("outlined dense")
     return lambda model: calls.image(model, data, float(deadline.value or 500)) if data else "Choose an image."
 

@@ -418,6 +418,7 @@ def test_what_is_counted(workspace: Workspace) -> None:
     assert metric("shapeshift_requests_total", code="OK") == 2
     recent = metric("shapeshift_early_share_recent")
     assert recent == pytest.approx((early + 1) / 31)
+    assert metric("shapeshift_first_level_threshold") == 0.6
     # The profile said one half.
     assert metric("shapeshift_early_share_drift") == pytest.approx(recent - 0.5)
     assert metric("shapeshift_confidence_drift") == pytest.approx(metric("shapeshift_confidence_recent") - 0.8)

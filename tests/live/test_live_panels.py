@@ -11,6 +11,7 @@ import pytest
 from shapeshift.live import encode, generate, image, lora, sidecar, text
 from shapeshift.live.app import PANELS, Panel
 from shapeshift.live.source import View
+from shapeshift.live.svg import WIDTH, Plot
 from shapeshift.serving.events import Event
 from tests.live.servers import view
 
@@ -73,8 +74,8 @@ def test_encode_counts_texts_and_padding() -> None:
     assert shown["texts a second"] == "1"
     assert shown["padding computed"] == "5%", "80 of 84 tokens are text"
     assert "padded to 512 each it would be 96%" in notes(html)["padding computed"]
-    assert (shown["texts in a call"], shown["waiting"]) == ("1.33", "3")
-    assert "10 texts in the last minute" in label(html, "Lengths") and "Engines: 13, 32" in label(html, "Lengths")
+    assert (shown["texts in a call"], shown["waiting now"]) == ("1.33", "3")
+    assert "10 texts in the last 10 s" in label(html, "Lengths") and "Engines: 13, 32" in label(html, "Lengths")
     assert "80 of 84 tokens are text" in label(html, "The last engine calls")
     assert "84 tokens were computed for 80 of text; padded to 512 it were 2048" in label(html, "Tokens computed")
     assert "e_w00" in html, "its workers are listed"
@@ -102,8 +103,10 @@ def test_generate_shows_who_held_which_slot() -> None:
     html = generate.draw(now, "g")
     shown = tiles(html)
     assert shown["tokens a second"] == "6" and shown["texts advanced by a step"] == "3"
-    assert shown["slots in use"] == "1 of 4" and notes(html)["slots in use"] == "2 wait for one"
+    assert shown["slots in use now"] == "1 of 4" and notes(html)["slots in use now"] == "2 wait for one"
     assert shown["prompt tokens not computed"] == "25%"
+    assert "here: together: 2, one text at a time: 6" in label(html, "Reads of all weights")
+    assert "lost its slot" in html, "one was preempted"
     assert [(stay.slot, stay.joined, stay.first, stay.left, stay.why) for stay in generate.stays(now, "g")] == [
         (0, 2.0, 3.0, 6.0, "length"),
         (0, 7.0, None, 7.5, "preempted"),
@@ -118,7 +121,11 @@ def test_generate_shows_who_held_which_slot() -> None:
 def test_lora_shows_what_is_in_memory() -> None:
     new = {"g adapters_known": 5, "g adapters_resident": 2, "g adapter_hits_total": 9, "g adapter_misses_total": 1}
     new |= {"g adapter_requests_total adapter=a": 7, "g adapter_requests_total adapter=<b>": 3, "g slots": 4}
-    new |= {"g adapter_load_ms_count": 3, "g adapter_evictions_total why=room": 1, "g requests_total code=OK": 1}
+    new |= {
+        "g adapter_loaded_bytes_total": 4 << 20,
+        "g adapter_evictions_total why=room": 1,
+        "g requests_total code=OK": 1,
+    }
     new |= {"g adapter_queue_requests queue=0": 2, "g adapter_queue_quota_tokens queue=0": 100}
     events = [
         Event("load", 4.0, {"adapter": "gone", "number": 1, "bytes": 1 << 20, "ms": 9.0}),
@@ -132,10 +139,12 @@ def test_lora_shows_what_is_in_memory() -> None:
     now = view(dict.fromkeys(new, 0), new, {"g": events})
     html = lora.draw(now, "g")
     assert tiles(html)["found their adapter in memory"] == "90%"
-    assert tiles(html)["adapters in memory"] == "2 of 5" and notes(html)["loads, last minute"] == "1 evicted"
+    assert tiles(html)["adapters in memory now"] == "2 of 5"
     assert set(lora.residents(now, "g")) == {"a", "<b>"}
-    assert label(html, "Adapters in memory") == "Adapters in memory. 2 adapters, 4.0 MiB: a, &lt;b&gt;"
+    assert label(html, "Adapters in memory now") == "Adapters in memory now. 2 adapters, 4.0 MiB: a, &lt;b&gt;"
     assert "2 loads and 1 evictions; evicted by reason: room 1" in label(html, "Loads")
+    # 7 requests of 3 MiB and 3 of 1 MiB; 4 MiB were loaded.
+    assert "here: 4 MiB, for each request: 24 MiB" in label(html, "Adapters loaded")
     assert "queue 0: 2 wait" in label(html, "Who waits")
     assert generate.models(now) == [] and lora.models(now) == ["g"], "it has its own panel"
 
@@ -145,7 +154,7 @@ def batch(at: float, gamma: int, slack: float, **values: Any) -> Event:
     return Event("batch", at, {**fields, "earns": [2.0, 4.0], "costs": [5.0, 25.0], **values})
 
 
-def test_image_compares_with_each_fixed_gamma() -> None:
+def test_image_shows_what_arrived_and_what_it_earned() -> None:
     new: dict[str, float] = {
         "i gamma_images_total gamma=-3": 4,
         "i gamma_images_total gamma=0": 20,
@@ -162,40 +171,61 @@ def test_image_compares_with_each_fixed_gamma() -> None:
     now = view(dict.fromkeys(new, 0), new, {"i": calm})
     html = image.draw(now, "i")
     assert tiles(html)["images a second"] == "4" and tiles(html)["in time"] == "60%"
-    assert notes(html)["in time"] == "6 late, 10 dropped, 0 refused"
+    assert notes(html)["in time"] == "last 10 s: 6 late, 10 dropped, 0 requests refused"
     assert tiles(html)["utility earned a second"] == "3"
-    result = image.earned(now, "i")
-    assert result is not None
-    assert (result.here, result.fixed) == (pytest.approx(2.4), {-3: pytest.approx(1.2), 0: pytest.approx(2.4)})
-    assert "The best fixed gamma, 0: 2.4." in html
-    # Batches that come at once, and ran at the fast gamma: at gamma 0 only the first would have been in time.
-    rush = [batch(5.0 + 0.02 * place, -3, 50.0, ms=20.0, waited=20.0 * place) for place in range(6)]
-    result = image.earned(view(dict.fromkeys(new, 0), new, {"i": rush}), "i")
-    assert result is not None
-    assert result.here == pytest.approx(1.2) and result.fixed[-3] == pytest.approx(1.2)
-    assert result.fixed[0] == pytest.approx(0.4)
-    # What was dropped would have been work too.
+    # In time: 4 of 5 batches at the best gamma, one at the fast one. Late: half a batch. Dropped: as much as a batch.
+    calm[0] = batch(1.0, -3, 50.0)
+    calm[5] = batch(6.0, 0, -5.0, in_time=2)
     dropped = Event("dropped", 5.1, {"images": 4, "ms": 0.0, "waited": 100.0, "slack": -20.0, "earns": [2.0, 4.0]})
-    dropped.values["costs"] = [5.0, 25.0]
-    more = image.earned(view(dict.fromkeys(new, 0), new, {"i": [*rush, dropped]}), "i")
-    assert more is not None and more.fixed[-3] >= result.fixed[-3]
+    now = view(dict.fromkeys(new, 0), new, {"i": [*calm, dropped]})
+    assert image.worth(now, "i") == tuple(map(pytest.approx, (2.0, 0.2, 0.2, 0.4)))
+    assert "arrived: 2.80, earned: 2, less accurate: 0.20, late: 0.20, dropped: 0.40" in label(
+        image.draw(now, "i"), "What arrived"
+    )
 
 
-def test_text_shows_who_answered_and_the_time_that_it_spared() -> None:
+@pytest.mark.parametrize(("in_time", "overload", "tone"), [(95, False, "good"), (80, False, ""), (60, True, "bad")])
+def test_more_images_than_the_machine_bears_are_called_overload(in_time: int, overload: bool, tone: str) -> None:
+    new: dict[str, float] = {"i images_total outcome=in_time": in_time, "i images_total outcome=late": 100 - in_time}
+    html = image.draw(view(dict.fromkeys(new, 0), new), "i")
+    assert ("Overload: " in html) is overload
+    assert f'<div class="tile {tone}"><dt>in time' in html
+
+
+@pytest.mark.parametrize(("factor", "words"), [(1.1, "as measured"), (3.44, "3.44 times slower")])
+def test_a_slow_machine_is_said_in_words(factor: float, words: str) -> None:
+    assert tiles(image.draw(view({}, {"i cost_factor": factor}), "i"))["speed of the machine"] == words
+
+
+def test_no_batch_is_drawn_beyond_now() -> None:
+    new = {"i gamma_images_total gamma=0": 4}
+    html = image.draw(view(new, new, {"i": [batch(10.0, 0, 50.0, ms=0.1, earns=[4.0], costs=[1.0])]}), "i")
+    ((x, width),) = re.findall(
+        r'<rect x="([0-9.]+)" y="[0-9.]+" width="([0-9.]+)"[^>]* class="in-time"><title>4 images at', html
+    )
+    assert float(x) + float(width) <= WIDTH
+
+
+def test_text_shows_who_answered_how_well_and_the_time_that_it_spared() -> None:
     new: dict[str, float] = {
         "t level_texts_total level=1": 30,
         "t level_texts_total level=2": 10,
         "t requests_total code=OK": 40,
     }
     new |= {"t early_share_recent": 0.75, "t early_share_drift": -0.05, "t request_tokens_count": 40}
+    new |= {"t profiled_accuracy": 0.97, "t profiled_last_level_accuracy": 0.975, "t first_level_threshold": 0.65}
+    new |= {"t profiled_level_ms level=1": 2.0, "t profiled_level_ms level=2": 10.0, "t profiled_level_ms level=3": 0}
     events = [Event("text", 5.0, {"level": 1, "confidence": 0.9, "pruned": 0, "ms": 4.0}) for _ in range(3)]
     events.append(Event("text", 6.0, {"level": 2, "confidence": 0.3, "pruned": 2, "ms": 20.0}))
     events.append(Event("text", 6.0, {"level": 2, "confidence": None, "pruned": 0, "ms": 20.0}))
     html = text.draw(view(dict.fromkeys(new, 0), new, {"t": events}), "t")
     assert tiles(html)["answered by the small model"] == "75%"
-    assert notes(html)["answered by the small model"] == "80% when it was profiled"
+    assert notes(html)["answered by the small model"] == "last 10 s; 80% of the texts of its profile"
+    assert tiles(html)["right answers"] == "97.0%" and "97.5% the large model alone" in notes(html)["right answers"]
     assert tiles(html)["mean time of a text"] == "10.4 ms"
-    assert "about 16 ms if the large model answered all" in notes(html)["mean time of a text"]
+    assert "small model: 30 texts, large model: 10 texts" in label(html, "Who answered")
+    assert "small model first: 4.50 ms, large model alone: 10 ms" in label(html, "Engine time")
+    assert "threshold, 65%" in html and "words not read again" not in html and "kept an earlier answer" not in html
     assert "4 texts, on average sure by 75%; 1 went on" in label(html, "How sure")
 
 
@@ -205,6 +235,28 @@ def test_the_sidecar_says_what_it_decided_and_why() -> None:
     assert tiles(html)["sidecar"] == "watches" and tiles(html)["processes that serve"] == "1 of 2"
     for words in ("10:00:00", "reload", "its process &lt;7&gt; ended", "1 x 32", "texts grew", "e_w00", "dead, 9"):
         assert words in html
+
+
+def test_the_sidecar_says_how_to_see_it_work() -> None:
+    assert "end the process of e on the server's machine: <code>kill -9 3</code>" in sidecar.draw(
+        view({}, {}, status=STATUS), "this server"
+    )
+
+
+def test_plans_do_not_push_out_what_the_sidecar_mended() -> None:
+    def decision(kind: str, text: str) -> dict[str, str]:
+        return {"at": "2026-01-01T10:00:00+00:00", "kind": kind, "subject": "e", "text": text}
+
+    decisions = [decision("health", "its process ended"), *(decision("plan", f"plan {n}") for n in range(30))]
+    html = sidecar.draw(view({}, {}, status=STATUS, decisions=decisions), "this server")
+    assert "its process ended" in html and "plan 29" in html and "plan 5<" not in html
+
+
+def test_a_legend_has_only_what_is_drawn() -> None:
+    plot = Plot(10, "title")
+    plot.rect(0, 0, 1, 1, "early")
+    plot.legend(("early", "by the small model"), ("late-level", "by the large model"))
+    assert "by the small model" in plot.html() and "by the large model" not in plot.html()
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.NAME)

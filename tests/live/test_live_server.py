@@ -141,7 +141,7 @@ async def hold_against_metrics(tab: Tab, served: TritonServer) -> None:
             "texts": page.total("encode", "request_tokens_count"),
             "adapters": f"{resident:.0f} of {registered:.0f}",
             "slots": f"0 of {page.total('generate', 'slots'):.0f}",
-            "levels": sorted(
+            "answered": sorted(
                 count for count in page.by("classify_text", "level_texts_total", "level").values() if count
             ),
             "gammas": {
@@ -156,13 +156,13 @@ async def hold_against_metrics(tab: Tab, served: TritonServer) -> None:
         expected = numbers(Page(metrics.scrape(served.metrics_url), 0.0))
         panels = {panel: await drawn(tab, panel) for panel in PANELS}
         texts = re.match(r"Lengths.*?\. (\d+) texts", label(panels["encode"], "Lengths"))
-        levels = re.findall(r"level \d: (\d+) texts", label(panels["text"], "Who answered"))
+        answered = re.findall(r"model: (\d+) texts", label(panels["text"], "Who answered"))
         by_gamma = re.findall(r"gamma (-?\d+): (\d+) images", label(panels["image"], "Images by gamma"))
         shown = {
             "texts": float(texts[1]) if texts else None,
-            "adapters": tile(panels["lora"], "adapters in memory"),
-            "slots": tile(panels["generate"], "slots in use"),
-            "levels": sorted(map(float, levels)),
+            "adapters": tile(panels["lora"], "adapters in memory now"),
+            "slots": tile(panels["generate"], "slots in use now"),
+            "answered": sorted(map(float, answered)),
             "gammas": {gamma: float(count) for gamma, count in by_gamma if count != "0"},
         }
         if shown == expected:
