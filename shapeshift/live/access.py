@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import html
 from collections.abc import Awaitable, Callable, MutableMapping
-from http.cookies import SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -15,6 +14,8 @@ from shapeshift.triton.settings import is_loopback
 
 COOKIE = "shapeshift_live"
 KEY_VARIABLE = "SHAPESHIFT_LIVE_KEY"
+MOST_BODY = 8 << 20
+"""Bytes of a request: more than the largest image that a panel takes."""
 _MOST_FORM = 4096
 
 Scope = MutableMapping[str, Any]
@@ -27,7 +28,8 @@ class Guard:
     """ASGI: passes on what may be served by `app`, websockets too.
 
     key: asked for once by a form, and then kept in a cookie; empty: only names of the loopback address are served, so
-    that no other site's name can be pointed at this page.
+    that no other site's name can be pointed at this page. Bodies of more than `MOST_BODY` bytes are refused, and no
+    other page may show this one in a frame.
     """
 
     def __init__(self, app: App, key: str) -> None:
@@ -40,21 +42,51 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        host, origin = headers.get("host", ""), headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        host, send = headers.get("host", ""), _unframed(send)
+        if "origin" in headers and not _is_origin(headers["origin"], host):
             await _refuse(scope, send, 403, "Another site's page may not use this one.")
         elif not self._key and not _is_local(host):
             await _refuse(scope, send, 403, f"Open this page as localhost, or set {KEY_VARIABLE}.")
         elif not self._key or self._has_cookie(headers.get("cookie", "")):
-            await self._app(scope, receive, send)
+            await self._pass_on(scope, receive, send, headers.get("content-length", ""))
         elif scope["type"] == "http" and scope["method"] == "POST" and scope["path"] == "/key":
             await self._log_in(receive, send)
         else:
             await _refuse(scope, send, 401, "This page asks for its key.", _FORM)
 
     def _has_cookie(self, cookies: str) -> bool:
-        cookie = SimpleCookie(cookies).get(COOKIE)
-        return cookie is not None and hmac.compare_digest(cookie.value, self._cookie)
+        pairs = (cookie.strip().partition("=") for cookie in cookies.split(";"))
+        values = [value.encode() for name, _, value in pairs if name == COOKIE]
+        return any(hmac.compare_digest(value, self._cookie.encode()) for value in values)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, length: str) -> None:
+        if scope["type"] == "websocket":
+            await self._app(scope, receive, send)
+            return
+        size, begun = int(length) if length.isdecimal() else 0, False
+
+        async def counted() -> MutableMapping[str, Any]:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            return message if size <= MOST_BODY else {"type": "http.disconnect"}
+
+        async def answer(message: MutableMapping[str, Any]) -> None:
+            nonlocal begun
+            # What is said of a body that ended too early is of no use.
+            if begun or size <= MOST_BODY:
+                begun = True
+                await send(message)
+
+        if size <= MOST_BODY:
+            size = 0
+            try:
+                await self._app(scope, counted, answer)
+            except Exception:
+                if size <= MOST_BODY:
+                    raise
+        if size > MOST_BODY and not begun:
+            await _refuse(scope, send, 413, f"At most {MOST_BODY >> 20} MiB.")
 
     async def _log_in(self, receive: Receive, send: Send) -> None:
         body, more = b"", True
@@ -76,6 +108,13 @@ _FORM = (
 )
 
 
+def _is_origin(origin: str, host: str) -> bool:
+    try:
+        return urlsplit(origin).netloc == host
+    except ValueError:
+        return False
+
+
 def _is_local(host: str) -> bool:
     try:
         return is_loopback(urlsplit(f"//{host}").hostname or "")
@@ -88,6 +127,18 @@ def _page(text: str, form: str) -> str:
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>shapeshift live</title><p>{html.escape(text)}</p>{form}</html>"
     )
+
+
+def _unframed(send: Send) -> Send:
+    """`send` for answers that no page may show in a frame."""
+
+    async def unframed(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            policy = (b"content-security-policy", b"frame-ancestors 'none'")
+            message = {**message, "headers": [*message.get("headers", ()), policy]}
+        await send(message)
+
+    return unframed
 
 
 async def _refuse(scope: Scope, send: Send, status: int, text: str, form: str = "") -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from shapeshift.cli.running import live as command
 from shapeshift.errors import InvalidInputError
-from shapeshift.live.access import KEY_VARIABLE, Guard
+from shapeshift.live.access import COOKIE, KEY_VARIABLE, MOST_BODY, Guard
 from shapeshift.live.app import dead_models, drawn, state_of
 from shapeshift.live.source import Source
 from tests.live.servers import MetricsServer, view
@@ -78,6 +78,61 @@ def test_a_key_is_asked_for_once() -> None:
     assert ask("secret", {**public, **cookie}).body == "page"
     assert ask("secret", {**public, **cookie}, "websocket").body == "page"
     assert ask("other", {**public, **cookie}).status == 401, "another key, another cookie"
+
+
+def test_the_key_s_cookie_is_found_among_others() -> None:
+    right = ask("secret", LOCAL, method="POST", path="/key", body="key=secret").headers["set-cookie"].partition(";")[0]
+    for cookies in ('prefs={"dark":true}; ' + right, f"{right}; a", f"{COOKIE}=é; {right}", f"=;;{right}"):
+        assert ask("secret", {**LOCAL, "cookie": cookies}).status == 200, cookies
+    for cookies in (f"{COOKIE}=é", f"{COOKIE}=", f"x{right}", COOKIE):
+        assert ask("secret", {**LOCAL, "cookie": cookies}).status == 401, cookies
+
+
+def test_an_origin_that_is_none_is_foreign() -> None:
+    assert ask("", {**LOCAL, "origin": "http://[::1"}).status == 403
+
+
+def test_no_page_may_show_it_in_a_frame() -> None:
+    for answer in (ask("", LOCAL), ask("secret", LOCAL), ask("", {"host": "example.org"})):
+        assert answer.headers["content-security-policy"] == "frame-ancestors 'none'"
+
+
+def upload(body: int, headers: dict[str, str]) -> tuple[int, int]:
+    """The status of an upload of so many bytes, and how many of them the app has got."""
+    sent: list[MutableMapping[str, Any]] = []
+    got, left = 0, body
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal got
+        while (message := await receive())["type"] == "http.request":
+            got += len(message["body"])
+            if not message["more_body"]:
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                return
+        await send({"type": "http.response.start", "status": 400, "headers": []})
+        raise ConnectionError("the client has gone")
+
+    async def receive() -> MutableMapping[str, Any]:
+        nonlocal left
+        chunk, left = min(left, 1 << 20), left - min(left, 1 << 20)
+        return {"type": "http.request", "body": b"a" * chunk, "more_body": left > 0}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    raw = [(name.encode(), value.encode()) for name, value in {**LOCAL, **headers}.items()]
+    scope = {"type": "http", "method": "POST", "path": "/upload", "headers": raw}
+    asyncio.run(Guard(app, "")(scope, receive, send))
+    return Answer(sent).status, got
+
+
+def test_a_body_that_is_too_long_is_refused() -> None:
+    assert upload(MOST_BODY, {"content-length": str(MOST_BODY)}) == (200, MOST_BODY)
+    assert upload(MOST_BODY + 1, {"content-length": str(MOST_BODY + 1)}) == (413, 0)
+    # One that does not say how long it is, or says it wrongly.
+    for headers in ({}, {"content-length": "1"}):
+        status, got = upload(MOST_BODY + 1, headers)
+        assert status == 413 and got <= MOST_BODY
 
 
 def test_the_command_refuses_other_machines_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
