@@ -104,7 +104,6 @@ class Source:
         self.addresses = addresses()
         self.view: View | None = None
         self.problem = "not asked yet"
-        self.problem_since = clock()
         self._find = addresses
         self._is_watched = is_watched
         self._clock = clock
@@ -131,7 +130,7 @@ class Source:
         try:
             samples = metrics.scrape(self.addresses.metrics, tls=tls_from_environment())
         except ShapeshiftError as error:
-            self._lost(str(error), now)
+            self._lost(str(error))
             return
         if self._pages and now - self._pages[-1].at > RATE_S:
             self._pages.clear()
@@ -154,12 +153,13 @@ class Source:
 
     def _round(self) -> float:
         if self._is_watched():
-            self.look()
+            try:
+                self.look()
+            except Exception as error:  # noqa: BLE001  the page says so, and goes on asking
+                self.problem = f"the answer cannot be used: {type(error).__name__}: {error}"
         return PERIOD_S
 
-    def _lost(self, problem: str, now: float) -> None:
-        if not self.problem:
-            self.problem_since = now
+    def _lost(self, problem: str) -> None:
         self.problem = problem
         self._servers, self._status, self._last_page = None, {}, None
         with contextlib.suppress(ShapeshiftError):

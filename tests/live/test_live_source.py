@@ -13,6 +13,7 @@ from shapeshift.live.counters import Change, LivePages
 from shapeshift.live.source import HISTORY_S, Source
 from shapeshift.triton import metrics
 from tests.live.servers import MetricsServer, page, page_text, ring
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -27,6 +28,15 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class FailingClock:
+    fails = False
+
+    def __call__(self) -> float:
+        if self.fails:
+            raise LookupError("no time")
+        return time.monotonic()
 
 
 def test_a_counter_grows_by_what_was_counted() -> None:
@@ -90,7 +100,7 @@ def test_a_server_that_is_gone_is_said_to_be_and_found_again(server: MetricsServ
     server.close()
     clock.now += 1.0
     source.look()
-    assert "no metrics" in source.problem and source.problem_since == clock.now
+    assert "no metrics" in source.problem
     assert source.view is view, "what was known stays"
     # It comes back at another port.
     again = MetricsServer()
@@ -108,6 +118,19 @@ def test_a_page_that_is_no_metrics_page_is_a_problem(server: MetricsServer, tmp_
     server.text = "<html>another program</html>"
     source.look()
     assert "not in the Prometheus text format" in source.problem
+
+
+def test_whatever_fails_is_said_and_the_page_goes_on(server: MetricsServer, tmp_path: Path) -> None:
+    clock = FailingClock()
+    source = Source(lambda: server.addresses(tmp_path), clock=clock)
+    server.text = page_text({"m heartbeat_total": 1.0})
+    source.start()
+    wait_for(lambda: source.problem == "")
+    clock.fails = True
+    wait_for(lambda: "LookupError: no time" in source.problem)
+    clock.fails = False
+    wait_for(lambda: source.problem == "")
+    source.stop()
 
 
 def test_events_are_those_of_the_processes_that_live(server: MetricsServer, tmp_path: Path) -> None:
