@@ -172,13 +172,14 @@ def state_of(source: Source) -> str:
 
 
 def dead_models(view: View | None) -> dict[str, str]:
-    """The state of each model that is loaded and does not serve."""
+    """The state of each model that is to serve and does not. The sidecar loads and unloads workers as it likes."""
     if view is None:
         return {}
     status = view.status
     models = [model for front in status.get("fronts", ()) for model in front["models"]] + [*status.get("models", ())]
     states = {model["name"]: model["state"] for model in models if model["state"] != SERVES}
-    return dict.fromkeys(view.silent, "no heartbeat") | states
+    leave = {*status.get("unloaded", ()), *(worker["name"] for worker in status.get("workers", ()))}
+    return {model: "no heartbeat" for model in view.silent if model not in leave} | states
 
 
 def _html(content: str, tag: str = "div") -> ui.html:

@@ -29,11 +29,19 @@ class Page:
     def __init__(self, samples: Samples, at: float, living: frozenset[tuple[str, str]] | None = None) -> None:
         """living: the processes (model, pid) whose series count; None: all."""
         self.at = at
-        self._series: dict[tuple[str, str], dict[Owner, float]] = defaultdict(dict)
+        # All series, and those of them that count.
+        self._all: dict[tuple[str, str], dict[Owner, float]] = defaultdict(dict)
         for (name, labels), value in samples.items():
             owner = _owner(labels) if name.startswith(PREFIX) and math.isfinite(value) else None
-            if owner is not None and (living is None or owner[:2] in living):
-                self._series[owner.model, name.removeprefix(PREFIX)][owner] = value
+            if owner is not None:
+                self._all[owner.model, name.removeprefix(PREFIX)][owner] = value
+        self._series = self._all
+        if living is not None:
+            counting = {
+                key: {owner: value for owner, value in series.items() if owner[:2] in living}
+                for key, series in self._all.items()
+            }
+            self._series = {key: series for key, series in counting.items() if series}
 
     def models_with(self, name: str) -> list[str]:
         """The models that export this metric, in order."""
@@ -42,6 +50,10 @@ class Page:
     def series(self, model: str, name: str) -> Mapping[Owner, float]:
         """The series of one metric."""
         return self._series.get((model, name), {})
+
+    def before(self, model: str, name: str) -> Mapping[Owner, float]:
+        """What its series start from at later pages: also those of processes that seemed to have ended."""
+        return self._all.get((model, name), {})
 
     def by(self, model: str, name: str, label: str) -> dict[str, float]:
         """The metric by the value of one label, summed over processes and all else."""
@@ -64,7 +76,7 @@ class Change:
 
     def by(self, model: str, name: str, label: str) -> dict[str, float]:
         """The growth of a counter by the value of one label. A counter that fell has grown from 0."""
-        before, sums = self.old.series(model, name), dict[str, float]()
+        before, sums = self.old.before(model, name), dict[str, float]()
         for owner, value in self.new.series(model, name).items():
             key, start = dict(owner.labels).get(label, ""), before.get(owner, 0.0)
             sums[key] = sums.get(key, 0.0) + (value - start if value >= start else value)

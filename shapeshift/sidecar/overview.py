@@ -13,7 +13,7 @@ from shapeshift.sidecar.front_config import Front
 from shapeshift.sidecar.observe import MetricsPage, Traffic, own_pid
 from shapeshift.sidecar.process_tracker import ProcessState, ProcessTracker
 from shapeshift.sidecar.servers import Servers
-from shapeshift.sidecar.workers import READY, ServerModels
+from shapeshift.sidecar.workers import READY, UNLOADED, ServerModels
 from shapeshift.triton.names import split
 
 
@@ -26,6 +26,8 @@ def overview(
 ) -> dict[str, Any]:
     """Nodes, fronts, workers, plans and sidecar, with the traffic of the next `seconds`. Needs no sidecar.
 
+    unloaded: models that nobody wants to be loaded, other than those that the sidecar is about to load again.
+
     Raises ShapeshiftError if no server or no metrics page answers.
     """
     old = servers.scrape()
@@ -37,6 +39,8 @@ def overview(
     in_tables = {worker.name for workers in server.workers.values() for worker in workers}
     in_tables.update(model for front in server.fronts.values() for model in front.models)
     others = [name for name, state in server.states.items() if state == READY and name not in in_tables]
+    owed = run_files.OwedLoads(run_directory / run_files.OWED_FILE).names()
+    unloaded = [name for name, state in server.states.items() if state in UNLOADED and name not in owed]
     fronts = {
         name: _front(front, server, observe.traffic_of(front.models, old, new), traffic, new, processes, report)
         for name, front in server.fronts.items()
@@ -51,6 +55,7 @@ def overview(
         "fronts": list(fronts.values()),
         "workers": _workers(server, traffic, fronts, new, processes),
         "models": [{"name": name, **_process(name, traffic[name], new, processes)} for name in others],
+        "unloaded": unloaded,
         "problems": dict(server.problems),
     }
 

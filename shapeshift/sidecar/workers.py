@@ -14,7 +14,7 @@ from shapeshift.triton.model_state import ModelState
 READY = "READY"
 _UNKNOWN = "UNKNOWN"
 # States from which a model can be loaded at once.
-_UNLOADED = ("", "UNAVAILABLE")
+UNLOADED = ("", "UNAVAILABLE")
 
 
 class Control(Protocol):
@@ -53,7 +53,7 @@ class Worker:
     @property
     def is_unloaded(self) -> bool:
         """Whether it is neither loaded, nor loading, nor unloading."""
-        return self.state in _UNLOADED
+        return self.state in UNLOADED
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,9 @@ def test_the_page_names_the_models_that_do_not_serve() -> None:
     assert dead_models(view({}, {}, status=status)) == {"e2": "silent", "x": "dead"}
     # One that is being reloaded is not in the status.
     assert dead_models(view({}, {}, status=status, silent=["gone"]))["gone"] == "no heartbeat"
+    # What the sidecar moves, and what somebody has unloaded, does not fail.
+    status |= {"workers": [{"name": "e_w00"}], "unloaded": ["old"]}
+    assert dead_models(view({}, {}, status=status, silent=["e_w00", "gone", "old"])).keys() == {"e2", "x", "gone"}
     assert dead_models(None) == {}
 
 

@@ -79,6 +79,15 @@ def test_what_an_ended_process_left_does_not_count() -> None:
     assert pages.silent(6.0, -60.0) == []
 
 
+def test_a_process_that_goes_on_has_grown_since_it_stood_still() -> None:
+    pages = LivePages()
+    for second in range(5):
+        still = pages.page(metrics.parse(page_text({"m heartbeat_total": 1.0, "m x_total": 100.0})), float(second))
+    assert still.total("m", "x_total") == 0.0
+    again = pages.page(metrics.parse(page_text({"m heartbeat_total": 2.0, "m x_total": 105.0})), 5.0)
+    assert Change(still, again).total("m", "x_total") == 5.0
+
+
 def test_the_view_is_that_of_the_server(server: MetricsServer, tmp_path: Path) -> None:
     clock = Clock()
     source = Source(lambda: server.addresses(tmp_path), clock=clock)

@@ -135,6 +135,10 @@ def test_other_models_are_shown_while_they_are_loaded(clock: Clock, tmp_path: Pa
     server.states["leaving"] = "UNAVAILABLE"
     found = shown(single(server, Front(clock, 1.0, 1.0), clock), tmp_path, clock)
     assert found["models"] == [{"name": "plain", "state": "no heartbeat", "pid": None}]
+    assert "leaving" in found["unloaded"] and "plain" not in found["unloaded"]
+    run_files.OwedLoads(tmp_path / run_files.OWED_FILE).add("leaving", {})
+    found = shown(single(server, Front(clock, 1.0, 1.0), clock), tmp_path, clock)
+    assert "leaving" not in found["unloaded"], "the sidecar loads it again"
 
 
 def test_the_last_five_decisions_and_the_plan_are_those_of_the_report(clock: Clock, tmp_path: Path) -> None:
