@@ -13,13 +13,14 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 VARIABLE = "SHAPESHIFT_EVENTS"
 """The environment variable with the folder of the rings; without it nothing is recorded."""
 SUFFIX = ".ring"
+_UNFINISHED = ".new"
 
 _MAGIC = b"SHAPERG1"
 # Of the file: magic, and how many records have been written.
@@ -32,6 +33,8 @@ _NUMBER = struct.Struct("<Q")
 RECORD_BYTES = 384
 RECORDS = 4096
 _MOST_TEXT = RECORD_BYTES - _RECORD.size
+# Beside them a record has its kind and its time.
+_MOST_ROWS = _MOST_TEXT - 60
 
 # Numbers of numpy become plain ones.
 _encode = json.JSONEncoder(separators=(",", ":"), default=float).encode
@@ -55,28 +58,53 @@ class Ring:
         """Raises OSError where the file cannot be made, or the disk has no room for all of it."""
         self._records = records
         size = _START + records * RECORD_BYTES
-        unfinished = file.with_suffix(".new")
-        descriptor = os.open(unfinished, os.O_CREAT | os.O_RDWR | os.O_TRUNC, 0o600)
+        unfinished = file.with_suffix(_UNFINISHED)
         try:
-            # A page without a place on the disk would end the process when it is written.
-            os.posix_fallocate(descriptor, 0, size)
-            self._memory = mmap.mmap(descriptor, size)
-        finally:
-            os.close(descriptor)
-        _HEAD.pack_into(self._memory, 0, _MAGIC, 0)
-        unfinished.replace(file)
+            descriptor = os.open(unfinished, os.O_CREAT | os.O_RDWR | os.O_TRUNC, 0o600)
+            try:
+                # A page without a place on the disk would end the process when it is written.
+                os.posix_fallocate(descriptor, 0, size)
+                self._memory = mmap.mmap(descriptor, size)
+            finally:
+                os.close(descriptor)
+            _HEAD.pack_into(self._memory, 0, _MAGIC, 0)
+            unfinished.replace(file)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
         self._numbers = itertools.count()
 
     def write(self, kind: str, values: dict[str, Any]) -> None:
-        """Add a record. One that is longer than `RECORD_BYTES` allows is left out."""
-        text = _encode([kind, round(time.monotonic(), 4), values]).encode()
+        """Add a record. In one that is longer than `RECORD_BYTES` allows each list becomes its length.
+
+        What is still too long is left out.
+        """
+        at = round(time.monotonic(), 4)
+        text = _encode([kind, at, values]).encode()
         if len(text) > _MOST_TEXT:
-            return
+            counted = {name: len(value) if isinstance(value, list) else value for name, value in values.items()}
+            text = _encode([kind, at, counted]).encode()
+            if len(text) > _MOST_TEXT:
+                return
         number = next(self._numbers)
         start = _START + number % self._records * RECORD_BYTES
         record = _RECORD.pack(number, _checksum(number, text), len(text)) + text
         self._memory[start : start + len(record)] = record
         _WRITTEN.pack_into(self._memory, _WRITTEN_AT, number + 1)
+
+    def write_rows(self, kind: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Add records with a list `rows`, as many as fit in each. A row that is too long alone is left out."""
+        part, size = list[Sequence[Any]](), 0
+        for row in rows:
+            length = len(_encode(row)) + 1
+            if size + length > _MOST_ROWS:
+                self.write(kind, {"rows": part})
+                part, size = [], 0
+            if length <= _MOST_ROWS:
+                part.append(row)
+                size += length
+        if part:
+            self.write(kind, {"rows": part})
 
 
 class RingReader:
@@ -86,11 +114,21 @@ class RingReader:
         """Raises OSError where there is no such file, ValueError where it is no ring."""
         with file.open("rb") as opened:
             self._memory = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+            self._inode = os.fstat(opened.fileno()).st_ino
+        self._file = file
         if self._memory[: len(_MAGIC)] != _MAGIC:
             raise ValueError(f"{file} is no ring of this version")
         self._records = (len(self._memory) - _START) // RECORD_BYTES
         self._next = 0
         self.lost = 0
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the file is another one now: that of a later process with the same number."""
+        try:
+            return self._file.stat().st_ino != self._inode
+        except OSError:
+            return False
 
     def read(self) -> list[Event]:
         """The records since the last call that are still there, in order."""
@@ -140,8 +178,9 @@ def open_ring(model: str, log: Log) -> None:
         return
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        for file in Path(folder).glob(f"{model}.*{SUFFIX}"):
-            if model_of(file) == model and not is_written(file):
+        for file in (*Path(folder).glob(f"{model}.*{SUFFIX}"), *Path(folder).glob(f"{model}.*{_UNFINISHED}")):
+            ring = file.with_suffix(SUFFIX)
+            if model_of(ring) == model and not is_written(ring):
                 file.unlink(missing_ok=True)
         _file = Path(folder) / f"{model}.{os.getpid()}{SUFFIX}"
         _ring = Ring(_file)
@@ -151,8 +190,20 @@ def open_ring(model: str, log: Log) -> None:
 
 def record(kind: str, **values: Any) -> None:
     """Record what happened just now. Does nothing where no ring is open."""
-    if _ring is not None:
-        _ring.write(kind, values)
+    # `close_ring` may run meanwhile.
+    if (ring := _ring) is not None:
+        ring.write(kind, values)
+
+
+def record_rows(kind: str, rows: Iterable[Sequence[Any]]) -> None:
+    """Record rows, as many in a record as fit."""
+    if (ring := _ring) is not None:
+        ring.write_rows(kind, rows)
+
+
+def is_recording() -> bool:
+    """Whether a ring is open: what is dear to compute for a record need not be computed without."""
+    return _ring is not None
 
 
 def close_ring() -> None:

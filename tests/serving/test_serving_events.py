@@ -58,6 +58,35 @@ def test_what_does_not_fit_a_record_is_left_out(tmp_path: Path) -> None:
     assert numbers(RingReader(tmp_path / "a.1.ring").read()) == [1]
 
 
+def test_a_long_list_is_recorded_as_its_length(tmp_path: Path) -> None:
+    ring = Ring(tmp_path / "a.1.ring", records=8)
+    ring.write("x", {"texts": [100] * 95, "n": 1})
+    (event,) = RingReader(tmp_path / "a.1.ring").read()
+    assert event.values == {"texts": 95, "n": 1}
+
+
+def test_rows_fill_records(tmp_path: Path) -> None:
+    ring = Ring(tmp_path / "a.1.ring", records=64)
+    rows = [[f"adapter-{number}" + "é" * (number % 40), 1 << 30, number] for number in range(50)]
+    ring.write_rows("rows", [["a" * RECORD_BYTES], *rows])
+    read = RingReader(tmp_path / "a.1.ring").read()
+    assert [row for event in read for row in event.values["rows"]] == rows
+    assert len(read) < 40
+    ring.write_rows("rows", [])
+    assert len(RingReader(tmp_path / "a.1.ring").read()) == len(read)
+
+
+def test_a_reader_sees_that_another_process_has_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.1.ring"
+    Ring(file, records=8)
+    reader = RingReader(file)
+    assert not reader.is_replaced
+    Ring(file, records=8).write("x", {"n": 1})
+    assert reader.is_replaced and not RingReader(file).is_replaced
+    file.unlink()
+    assert not reader.is_replaced, "nothing is there to be read instead"
+
+
 def test_another_file_is_no_ring(tmp_path: Path) -> None:
     (tmp_path / "a.ring").write_bytes(b"something else, of another version" * 9)
     with pytest.raises(ValueError, match="no ring"):
@@ -127,6 +156,27 @@ def test_a_new_process_removes_what_ended_ones_left(tmp_path: Path) -> None:
     names = {file.name for file in tmp_path.iterdir()}
     assert len(names) == 2
     assert left & names == {name for name in left if name.startswith("m.x.")}
+
+
+def test_what_has_no_room_leaves_nothing(tmp_path: Path) -> None:
+    no_room = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))"
+    said = in_process(f"{no_room}; events.open_ring('m', log); events.record('x', n=1)", tmp_path)["out"]
+    assert "nothing is recorded" in said and list(tmp_path.iterdir()) == []
+
+
+def test_a_new_process_removes_what_others_did_not_finish(tmp_path: Path) -> None:
+    ended = in_process("import os; print(os.getpid())", tmp_path)["out"].strip()
+    (tmp_path / f"m.{ended}.new").write_bytes(b"")
+    (tmp_path / f"m.{os.getpid()}.new").write_bytes(b"")
+    in_process("events.open_ring('m', log); events.close_ring()", tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == [f"m.{os.getpid()}.new"], "another one is just making its ring"
+
+
+def test_a_process_says_whether_it_records(tmp_path: Path) -> None:
+    code = "was = events.is_recording(); events.open_ring('m', log); print(was, events.is_recording())"
+    assert in_process(f"{code}; events.close_ring(); print(events.is_recording())", tmp_path)["out"] == (
+        "False True\nFalse\n"
+    )
 
 
 def test_a_closed_ring_is_gone_and_nothing_fails(tmp_path: Path) -> None:
