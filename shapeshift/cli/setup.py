@@ -58,7 +58,7 @@ def _named_by(options: argparse.Namespace) -> Sequence[str]:
         # Of a file that cannot be read the build says what is wrong.
         with contextlib.suppress(ShapeshiftError):
             values = model_config.parameters(model_config.read(paths.repository / front / "config.pbtxt")).values()
-            names |= {PurePath(value).parts[0] for value in values if value}
+            names |= {part for value in values for part in PurePath(value).parts[:1]}
     return [name for name in unpack.CHECKPOINTS if name in names]
 
 

@@ -215,6 +215,7 @@ def test_setup_says_what_it_downloads_and_downloads_nothing_again(
         (["first"], ["all-MiniLM-L6-v2"]),
         (["calls"], ["SmolLM2-135M-Instruct"]),
         (["other"], []),
+        (["here"], []),
         (["bad", "calls"], []),
     ],
 )
@@ -224,6 +225,7 @@ def test_setup_fetches_the_checkpoints_that_the_models_name(
     values = {
         "first": ("checkpoint", "all-MiniLM-L6-v2"),
         "other": ("checkpoint", "/models/all-MiniLM-L6-v2"),
+        "here": ("checkpoint", "."),
         "called": ("checkpoint", "SmolLM2-135M-Instruct/SmolLM2-135M-Instruct.Q4_1.gguf"),
         "calls": ("forward_to", "called"),
     }
