@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,6 @@ from shapeshift.engines.capacity import Machine
 from shapeshift.errors import EngineError
 
 GENERATES = {"checkpoint": "c", "checkpoint_sha256": "1", "precision": "bf16", "max_length": "8192"}
-MEMORY = '{"engines": 100, "KV": 5000, "adapters": 0}'
 
 
 def add(repository: Path, name: str, parameters: Mapping[str, str]) -> None:
@@ -51,28 +51,45 @@ def test_models_are_loaded_while_others_are_given_and_failures_are_named(tmp_pat
     ]
 
 
-def test_what_does_not_fit_beside_those_that_are_being_loaded_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("first", "second", "fits"),
+    [({}, {"KV": 3800}, True), ({}, {}, False), ({"engines": 7000, "KV": 1000}, {"engines": 7000, "KV": 1000}, True)],
+    ids=["beside what has taken a part", "beside what will take it", "with shared weights"],
+)
+@pytest.mark.parametrize("is_loaded", [False, True], ids=["loading", "loaded"])
+def test_what_fits_beside_others_is_no_matter_of_what_they_have_taken_by_then(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first: Mapping[str, float],
+    second: Mapping[str, float],
+    fits: bool,
+    is_loaded: bool,
 ) -> None:
-    monkeypatch.setattr(capacity, "this_machine", lambda: Machine(2, 8000.0))
-    for name in ("first", "second"):
-        add(tmp_path, name, GENERATES | {"device_memory": MEMORY, "max_concurrency": "4"})
-    said, loading, refused = list[str](), threading.Event(), threading.Event()
+    free_mb = [10_000.0]
+    monkeypatch.setattr(capacity, "this_machine", lambda: Machine(2, free_mb[0]))
+    for name, parts, checkpoint in (("first", first, "1"), ("second", second, "1" if first else "2")):
+        memory = json.dumps({"engines": 100, "KV": 5000, "adapters": 0, **parts})
+        parameters = {"device_memory": memory, "checkpoint_sha256": checkpoint, "max_concurrency": "4"}
+        add(tmp_path, name, GENERATES | parameters)
+    taken, go_on = threading.Event(), threading.Event()
 
     def load(name: str) -> None:
-        loading.set()
-        assert name == "first" and refused.wait(60)
+        if name == "first":
+            # A front with workers has taken nothing when it is loaded: they are loaded later.
+            free_mb[0] -= 4000 if fits else 0
+            taken.set()
+            assert is_loaded or go_on.wait(60)
+        go_on.set()
 
     def say(text: str) -> None:
-        said.append(text)
-        refused.set()
+        assert text.startswith("skipping second, which does not fit: ")
+        go_on.set()
 
     with Loader(load, tmp_path, say) as loader:
         loader.start("first")
-        assert loading.wait(60)
+        assert taken.wait(60)
         loader.start("second")
-    assert loader.loaded == {"first"}
-    assert len(said) == 1 and said[0].startswith("skipping second, which does not fit: ")
+    assert loader.loaded == ({"first", "second"} if fits else {"first"})
 
 
 def test_without_a_server_nothing_is_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,20 @@ from shapeshift.polymorph.settings import worker_name
 from shapeshift.triton import model_config
 
 
-def plan(repositories: Sequence[Path], models: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Lines about the machine and the plan of each GPU; and, of `models`, those that do not fit, with the reason."""
+class Free:
+    """The memory that is free before the first of several plans: of the machine now, of a GPU when it is asked for."""
+
+    def __init__(self) -> None:
+        self.machine = capacity.this_machine()
+        self.of_gpu = cache(lambda device: (gpu.describe(device), gpu.free_mb(device)))
+
+
+def plan(repositories: Sequence[Path], models: Sequence[str], free: Free | None = None) -> tuple[str, dict[str, str]]:
+    """Lines about the machine and the plan of each GPU; and, of `models`, those that do not fit, with the reason.
+
+    free: what they share, where some of them may have taken their part already; None for what is free now.
+    """
+    free = free or Free()
     # It knows the techniques, and takes half a second.
     from shapeshift.build_engines.description import published_ask
 
@@ -26,8 +39,8 @@ def plan(repositories: Sequence[Path], models: Sequence[str]) -> tuple[str, dict
             # Of weights that are not there the server says what is wrong.
             with contextlib.suppress(ShapeshiftError, OSError, KeyError, ValueError):
                 asks.append(published_ask(name, folder, config))
-    line, refused = capacity.fit(asks, capacity.this_machine())
-    lines, refused_on_gpus = device_plan.fit(shares, lambda device: (gpu.describe(device), gpu.free_mb(device)))
+    line, refused = capacity.fit(asks, free.machine)
+    lines, refused_on_gpus = device_plan.fit(shares, free.of_gpu)
     return "".join(f"{one}\n" for one in (line, *lines)), {**refused_on_gpus, **refused}
 
 

@@ -65,8 +65,9 @@ class Loader:
         self._pool = ThreadPoolExecutor(hardware.cores())
         self._loads: dict[str, Future[bool]] = {}
         self._lock = threading.Lock()
-        # Those whose memory is not taken yet.
-        self._loading: list[str] = []
+        # One plan for all: those that are being loaded have taken a part of their memory, nobody knows how much.
+        self._free = memory.Free()
+        self._accepted: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -91,16 +92,15 @@ class Loader:
             self._say(f"skipping {name}: it needs {lacking[0]}")
             return False
         with self._lock:
-            if reason := memory.plan([self._repository], [*self._loading, name])[1].get(name):
+            if reason := memory.plan([self._repository], [*self._accepted, name], self._free)[1].get(name):
                 self._say(f"skipping {name}, which does not fit: {reason}")
                 return False
-            self._loading.append(name)
+            self._accepted.append(name)
         try:
             self._load(name)
         except ShapeshiftError as error:
             self._say(f"skipping {name}, which could not be loaded: {str(error).partition(chr(10))[0]}")
-            return False
-        finally:
             with self._lock:
-                self._loading.remove(name)
+                self._accepted.remove(name)
+            return False
         return True
