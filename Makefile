@@ -9,7 +9,7 @@ GPU ?=
 MODELS ?=
 # What `make bench` measures: a module of bench/, such as encode, gateway, drill or fleet.demonstration.
 BENCH ?= encode
-# Further options of `make serve`, `make bench`, `make gpu` and `make test`.
+# Further options of `make serve`, `make demo`, `make bench`, `make gpu` and `make test`.
 ARGS ?=
 
 # Four processes, one file of tests each at a time, in the order in which they were collected (tests/conftest.py):
@@ -37,7 +37,7 @@ TORCH := requirements/torch-$(if $(GPU),gpu,cpu).txt
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup engines serve test test-long lint bench gpu clean
+.PHONY: help setup engines serve demo test test-long lint bench gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -54,6 +54,9 @@ BUILD_BEFORE := $(filter --strict --external% --repository% --fleet% --print-mod
 serve: setup ## start Triton; each front model is built and loaded beside those that serve (MODELS=a,b chooses; ARGS=--strict: all or none)
 	@$(if $(BUILD_BEFORE),$(BIN)/shapeshift engines --keep-going --brief $(MODEL_NAMES))
 	@exec $(BIN)/shapeshift serve $(if $(BUILD_BEFORE),,--engines) $(if $(MODELS),--models "$(MODELS)") $(ARGS)
+
+demo: engines ## see it work, 5 minutes: a server, its live page, a load that changes shape, and a table of what each technique gained (ARGS=--seconds=60)
+	@$(BIN)/python -m bench.demo $(ARGS)
 
 test: .venv/.test engines ## run the tests (ARGS goes to pytest; ARGS=--cov: fails below the floor in pyproject.toml)
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)

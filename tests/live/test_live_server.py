@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from bench.demo.load import BUSY, requests, send
 from shapeshift.live.counters import Page
 from shapeshift.triton import metrics
 from shapeshift.triton.embedded.server import TritonServer
@@ -20,7 +21,6 @@ from shapeshift.triton.settings import ServerSettings
 from tests.conftest import BUILD
 from tests.live import chromium
 from tests.live.chromium import Tab, browser
-from tests.live.load import Load
 
 pytestmark = pytest.mark.server
 
@@ -105,21 +105,22 @@ def test_every_panel_is_seen_changing(
 
 
 async def watch(served: TritonServer, command: Callable[..., subprocess.Popen[str]], url: str) -> None:
-    http_url = f"http://{served.http_url}"
     async with browser() as tab:
         await tab.open(url)
         await tab.until("document.querySelectorAll('section.panel .tiles').length >= 6", PATIENCE_S)
         assert "not running" in await drawn(tab, "sidecar")
-        load = Load(http_url, FRONTS, ["sentiment", "clock", "domain"], 0.3)
-        sending = asyncio.ensure_future(load.run(LOAD_S))
+        rates = {front: rate * 0.4 for front, rate in BUSY.items()}
+        planned = requests(rates, LOAD_S, ["sentiment", "clock", "domain"])
+        sending = asyncio.ensure_future(send(served.grpc_url, planned, PATIENCE_S))
         command("sidecar")
         await asyncio.gather(*(changes(tab, panel, 1 if panel == "sidecar" else 3) for panel in PANELS))
         assert "EMBEDDING: " in await try_it(tab, "encode", "ms)")
         assert "Paris" in await try_it(tab, "generate", "ms)")
         assert "LABEL: exchange_rate" in await try_it(tab, "text", "ms)")
         curl, program = await calls(tab, "encode")
-        await sending
-        assert load.failed["encode"] == load.failed["generate"] == 0 and min(load.sent.values()) > 0
+        answers = await sending
+        assert {answer.front for answer in answers} == set(FRONTS)
+        assert [answer.error for answer in answers if answer.front in ("encode", "generate") and answer.error] == []
         await hold_against_metrics(tab, served)
         assert tab.log == []
         assert {one for one in tab.urls if not one.startswith((url, "data:", "blob:", "about:"))} == set()
