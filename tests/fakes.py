@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -112,15 +114,48 @@ class InferenceResponse:
 
 
 class Logger:
-    """Keeps what was logged."""
+    """Keeps what was logged. levels: of the lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.levels: list[str] = []
 
-    def log_info(self, text: str) -> None:
+    def log_info(self, text: str, level: str = "info") -> None:
         self.lines.append(text)
+        self.levels.append(level)
 
-    log_warn = log_error = log_verbose = log_info
+    def log_warn(self, text: str) -> None:
+        self.log_info(text, "warn")
+
+    def log_error(self, text: str) -> None:
+        self.log_info(text, "error")
+
+    def requests(self, count: int) -> list[dict[str, Any]]:
+        """What the lines say of requests, once so many have one."""
+        end = time.monotonic() + 30
+        while True:
+            lines = [line.partition(": request ")[2] for line in list(self.lines)]
+            values = [json.loads(line) for line in lines if line]
+            if len(values) >= count:
+                return values
+            assert time.monotonic() < end, self.lines
+            time.sleep(0.005)
+
+
+class _Lines(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record.getMessage())
+
+
+def logger(lines: list[str] | None = None) -> logging.Logger:
+    """A log whose lines, of all levels, go to `lines`."""
+    log = logging.Logger("test")
+    log.addHandler(_Lines([] if lines is None else lines))
+    return log
 
 
 class Metric:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from logging import Logger
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -51,9 +52,9 @@ from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecod
 from shapeshift.loops import Loop
 from shapeshift.registry import GeneratedRegistrySettings, RegistrySettings, follow
 from shapeshift.serving.description import Description, registry_version
-from shapeshift.serving.front import Client
+from shapeshift.serving.front import Client, RequestLine
 from shapeshift.serving.metrics import OTHER, Gauge, Info, Metric
-from shapeshift.serving.model_args import Log, ModelArgs, model_log
+from shapeshift.serving.model_args import ModelArgs, model_log
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, PbUtils
 
@@ -137,22 +138,22 @@ class LoraFront(GenerateFront):
         else:
             runtime.linear_hook = LoraHook(*hook)
         folder = (args.folder / params.adapters_dir).resolve()
-        self._follower = follow(args.parameters, folder, LAYOUT, log)
+        self._follower = follow(args.parameters, folder, LAYOUT, log.warning)
         base_model = _base_model(args.parameters, base.folder, architecture, params)
         multi_lora, element_bytes = read_multi_lora(args.folder / "1"), runtime.memory.element_size()
-        self.catalogue = Catalogue(folder, multi_lora, base_model, cache, element_bytes, log)
+        self.catalogue = Catalogue(folder, multi_lora, base_model, cache, element_bytes, log.warning)
         self.prefetcher = PREFETCHERS["gaps"]() if params.prefetch else None
         self._prefetching = threading.Lock()
         weights = params.predictor_weights
         self.predictor: LengthPredictor = WordRegressor.load(args.folder / weights) if weights else RunningMean()
         reserve = f"{params.adapter_mb} MiB for them alone"
-        log(f"{len(self.catalogue)} adapters, {kernels.name}, {reserve}, {params.scheduler}")
+        log.info(f"{len(self.catalogue)} adapters, {kernels.name}, {reserve}, {params.scheduler}")
         decode = base.settings
         inputs = SchedulerInputs(
             cache, decode.queue_requests, self._adapter_tokens, BLOCK_TOKENS, classes=decode.classes
         )
         super().__init__(pb_utils, args, base, SCHEDULERS[params.scheduler](inputs))
-        self._watching = Loop("adapter-registry", self._watch_registry, log)
+        self._watching = Loop("adapter-registry", self._watch_registry, log.error)
         self._watching.start()
 
     def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> GenerateJob:
@@ -188,6 +189,9 @@ class LoraFront(GenerateFront):
                 self.predictor.learn(_prediction_input(request), request.generated)
         self._release(job)
         super().answered(job)
+
+    def facts(self, job: GenerateJob) -> RequestLine:
+        return {**super().facts(job), "adapter": _requests(job)[0].label}
 
     def describe(self) -> Description:
         hashes = {adapter.label: adapter.sha256 for adapter in self.catalogue.all()}
@@ -248,7 +252,7 @@ class LoraFront(GenerateFront):
 
     def _fail_waiting(self, adapter: Adapter, error: Exception) -> None:
         reason = unavailable(f"adapter {adapter.label} could not be loaded", error)
-        self.log(str(reason))
+        self.log.error(str(reason))
         for request in cast(list[AdapterRequest], self.live):
             if request.adapter == adapter.name and request.slot is None:
                 self.loop.end(request, reason)
@@ -306,7 +310,7 @@ def _joined(names: Sequence[str]) -> str:
     return ",".join([*names[:MAX_LABELS], *([OTHER] if len(names) > MAX_LABELS else [])])
 
 
-def _load_base(args: ModelArgs, params: AdapterCacheSettings, log: Log) -> Loaded:
+def _load_base(args: ModelArgs, params: AdapterCacheSettings, log: Logger) -> Loaded:
     """The base model, with memory for adapters. Raises the errors of `shapeshift.errors`."""
     require_one_rank(settings.read(FusedDecodeSettings, args.parameters))
     load_runtime = partial(loading.load_runtime, extra_bytes=params.adapter_mb << 20)
@@ -315,14 +319,14 @@ def _load_base(args: ModelArgs, params: AdapterCacheSettings, log: Log) -> Loade
 
 
 def _load_kernels(
-    base: Loaded, params: AdapterCacheSettings, runtime: SharedRuntime, on_gpu: bool, log: Log
+    base: Loaded, params: AdapterCacheSettings, runtime: SharedRuntime, on_gpu: bool, log: Logger
 ) -> LoraKernels:
     """Those of a GPU, where they prove right; the native ones on a CPU with a compiler; plain torch otherwise."""
     kernels: LoraKernels | None = None
     if on_gpu:
-        kernels = LORA_KERNELS["grouped"](params.max_rank, runtime.memory, log)
+        kernels = LORA_KERNELS["grouped"](params.max_rank, runtime.memory, log.warning)
     elif base.settings.native:
-        kernels = LORA_KERNELS["native"](base.kernel_cache, log)
+        kernels = LORA_KERNELS["native"](base.kernel_cache, log.warning)
     return kernels or LORA_KERNELS["torch"]()
 
 

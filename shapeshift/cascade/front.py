@@ -23,7 +23,7 @@ from shapeshift.loops import Loop
 from shapeshift.registry import FILE, FolderWatch, GeneratedRegistrySettings, RegistrySettings, follow
 from shapeshift.serving import description, events
 from shapeshift.serving.description import Description
-from shapeshift.serving.front import Client, Front
+from shapeshift.serving.front import Client, Front, RequestLine
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Gauge, Gauges, Histogram, Metric, RequestMetrics
 from shapeshift.serving.model_args import Log, ModelArgs
@@ -65,8 +65,8 @@ class CascadeFront(Front[ClassifyRequest]):
         self._pairs = TEXT_PAIR in args.inputs
         self._engines = (args.folder / generated.engines_dir).resolve()
         self._candidates = (args.folder / self._settings.candidates_dir).resolve()
-        self._levels = levels or _level_client(self.log, self._settings.queue_rows)
-        self._follower = follow(args.parameters, self._candidates, LAYOUT, self.log)
+        self._levels = levels or _level_client(self.log.error, self._settings.queue_rows)
+        self._follower = follow(args.parameters, self._candidates, LAYOUT, self.log.warning)
         self._check_s = check_s
         self._registry_file = FolderWatch(self._candidates / FILE)
         # The state that is read next is not a change.
@@ -76,10 +76,10 @@ class CascadeFront(Front[ClassifyRequest]):
         self._service = self._open(serving)
         self._cascade_metrics = CascadeMetrics(serving)
         self._lock = threading.Lock()
-        self._changes = Loop("candidates", self._follow_registry, self.log)
+        self._changes = Loop("candidates", self._follow_registry, self.log.error)
         self._changes.start()
         self.begin(RequestMetrics("texts", _MAX_LENGTH, self._settings.slo_ms))
-        self.log(f"ready: task {self._settings.task}, candidate {serving.candidate.name}")
+        self.log.info(f"ready: task {self._settings.task}, candidate {serving.candidate.name}")
 
     # The way of a request.
 
@@ -103,6 +103,8 @@ class CascadeFront(Front[ClassifyRequest]):
         return self.response({name: _OUTPUTS[name](job) for name in job.outputs})
 
     def answered(self, job: ClassifyRequest) -> None:
+        if job.error is not None:
+            return
         took_ms = round((time.monotonic() - job.arrived) * 1e3, 1)
         for row in job.rows:
             self._cascade_metrics.count_row(row, job.params.level is not None)
@@ -114,6 +116,16 @@ class CascadeFront(Front[ClassifyRequest]):
                 pruned=pruned,
                 ms=took_ms,
             )
+
+    def facts(self, job: ClassifyRequest) -> RequestLine:
+        answers = [row.answer for row in job.rows if row.answer is not None]
+        return {
+            "tokens": sum(row.num_tokens for row in job.rows),
+            "texts": len(job.rows),
+            "levels": sorted({answer.level for answer in answers}),
+            "words_pruned": sum(row.words_pruned for row in job.rows),
+            "compute_ms": max(row.engine_ms for row in job.rows),
+        }
 
     # What the front is.
 
@@ -162,7 +174,7 @@ class CascadeFront(Front[ClassifyRequest]):
             listed = "listed" if serving.table.pairs else "not listed"
             allowed = f"{listed}: candidates of task {serving.table.task} classify {inputs}"
             raise InvalidInputError(f"input {TEXT_PAIR}", "listed" if self._pairs else "not listed", allowed)
-        return CascadeService(serving, self._engines, self._settings, self._levels, self.log, self.args.device)
+        return CascadeService(serving, self._engines, self._settings, self._levels, self.log.warning, self.args.device)
 
     def _follow_registry(self) -> float:
         """One look at the registry. Returns the seconds until the next one."""
@@ -172,7 +184,9 @@ class CascadeFront(Front[ClassifyRequest]):
             except Exception as error:  # noqa: BLE001  the current candidate keeps serving
                 self._cascade_metrics.failed_swaps.add()
                 name = self._service.serving.candidate.name
-                self.log(f"{self._candidates}: the change is not applied, candidate {name} keeps serving: {error}")
+                self.log.error(
+                    f"{self._candidates}: the change is not applied, candidate {name} keeps serving: {error}"
+                )
         return self._check_s
 
     def _swap(self) -> None:
@@ -193,7 +207,7 @@ class CascadeFront(Front[ClassifyRequest]):
             return
         self._cascade_metrics.profile(serving)
         self._cascade_metrics.swaps.add()
-        self.log(f"candidate {serving.candidate.name} serves task {self._settings.task}")
+        self.log.info(f"candidate {serving.candidate.name} serves task {self._settings.task}")
         before.close()
 
     def _wait_ready(self, model: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from shapeshift.engines.hardware import PRECISIONS
 from shapeshift.engines.interfaces import MAX_TOKENS, PROVIDERS
 from shapeshift.errors import InvalidInputError
+from shapeshift.serving.model_args import FrontSettings
 from shapeshift.settings import require
 
 # The names of sentence-transformers.
@@ -98,7 +99,7 @@ class TextEngineSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExecutorSettings:
+class ExecutorSettings(FrontSettings):
     """Parameters of a process that runs text engines, see `execution.executor`.
 
     engine_threads  threads that run engines, one core each; 0: one for each core; on a GPU there is one
@@ -117,6 +118,7 @@ class ExecutorSettings:
     memory_mb: int = 4096
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.engine_threads <= 256, "engine_threads", self.engine_threads, "0 to 256")
         for name in ("queue_rows", "memory_mb"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")

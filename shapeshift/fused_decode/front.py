@@ -22,7 +22,7 @@ from shapeshift.fused_decode.request import ABORT, Request
 from shapeshift.fused_decode.request_parser import TEXT, ParsedRequest, RequestParser
 from shapeshift.serving import error_codes, parameters
 from shapeshift.serving.description import GENERATION, Description, checkpoint_name, checkpoint_version
-from shapeshift.serving.front import Affinity, Client, Front
+from shapeshift.serving.front import Affinity, Client, Front, RequestLine
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Gauge, Metric, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs
@@ -66,7 +66,7 @@ class GenerateFront(Front[GenerateJob]):
             runtime,
             FirstComeFirstServed(settings.queue_requests, settings.classes) if admission is None else admission,
             self._deliver,
-            self.log,
+            self.log.error,
             LoopOptions(
                 pool=self.loaded.pool,
                 prefill_tokens=settings.prefill_tokens,
@@ -152,6 +152,18 @@ class GenerateFront(Front[GenerateJob]):
             self.responder.count("OK", job.arrived)
         else:
             self.responder.count(error_codes.code_name(job.error))
+
+    def facts(self, job: GenerateJob) -> RequestLine:
+        times = job.requests[0].timings_ms()
+        return {
+            "id": job.requests[0].id,
+            "slo_class": job.parameters.slo_class,
+            "tokens": sum(len(prompt.ids) for prompt in job.prompts),
+            "generated": sum(request.generated for request in job.requests),
+            "finish_reason": job.requests[0].finish_reason,
+            "queue_ms": times["queue_ms"],
+            "compute_ms": times["prefill_ms"] + times["decode_ms"],
+        }
 
     def describe(self) -> Description:
         return Description(

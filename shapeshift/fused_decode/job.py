@@ -174,7 +174,7 @@ class GenerateJob:
         self.requests: Sequence[Request] = ()
         self.values: Arrays = {}
         self._front = front
-        self._wants_code = client.wants_code
+        self._wants_code, self._line = client.wants_code, client.line
         self._outputs = outputs
         self._echo = [prompt.text for prompt in prompts] if parsed.echo else []
         self._sent: dict[Request, tuple[int, int]] = {}
@@ -183,7 +183,7 @@ class GenerateJob:
     @property
     def client(self) -> Client:
         assert self.response_sender is not None, "it has its last response"
-        return Client(self.response_sender, self._wants_code)
+        return Client(self.response_sender, self._wants_code, self._line)
 
     @property
     def arrived(self) -> float:
@@ -211,7 +211,7 @@ class GenerateJob:
 
     def sent(self, last: bool) -> None:
         if last:
-            self._front.answered(self)
+            self._front.ended(self, self._line)
 
     def broken(self) -> None:
         self._front.cancel(self)

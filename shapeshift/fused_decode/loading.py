@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from logging import Logger
 from pathlib import Path
 
 import torch
@@ -27,12 +28,12 @@ from shapeshift.fused_decode.model.kv_cache import cache_bytes
 from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, computed, require_kv_precision, resolve
 from shapeshift.fused_decode.model.weights import weight_bytes
 from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings, MemoryNeed
-from shapeshift.serving.model_args import Log, ModelArgs
+from shapeshift.serving.model_args import ModelArgs
 from shapeshift.settings import Choices
 
 _MIB = 2**20
 _DEFAULT_KERNEL_CACHE = Path.home() / ".cache" / "shapeshift"
-Load = Callable[[Path, FusedDecodeSettings, Path, str, Log, str], Runtime]
+Load = Callable[[Path, FusedDecodeSettings, Path, str, Logger, str], Runtime]
 RUNTIMES: Choices[Callable[..., Runtime]] = Choices(
     "device",
     {
@@ -71,7 +72,7 @@ def load_runtime(
     decode: FusedDecodeSettings,
     kernel_cache: Path,
     device: str,
-    log: Log,
+    log: Logger,
     checkpoint_sha256: str = "",
     extra_bytes: int = 0,
 ) -> Runtime:
@@ -89,7 +90,7 @@ def load_runtime(
     if kind == "cuda":
         free, place = DEVICE_MEMORY[kind](torch.device(device).index)
         available = ranks * free
-    log(need.line(available, place))
+    log.info(need.line(available, place))
     need.require(available, place)
     runtime = RUNTIMES[kind if ranks == 1 else "ranks"](
         folder,
@@ -109,7 +110,7 @@ def load_runtime(
     return runtime
 
 
-def load(args: ModelArgs, log: Log, open_runtime: Load = load_runtime, further: Sequence[type] = ()) -> Loaded:
+def load(args: ModelArgs, log: Logger, open_runtime: Load = load_runtime, further: Sequence[type] = ()) -> Loaded:
     """Everything that the parameters of one model name. Raises the errors of `shapeshift.errors`.
 
     further: settings classes of another technique, whose parameters are allowed beside these.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.declarations import INPUTS, OUTPUTS
 from shapeshift.fused_decode.model.precision import GROUP_SIZES, KV_PRECISIONS, WEIGHT_BITS
-from shapeshift.serving.model_args import DESCRIPTION, Signature
+from shapeshift.serving.model_args import DESCRIPTION, FrontSettings, Signature
 from shapeshift.settings import require
 
 PRECISIONS = ("auto", *WEIGHT_BITS)
@@ -18,7 +18,7 @@ up to 16 tokens of a row as they compute a single one."""
 
 
 @dataclass(frozen=True)
-class FusedDecodeSettings:
+class FusedDecodeSettings(FrontSettings):
     """Parameters of the process that owns the decode loop.
 
     checkpoint       folder (absolute, under build/checkpoints or checkpoints/) or hub id (owner/model@revision)
@@ -66,6 +66,7 @@ class FusedDecodeSettings:
     slo_ms: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(bool(self.checkpoint), "checkpoint", self.checkpoint, "a folder or a hub id")
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
         sizes = (0, *sorted(GROUP_SIZES))
@@ -178,7 +179,7 @@ class GeneratedDecodeSettings:
 
 
 @dataclass(frozen=True)
-class ForwardSettings:
+class ForwardSettings(FrontSettings):
     """Parameters of a model that forwards plain inference requests to a decoupled one.
 
     forward_to        the decoupled model that generates
@@ -191,6 +192,7 @@ class ForwardSettings:
     grpc_url: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(bool(self.forward_to), "forward_to", self.forward_to, "the name of a model")
         require(0 < self.forward_timeout_s <= 86_400, "forward_timeout_s", self.forward_timeout_s, "above 0, to 86400")
 

@@ -30,7 +30,7 @@ from shapeshift.fused_decode.settings import ForwardSettings, GeneratedForwardSe
 from shapeshift.serving import description
 from shapeshift.serving.bounds import unloading
 from shapeshift.serving.error_codes import is_forwarded
-from shapeshift.serving.front import Client, Front
+from shapeshift.serving.front import Client, Front, RequestLine
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Gauge, Metric, RequestMetrics
 from shapeshift.serving.model_args import DESCRIPTION, ModelArgs
@@ -127,6 +127,10 @@ class UnaryFront(Front[Call]):
             job.answer[DESCRIPTION.name] = np.array([described], dtype=object)
         return self.response(job.answer)
 
+    def facts(self, job: Call) -> RequestLine:
+        named = {name: job.parameters.get(name) for name in ("slo_class", "lora_name")}
+        return {"id": job.name or job.parameters.get("id"), **named, "forward_to": self._settings.forward_to}
+
     def load(self) -> float:
         return len(self.calls)
 
@@ -194,11 +198,11 @@ class UnaryFront(Front[Call]):
             try:
                 died = await self._died() if in_flight else None
             except Exception as error:  # noqa: BLE001  without the probe requests would wait for a dead process
-                self.log(f"a probe of {self._settings.forward_to} failed: {type(error).__name__}: {error}")
+                self.log.error(f"a probe of {self._settings.forward_to} failed: {type(error).__name__}: {error}")
                 continue
             failed = failed + 1 if died is not None else 0
             if died is not None and (isinstance(died, ModelDiedError) or failed >= FAILED_PROBES):
-                self.log(f"{self._settings.forward_to} does not answer: {len(in_flight)} requests fail ({died})")
+                self.log.error(f"{self._settings.forward_to} does not answer: {len(in_flight)} requests fail ({died})")
                 for call in in_flight:
                     self._end(call, self._dead())
 

@@ -19,7 +19,7 @@ from shapeshift.errors import CancelledRequestError, EngineError, InvalidInputEr
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.serving import description
 from shapeshift.serving.description import Description
-from shapeshift.serving.front import Client, Front
+from shapeshift.serving.front import Client, Front, RequestLine
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Gauge, Metric, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs
@@ -122,12 +122,12 @@ class TextFront(Front[TextJob]):
         )
         self.executor: Executor
         if polymorph.placement == "inline":
-            self.executor = EngineExecutor(engines, folder, polymorph, self.log, args.device)
+            self.executor = EngineExecutor(engines, folder, polymorph, self.log.warning, args.device)
         else:
             placement = settings.read(PlacementSettings, args.parameters)
             self.executor = ROUTERS[polymorph.placement](pb_utils, args.name, engines, polymorph, placement, self.log)
         self.begin(RequestMetrics("texts", engines.max_tokens, polymorph.slo_ms))
-        self.log(
+        self.log.info(
             f"ready: {engines.provider} {engines.precision}, {len(engines.engines)} engines, {polymorph.placement}"
         )
 
@@ -173,6 +173,14 @@ class TextFront(Front[TextJob]):
         if NUM_TOKENS.name in job.output_names:
             values[NUM_TOKENS.name] = np.array([[row.tokens] for row in job.rows], np.int32)
         return self.response({name: values[name] for name in job.output_names})
+
+    def facts(self, job: TextJob) -> RequestLine:
+        return {
+            "tokens": sum(row.tokens for row in job.rows),
+            "texts": len(job.rows),
+            "bins": sorted({row.size for row in job.rows if row.done}),
+            "compute_ms": float(job.engine_ms.max(initial=0.0)),
+        }
 
     def describe(self) -> Description:
         return _describe(self.args, self._engines, self._pairs)

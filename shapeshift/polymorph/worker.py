@@ -75,17 +75,17 @@ class TextWorker:
         self.engines.warm_up()
         memory_mb = settings.read(PolymorphSettings, args.parameters).memory_mb
         self.loader = BackgroundLoader(
-            rest, self._load, self._lengths_seen, memory_mb, self._log, used_mb=self._runtime.used_mb
+            rest, self._load, self._lengths_seen, memory_mb, self._log.warning, used_mb=self._runtime.used_mb
         )
         self._calls = Counter("engine_calls_total", "Engine calls")
         self._rows = Counter("engine_rows_total", "Texts computed")
         loaded = Gauge("engines_loaded", "Engines in use", lambda: len(self.engines.loaded))
         counters = [self._calls, self._rows, *work_metrics(engines, lambda: [self.engines])]
         self._executing = StepCounter("execute", lambda: False, longest_call_s(engines))
-        stalled = Liveness(lambda: [self._executing], self._log).metric
-        events.open_ring(args.name, self._log)
-        self._metrics = MetricsFlusher(pb_utils, args.name, [*counters, loaded, stalled], self._log)
-        self._log(
+        stalled = Liveness(lambda: [self._executing], self._log.error).metric
+        events.open_ring(args.name, self._log.warning)
+        self._metrics = MetricsFlusher(pb_utils, args.name, [*counters, loaded, stalled], self._log.warning)
+        self._log.info(
             f"ready: bin {worker.bin or 'any'}, generation {args.generation}, {engines.provider} {engines.precision}"
         )
 

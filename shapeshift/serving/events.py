@@ -37,7 +37,7 @@ _MOST_TEXT = RECORD_BYTES - _RECORD.size
 _MOST_ROWS = _MOST_TEXT - 60
 
 # Numbers of numpy become plain ones.
-_encode = json.JSONEncoder(separators=(",", ":"), default=float).encode
+encode = json.JSONEncoder(separators=(",", ":"), default=float).encode
 
 
 Log = Callable[[str], None]
@@ -80,10 +80,10 @@ class Ring:
         What is still too long is left out.
         """
         at = round(time.monotonic(), 4)
-        text = _encode([kind, at, values]).encode()
+        text = encode([kind, at, values]).encode()
         if len(text) > _MOST_TEXT:
             counted = {name: len(value) if isinstance(value, list) else value for name, value in values.items()}
-            text = _encode([kind, at, counted]).encode()
+            text = encode([kind, at, counted]).encode()
             if len(text) > _MOST_TEXT:
                 return
         number = next(self._numbers)
@@ -96,7 +96,7 @@ class Ring:
         """Add records with a list `rows`, as many as fit in each. A row that is too long alone is left out."""
         part, size = list[Sequence[Any]](), 0
         for row in rows:
-            length = len(_encode(row)) + 1
+            length = len(encode(row)) + 1
             if size + length > _MOST_ROWS:
                 self.write(kind, {"rows": part})
                 part, size = [], 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import random
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,12 +15,13 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from shapeshift import settings
 from shapeshift.errors import ShapeshiftError
-from shapeshift.serving import description, events, model_args, parameters
+from shapeshift.serving import description, error_codes, events, model_args, parameters
 from shapeshift.serving.description import Description
 from shapeshift.serving.liveness import Liveness, StepCounter
 from shapeshift.serving.metrics import Metric, MetricsFlusher, RequestMetrics
-from shapeshift.serving.model_args import DESCRIPTION, ModelArgs, Signature, model_log
+from shapeshift.serving.model_args import DESCRIPTION, FrontSettings, ModelArgs, Signature, model_log
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import (
     InferenceRequest,
@@ -59,11 +62,16 @@ class Affinity(NamedTuple):
     unread_tokens: Callable[[], float]
 
 
+RequestLine = dict[str, Any]
+"""What the log says of a request in JSON, once it has ended."""
+
+
 class Client(NamedTuple):
-    """Who gets the answer to a request. wants_code: see `error_codes.with_code`."""
+    """Who gets the answer to a request. wants_code: see `error_codes.with_code`; line: None: the log gets none."""
 
     sender: ResponseSender
     wants_code: bool
+    line: RequestLine | None = None
 
 
 class Job(Protocol):
@@ -121,17 +129,18 @@ class Front(ABC, Generic[J]):
         self.pb_utils = pb_utils
         self.args = args
         self.log = model_log(pb_utils, args.name)
+        self._log_share = settings.read(FrontSettings, args.parameters).log_requests
 
     def begin(self, request_metrics: RequestMetrics) -> None:
         """Take requests from now on, and export the metrics. Raises ShapeshiftError where a fleet cannot be joined."""
-        events.open_ring(self.args.name, self.log)
+        events.open_ring(self.args.name, self.log.warning)
         self.request_metrics = request_metrics
-        self.responder = Responder(self.pb_utils, request_metrics, self.log, self.stream)
-        self.watch = CancellationWatch(self.log)
+        self.responder = Responder(self.pb_utils, request_metrics, self.log.error, self.stream)
+        self.watch = CancellationWatch(self.log.error)
         self.peers = _peers(self) if self.any_node and fleet_file() else None
         metrics = [*request_metrics.exported, *self.metrics(), *([] if self.peers is None else self.peers.metrics)]
-        metrics.append(Liveness(self._all_steps, self.log).metric)
-        self._flusher = MetricsFlusher(self.pb_utils, self.args.name, metrics, self.log)
+        metrics.append(Liveness(self._all_steps, self.log.error).metric)
+        self._flusher = MetricsFlusher(self.pb_utils, self.args.name, metrics, self.log.warning)
 
     # The way of a request.
 
@@ -150,25 +159,42 @@ class Front(ABC, Generic[J]):
 
     def serve(self, request: InferenceRequest, sender: ResponseSender) -> None:
         """Serve a request here. What this raises is its answer."""
-        params = self.read(request)
-        self.admit(params)
-        job = self.parse(request, params, Client(sender, params.forwarded))
-        self.watch.add(job, sender.is_cancelled, partial(self.cancel, job))
+        line: RequestLine | None = {} if self._log_share and random.random() < self._log_share else None
         try:
-            self.start(job)
-        except BaseException:
-            self.watch.remove(job)
+            params = self.read(request)
+            if line is not None:
+                line |= {"id": request.request_id() or params.id, "slo_class": params.slo_class}
+            self.admit(params)
+            job = self.parse(request, params, Client(sender, params.forwarded, line))
+            self.watch.add(job, sender.is_cancelled, partial(self.cancel, job))
+            try:
+                self.start(job)
+            except BaseException:
+                self.watch.remove(job)
+                raise
+        except Exception as error:
+            self._log_request(line, error)
             raise
 
     def done(self, job: J) -> None:
         """Answer a job whose work has ended: called once for each that was started, on any thread."""
         # On the sending thread: it waits for a check of Triton that runs, and no check may follow the response.
         before = partial(self.watch.remove, job)
+        sender, wants_code, line = job.client
+        ended = partial(self.ended, job, line)
         if job.error is not None:
-            self.responder.fail(job.client.sender, job.error, before, job.client.wants_code)
+            self.responder.fail(sender, job.error, before, wants_code, ended)
         else:
-            answered = partial(self.answered, job)
-            self.responder.send(job.client.sender, partial(self.respond, job), job.arrived, answered, before)
+            self.responder.send(sender, partial(self.respond, job), job.arrived, ended, before)
+
+    def ended(self, job: J, line: RequestLine | None) -> None:
+        """Count and log a job that has its last answer. Called on the thread that sent it."""
+        self.answered(job)
+        if line is not None:
+            ms = (time.monotonic() - job.arrived) * 1e3
+            facts = self.facts(job)
+            line |= {"queue_ms": ms - facts.get("compute_ms", 0.0), **facts, "ms": ms}
+            self._log_request(line, job.error)
 
     # What a technique says and does.
 
@@ -196,7 +222,11 @@ class Front(ABC, Generic[J]):
         """The answer. Called on the sending thread."""
 
     def answered(self, job: J) -> None:
-        """Count what has been answered. Called on the sending thread."""
+        """Count what has been answered, be it with `job.error`. Called on the thread that sent it."""
+
+    def facts(self, job: J) -> RequestLine:
+        """What the log says of a job that has ended. queue_ms: all but compute_ms, where it is left out."""
+        return {}
 
     def describe(self) -> Description:
         """What the front is. Called on any thread, unless the front overrides `handle`."""
@@ -235,6 +265,16 @@ class Front(ABC, Generic[J]):
     def response(self, values: Mapping[str, NDArray[Any]]) -> InferenceResponse:
         """A response with these outputs."""
         return self.pb_utils.InferenceResponse([self.pb_utils.Tensor(name, value) for name, value in values.items()])
+
+    def _log_request(self, line: RequestLine | None, error: Exception | None) -> None:
+        if line is not None:
+            outcome = "OK" if error is None else error_codes.code_name(error)
+            rounded = {
+                name: round(value, 2) if isinstance(value, float) else value
+                for name, value in line.items()
+                if value not in (None, "")
+            }
+            self.log.info("request " + events.encode({**rounded, "outcome": outcome}))
 
     def _described(self) -> InferenceResponse:
         described = self.describe() if self.peers is None else self.peers.describe()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Any
 
 from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.serving.pb_utils import ModelConfig, PbUtils
+from shapeshift.settings import require
 
 Log = Callable[[str], None]
+"""Writes one line, at the level that its caller chose: `log.warning` of a `model_log`."""
 _BATCH = 64
 # What Triton shows for a type that is left out.
 _NO_TYPE = "TYPE_INVALID"
@@ -122,6 +125,19 @@ GENERATION = "generation"
 """The parameter that is raised to load a model again: Triton loads nothing that has not changed."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class FrontSettings:
+    """Parameters that every front has.
+
+    log_requests    share of the requests that get a line in the server's log when they have ended; 0: none
+    """
+
+    log_requests: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.log_requests <= 1, "log_requests", self.log_requests, "0 to 1")
+
+
 @dataclass(frozen=True)
 class ModelArgs:
     """The parts of the `args` of a backend's `initialize` that this project uses.
@@ -202,13 +218,27 @@ def auto_complete(
     return config
 
 
-def model_log(pb_utils: PbUtils, model: str) -> Log:
-    """A function that writes one line with the model's name, from any thread."""
-
-    def log(text: str) -> None:
-        pb_utils.Logger.log_info(f"{model}: {text}")
-
+def model_log(pb_utils: PbUtils, model: str) -> logging.Logger:
+    """Writes lines with the model's name into the server's log, each at its level, from any thread."""
+    log = logging.Logger(model, logging.INFO)
+    log.addHandler(_ServerLog(pb_utils))
     return log
+
+
+class _ServerLog(logging.Handler):
+    def __init__(self, pb_utils: PbUtils) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        self._log = pb_utils.Logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        if record.levelno >= logging.ERROR:
+            self._log.log_error(text)
+        elif record.levelno >= logging.WARNING:
+            self._log.log_warn(text)
+        else:
+            self._log.log_info(text)
 
 
 def skip_last_collections() -> None:

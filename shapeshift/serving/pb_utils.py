@@ -134,6 +134,10 @@ class Log(Protocol):
 
     def log_info(self, message: str, /) -> None: ...
 
+    def log_warn(self, message: str, /) -> None: ...
+
+    def log_error(self, message: str, /) -> None: ...
+
 
 # Inside the class below, these names are its members.
 _Tensor: TypeAlias = Tensor

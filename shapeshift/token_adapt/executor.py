@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from logging import Logger
 
 import numpy as np
 
@@ -26,7 +27,6 @@ _CANCELLED = CancelledRequestError("the caller cancelled the request")
 _BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128)
 _PLAN_MS = (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50)
 
-Log = Callable[[str], None]
 # None: the images are not decoded, as they are too late or cancelled.
 Arrival = tuple[ImageRequest, Sequence[Pixels] | None]
 Scheduler = ImageScheduler[RequestImage]
@@ -81,7 +81,7 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: ImageModel, costs: Costs, report: Callable[[BatchResult], None], refused: Counter, log: Log
+        self, model: ImageModel, costs: Costs, report: Callable[[BatchResult], None], refused: Counter, log: Logger
     ) -> None:
         self._model = model
         self._gammas = costs.gammas
@@ -140,10 +140,10 @@ class ModelRunner:
         try:
             for message in self._model.reload_tasks():
                 self._refused_tasks.add()
-                self._log(message)
+                self._log.warning(message)
         except Exception as error:  # noqa: BLE001  a broken registry must not stop serving
             self._refused_tasks.add()
-            self._log(f"reloading the tasks failed: {error}")
+            self._log.error(f"reloading the tasks failed: {error}")
         finally:
             self._reloading = False
         self._next_reload = time.monotonic() + _RELOAD_PERIOD_S
@@ -156,7 +156,7 @@ class Executor:
     device does not idle. While a batch overruns its prediction, nothing is chosen.
     """
 
-    def __init__(self, model: ImageModel, scheduler: Scheduler, log: Log) -> None:
+    def __init__(self, model: ImageModel, scheduler: Scheduler, log: Logger) -> None:
         self.num_running = 0
         self._scheduler = scheduler
         self._margin_ms = scheduler.settings.margin_ms
@@ -209,7 +209,7 @@ class Executor:
                 self._step()
                 self.steps[0].step()
             except Exception as error:  # noqa: BLE001  without this thread no request would end
-                self._log(f"the execution thread failed, and with it all waiting images: {error}")
+                self._log.error(f"the execution thread failed, and with it all waiting images: {error}")
                 self._fail_waiting(EngineError(f"the execution thread failed: {error}"))
         self._runner.close()
         for event in self._queued_events():
@@ -301,13 +301,14 @@ class Executor:
         self._timetable.end(result.ended_ms)
         self.num_running -= len(images)
         if result.error is not None:
-            self._log(f"a batch of {len(images)} images at gamma {gamma} failed: {result.error}")
+            self._log.error(f"a batch of {len(images)} images at gamma {gamma} failed: {result.error}")
             for image in images:
                 image.request.fail(EngineError(f"the engine failed: {result.error}"))
                 self.cancel(image.request)
             return
         self._scheduler.costs.observe(gamma_index, len(images), result.took_ms)
         for image, probabilities in zip(images, result.probabilities, strict=True):
+            image.request.compute_ms = max(image.request.compute_ms, result.took_ms)
             image.request.record_result(image.index, probabilities, gamma, len(images), result.ended_ms)
             image.request.utility += float(image.expected_utility[gamma_index])
         outcomes = [image.request.outcomes[image.index] for image in images]
@@ -353,7 +354,7 @@ class Executor:
         try:
             yield
         except Exception as error:  # noqa: BLE001
-            self._log(f"{len(affected)} requests fail, as the execution thread did: {error}")
+            self._log.error(f"{len(affected)} requests fail, as the execution thread did: {error}")
             for request in affected:
                 request.fail(EngineError(f"the execution thread failed: {error}"))
                 self.cancel(request)

@@ -21,7 +21,7 @@ from shapeshift.registry import GeneratedRegistrySettings, RegistrySettings, fol
 from shapeshift.serving import description
 from shapeshift.serving.bounds import Bound
 from shapeshift.serving.description import Description
-from shapeshift.serving.front import Client, Front
+from shapeshift.serving.front import Client, Front, RequestLine
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Gauge, Metric, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs
@@ -35,7 +35,14 @@ from shapeshift.token_adapt.interfaces import GammaProfile, ImageModel
 from shapeshift.token_adapt.policy import plan
 from shapeshift.token_adapt.policy.costs import Costs, efficient_batch_size
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler
-from shapeshift.token_adapt.request import ImageRequest, ImageRequestOptions, RequestImage, now_ms, output_values
+from shapeshift.token_adapt.request import (
+    IN_TIME,
+    ImageRequest,
+    ImageRequestOptions,
+    RequestImage,
+    now_ms,
+    output_values,
+)
 from shapeshift.token_adapt.settings import (
     EMULATED,
     MAX_LATENCY_MS,
@@ -100,10 +107,10 @@ class ImageFront(Front[ImageJob]):
         super().__init__(pb_utils, args)
         settings.refuse_unknown(args.parameters, _PARAMETERS)
         self._settings = serving = settings.read(TokenAdaptSettings, args.parameters)
-        self._follower = follow(args.parameters, (args.folder / serving.tasks_dir).resolve(), LAYOUT, self.log)
+        self._follower = follow(args.parameters, (args.folder / serving.tasks_dir).resolve(), LAYOUT, self.log.warning)
         self._model = (open_model or open_vision_model)(args, serving)
         for message in self._model.reload_tasks():
-            self.log(message)
+            self.log.warning(message)
         self._costs = costs_of(self._model, serving, args.device)
         self._memory_bound = Bound("queue_mb", self._settings.queue_mb, "MiB")
         # Images of unanswered requests, and their bytes.
@@ -117,7 +124,7 @@ class ImageFront(Front[ImageJob]):
             plan.solve(plan.PlanProblem.of(0.0, [2.0], [[1.0]], [[1.0]]), serving.algorithm)
         self.begin(RequestMetrics("images", 0, serving.slo_ms))
         self._executor.start()
-        self.log(
+        self.log.info(
             f"ready: {len(self._model.tasks)} tasks, gammas {', '.join(map(str, self._costs.gammas))}, "
             f"batches of up to {self._costs.max_size}, algorithm {serving.algorithm}"
         )
@@ -149,6 +156,15 @@ class ImageFront(Front[ImageJob]):
     def respond(self, job: ImageJob) -> InferenceResponse:
         values = output_values(job)
         return self.response({name: values[name] for name in job.outputs})
+
+    def facts(self, job: ImageJob) -> RequestLine:
+        return {
+            "task": job.options.task.name,
+            "images": job.num_images,
+            "gammas": np.unique(job.gammas[job.batch_sizes > 0]).tolist(),
+            "images_in_time": job.outcomes.count(IN_TIME),
+            "compute_ms": job.compute_ms,
+        }
 
     def describe(self) -> Description:
         tasks, parameters = self._model.tasks, self.args.parameters

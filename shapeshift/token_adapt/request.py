@@ -34,7 +34,7 @@ class ImageRequest:
     """Collects the results of its images; `on_finished` is called once, when all images are settled.
 
     If the request failed as a whole, `error` is set before that call. utility: what its images that ran gain if it ends
-    in time. One thread at a time changes a request: the
+    in time; compute_ms: of the longest of their batches. One thread at a time changes a request: the
     decoding thread, then the executor. Any thread may set `cancelled`.
     """
 
@@ -48,6 +48,7 @@ class ImageRequest:
         self.error: Exception | None = None
         self.cancelled = False
         self.utility = 0.0
+        self.compute_ms = 0.0
         self.labels: list[bytes] = [b""] * num_images
         self.probabilities = np.zeros((num_images, len(options.task.labels)), np.float32)
         self.gammas = np.zeros((num_images, 1), np.int32)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shapeshift.engines.hardware import PRECISIONS
 from shapeshift.engines.interfaces import PROVIDERS
 from shapeshift.errors import InvalidInputError
-from shapeshift.serving.model_args import DESCRIPTION, Signature, Tensor
+from shapeshift.serving.model_args import DESCRIPTION, FrontSettings, Signature, Tensor
 from shapeshift.settings import require
 from shapeshift.token_adapt.policy.image_scheduler import SchedulerSettings
 
@@ -82,7 +82,7 @@ class EmulatedSettings:
 
 
 @dataclass(frozen=True)
-class TokenAdaptSettings(SchedulerSettings):
+class TokenAdaptSettings(SchedulerSettings, FrontSettings):
     """Parameters of the serving process, with those of its scheduler.
 
     tasks_dir          folder or URL of the task registry; empty: build/tasks/<model>
@@ -115,6 +115,7 @@ class TokenAdaptSettings(SchedulerSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        FrontSettings.__post_init__(self)
         valid = 0 <= self.latency_ms <= MAX_LATENCY_MS
         require(valid, "latency_ms", self.latency_ms, f"0 to {MAX_LATENCY_MS:g}")
         for name in ("memory_mb", "slo_ms"):

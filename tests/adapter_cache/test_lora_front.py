@@ -649,3 +649,18 @@ def test_a_multi_lora_file_names_adapters(mixed_adapters: dict[str, Path], tmp_p
         (version / "multi_lora.json").write_text(content)
         with pytest.raises(InvalidInputError, match=r"multi_lora\.json"):
             store.read_multi_lora(version)
+
+
+def test_a_line_of_the_log_names_the_adapter(make_front: MakeFront, pb_utils: PbUtils) -> None:
+    front = make_front(log_requests=1)
+    requests = [asking("small"), asking(None), asking("nobody")]
+    front.execute(requests)
+    for request in requests[:2]:
+        answer_of(request)
+    lines = pb_utils.Logger.requests(3)
+    assert [line.get("adapter") for line in sorted(lines, key=lambda line: line.get("adapter", ""))] == [
+        None,
+        None,
+        "small",
+    ]
+    assert sorted(line["outcome"] for line in lines) == ["NOT_FOUND", "OK", "OK"]

@@ -21,6 +21,7 @@ from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.model import kernel_build
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.triton import model_config
+from tests.fakes import logger
 from tests.fused_decode.checkpoints import VOCABULARY, make_checkpoint
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -189,7 +190,7 @@ def test_the_tokenizer_of_transformers_is_published_and_served(project: Project)
         assert "generate: checked" in project.make("generate")[1]
         assert "generate: up to date" in project.make("generate")[1]
         args = ModelArgs("generate", project.generated(), {}, project.parameters(), "CPU", 0)
-        loaded = loading.load(args, lambda text: None, lambda *_: runtime)
+        loaded = loading.load(args, logger(), lambda *_: runtime)
         library = AutoTokenizer.from_pretrained(project.checkpoint)
         assert loaded.chat.text == f"{count}" == library.chat_template
         assert loaded.tokenizer.encode(b"a <0> b<1>").tolist() == library("a <0> b<1>")["input_ids"]

@@ -515,3 +515,14 @@ def test_control_and_engine_times_are_in_milliseconds(workspace: Workspace, monk
     assert 7.0 < values["ENGINE_MS"].item() < 1000.0
     front.close()
     assert workspace.pb_utils.metric("shapeshift_control_ms_sum") == pytest.approx(6.0)
+
+
+def test_a_line_of_the_log_says_which_levels_answered(workspace: Workspace) -> None:
+    large(workspace)
+    front = workspace.open(workspace.table(candidate("both", TWO, [gap(c=1.0)])), log_requests=1)
+    ask(front, "one two", "three")
+    ask(front, "one", level=1)
+    first, second = workspace.pb_utils.Logger.requests(2)
+    assert (first["texts"], first["levels"], second["levels"]) == (2, [2], [1])
+    assert first["tokens"] > second["tokens"] > 0 and first["compute_ms"] > 0
+    assert first["outcome"] == second["outcome"] == "OK"

@@ -50,7 +50,7 @@ class FakeFront(Front[Any]):
         self.stop_id = "stop_id" if stream else ""
         self.name = name
         self.lines: list[str] = []
-        self.log = self.lines.append
+        self.log = fakes.logger(self.lines)
         self.waiting = self.unread = 0.0
         self.precision = "f32"
         self.checkpoint = "0123"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shapeshift.fused_decode.model import kernel_build
-from tests.fakes import PbUtils
+from tests.fakes import PbUtils, logger
 
 if TYPE_CHECKING:
     from tests.fused_decode.decode_models import Tiny
@@ -63,7 +63,7 @@ def make_front(tmp_path: Path, toy: ToyRuntime, pb_utils: PbUtils) -> Iterator[M
     def make(**parameters: object) -> GenerateFront:
         stated = {"max_length": toy.max_length, "checkpoint": save_tokenizer(tmp_path / "toy"), **parameters}
         args = arguments("generate", **stated)
-        started.append(GenerateFront(pb_utils, args, loading.load(args, pb_utils.Logger.log_info, lambda *_: toy)))
+        started.append(GenerateFront(pb_utils, args, loading.load(args, logger(pb_utils.Logger.lines), lambda *_: toy)))
         return started[-1]
 
     yield make

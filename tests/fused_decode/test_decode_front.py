@@ -488,3 +488,15 @@ def test_biases_bad_words_and_penalties_change_the_text(make_front: MakeFront, t
     repeated = answer_of(alone)["text_output"]
     assert repeated == toy.text(ids("abc"), 40)
     assert len(set(answer_of(spread)["text_output"])) > len(set(repeated))
+
+
+def test_a_line_of_the_log_counts_tokens(make_front: MakeFront, pb_utils: PbUtils) -> None:
+    front = make_front(log_requests=1)
+    good, ended = ask("hello", max_tokens=20, parameters={"id": "r1", "slo_class": "batch"}), ask("hello", n=0)
+    front.execute([good, ended])
+    answer_of(good)
+    answered, refused = sorted(pb_utils.Logger.requests(2), key=lambda line: line["outcome"], reverse=True)
+    assert (answered["id"], answered["slo_class"], answered["finish_reason"]) == ("r1", "batch", "length")
+    assert (answered["tokens"], answered["generated"]) == (len(ids("hello")), 20)
+    assert answered["queue_ms"] >= 0 and answered["compute_ms"] > 0
+    assert (answered["outcome"], refused["outcome"]) == ("OK", "INVALID_ARG")

@@ -17,6 +17,7 @@ from shapeshift.fused_decode.model.graphs.ahead import common_bounds, step_withi
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds, bounds_of
 from shapeshift.fused_decode.model.graphs.operations import GATHERED
 from shapeshift.fused_decode.settings import FusedDecodeSettings
+from tests.fakes import logger
 from tests.fused_decode.decode_models import LONGEST, Tiny, batch, teacher_forced, texts
 from tests.fused_decode.test_decode_graphs import SLOTS, TOLERANCE, open_model, reference
 
@@ -108,7 +109,7 @@ def test_a_model_is_loaded_with_them_on_a_gpu_alone(
         kernel_cache=tmp_path,
         extra_elements=0,
         checkpoint_sha256="",
-        log=lambda text: None,
+        log=logger(),
     )
     planned = device_memory.graph_bytes(model.architecture, settings, "f32", not refused)
     assert asked == ([] if device == "cpu" else [(33, planned, 7)])

@@ -14,7 +14,7 @@ from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.unary import UnaryFront
-from tests.fakes import PbUtils, as_served
+from tests.fakes import PbUtils, as_served, logger
 from tests.fused_decode.fake_client import FakeClient
 from tests.fused_decode.fronts import answer_of, arguments, ask
 from tests.fused_decode.toy import ToyRuntime, save_tokenizer
@@ -53,7 +53,7 @@ def pb_utils() -> PbUtils:
 def front(tmp_path: Path, toy: SlowToy, pb_utils: PbUtils) -> Iterator[GenerateFront]:
     stated = {"max_length": toy.max_length, "checkpoint": save_tokenizer(tmp_path / "toy")}
     args = arguments("generate", **stated)
-    made = GenerateFront(pb_utils, args, loading.load(args, pb_utils.Logger.log_info, lambda *_: toy))
+    made = GenerateFront(pb_utils, args, loading.load(args, logger(pb_utils.Logger.lines), lambda *_: toy))
     yield made
     toy.open.set()
     made.close()

@@ -20,6 +20,7 @@ from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import cache_bytes
 from shapeshift.fused_decode.model.weights import weight_bytes
 from shapeshift.fused_decode.settings import FusedDecodeSettings, MemoryNeed
+from tests.fakes import logger
 from tests.fused_decode.checkpoints import LONGEST, VOCABULARY, make_checkpoint
 
 MIB = 2**20
@@ -40,7 +41,7 @@ def logged() -> list[str]:
 def load(folder: Path, kernel_cache: Path, logged: list[str]) -> Load:
     def load(**changes: object) -> Runtime:
         stated = {"checkpoint": str(folder), "precision": "f32", "max_concurrency": 3, "max_length": 64, **changes}
-        return load_runtime(folder, FusedDecodeSettings(**stated), kernel_cache, "cpu", logged.append)  # type: ignore[arg-type]
+        return load_runtime(folder, FusedDecodeSettings(**stated), kernel_cache, "cpu", logger(logged))  # type: ignore[arg-type]
 
     return load
 
@@ -106,7 +107,7 @@ def test_a_cache_in_int8_holds_more_tokens(load: Load, folder: Path, logged: lis
 def test_a_cache_in_int8_is_for_cpus(folder: Path, kernel_cache: Path) -> None:
     decode = FusedDecodeSettings(str(folder), kv_precision="int8")
     with pytest.raises(UnsupportedError, match="kv_precision: int8 is for CPUs; set auto for a GPU"):
-        load_runtime(folder, decode, kernel_cache, "cuda:0", print)
+        load_runtime(folder, decode, kernel_cache, "cuda:0", logger())
 
 
 def test_too_many_tokens_are_refused_with_how_many_fit() -> None:
@@ -157,7 +158,7 @@ def test_a_full_gpu_is_refused_with_what_is_wanted_and_free(
     settings = FusedDecodeSettings(checkpoint=str(folder), precision="f32", max_concurrency=3, max_length=64)
     message = r"memory_mb: got 0; at least \d+ for one slot; 0 MiB free of 16384 MiB of GPU 1 \(T4\)"
     with pytest.raises(InvalidInputError, match=message):
-        load_runtime(folder, settings, kernel_cache, "cuda:1", logged.append)
+        load_runtime(folder, settings, kernel_cache, "cuda:1", logger(logged))
     assert asked == [1]
 
 
@@ -168,7 +169,7 @@ def test_a_gpu_that_is_not_there_is_refused(folder: Path, kernel_cache: Path, mo
     monkeypatch.setattr(ctypes, "CDLL", absent)
     settings = FusedDecodeSettings(checkpoint=str(folder), precision="f32", max_concurrency=3, max_length=64)
     with pytest.raises(UnsupportedError, match="GPU 3: this machine has no NVIDIA driver .*; to use the CPU, set"):
-        load_runtime(folder, settings, kernel_cache, "cuda:3", lambda text: None)
+        load_runtime(folder, settings, kernel_cache, "cuda:3", logger())
 
 
 def test_nothing_is_allocated_for_settings_that_do_not_fit(load: Load, logged: list[str]) -> None:

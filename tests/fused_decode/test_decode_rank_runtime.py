@@ -17,6 +17,7 @@ from shapeshift.fused_decode.ranks.collective import LONGEST_S
 from shapeshift.fused_decode.ranks.member import RankSpec
 from shapeshift.fused_decode.ranks.runtime import TensorParallelModel
 from shapeshift.fused_decode.settings import FusedDecodeSettings
+from tests.fakes import logger
 from tests.fused_decode.decode_models import batch
 from tests.waiting import wait_for
 
@@ -81,7 +82,7 @@ class Made:
         self.model, self.launcher = FakeModel(), FakeLauncher()
         self.group = SimpleNamespace(timeout_s=0.0)
         model, group, launcher = (cast(Any, one) for one in (self.model, self.group, self.launcher))
-        self.runtime = TensorParallelModel(model, group, launcher, self.log.append)
+        self.runtime = TensorParallelModel(model, group, launcher, logger(self.log))
 
     def restarted(self) -> None:
         """Wait until the ranks have been started again, or could not be."""
@@ -206,7 +207,7 @@ class Start:
             kernel_cache=Path("k"),
             extra_elements=extra,
             checkpoint_sha256="",
-            log=print,
+            log=logger(),
         )
         return self.specs[-1]
 

@@ -28,7 +28,7 @@ from shapeshift.fused_decode.ranks.runtime import TensorParallelModel
 from shapeshift.fused_decode.ranks.shards import RankWeights, layer_parts
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from tests import waiting
-from tests.fakes import PbUtils, Request, TritonError
+from tests.fakes import PbUtils, Request, TritonError, logger
 from tests.fused_decode.checkpoints import make_checkpoint
 from tests.fused_decode.decode_models import batch
 from tests.fused_decode.families import CASES
@@ -105,7 +105,7 @@ def test_a_number_of_ranks_that_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(InvalidInputError, match=message):
         stated = FusedDecodeSettings(checkpoint=str(folder), precision="f32", tensor_parallel_size=ranks)
-        load_runtime(folder, stated, kernel_cache, "cpu", lambda line: None)
+        load_runtime(folder, stated, kernel_cache, "cpu", logger())
 
 
 def test_gpus_follow_that_of_rank_0() -> None:

@@ -17,7 +17,7 @@ from shapeshift.fused_decode import loading, unary
 from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.unary import UnaryFront
 from shapeshift.triton.async_client import ModelCall, Tensors
-from tests.fakes import PbUtils, TritonError, as_served, values_of
+from tests.fakes import PbUtils, TritonError, as_served, logger, values_of
 from tests.fused_decode.fake_client import FakeClient
 from tests.fused_decode.fronts import answer_of, arguments, ask
 from tests.fused_decode.toy import ToyRuntime, ids, save_tokenizer
@@ -44,7 +44,7 @@ def generate(tmp_path: Path, toy: ToyRuntime) -> Iterator[GenerateFront]:
     """The model that generates, with its own fake of Triton."""
     stated = {"max_length": toy.max_length, "checkpoint": save_tokenizer(tmp_path / "toy")}
     args = arguments("generate", **stated)
-    front = GenerateFront(PbUtils(), args, loading.load(args, PbUtils().Logger.log_info, lambda *_: toy))
+    front = GenerateFront(PbUtils(), args, loading.load(args, logger(), lambda *_: toy))
     yield front
     toy.open.set()
     front.close()
@@ -379,3 +379,14 @@ def test_an_invalid_parameter_is_refused_at_load(
 def test_both_models_have_the_same_inputs_and_outputs() -> None:
     one, other = arguments("generate").config, arguments("generate_unary").config
     assert one["input"] == other["input"] and one["output"] == other["output"]
+
+
+def test_a_line_of_the_log_says_where_the_request_went(
+    make_front: Callable[..., UnaryFront], pb_utils: PbUtils
+) -> None:
+    front = make_front(log_requests=1)
+    request = plain("hello", max_tokens=3, parameters={"id": "r1", "slo_class": "batch"})
+    front.execute([request])
+    answer_of(request)
+    (line,) = pb_utils.Logger.requests(1)
+    assert (line["id"], line["slo_class"], line["forward_to"], line["outcome"]) == ("r1", "batch", "generate", "OK")

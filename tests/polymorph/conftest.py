@@ -31,7 +31,7 @@ from shapeshift.polymorph.settings import PolymorphSettings, worker_name
 from shapeshift.polymorph.worker import TextWorker
 from shapeshift.serving import call_pool, model_args
 from shapeshift.triton import model_config
-from tests.fakes import PbUtils, as_served
+from tests.fakes import PbUtils, as_served, logger
 
 
 class Gate:
@@ -339,7 +339,7 @@ def make_router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Route
             )
         lines: list[str] = []
         transport = BlsTransport(workers, list(workers), settled_s=0.0)
-        router = Router(reaching(workers, transport), assignment, times, settings, lines.append)
+        router = Router(reaching(workers, transport), assignment, times, settings, logger(lines))
         router.workers, router.lines, router.assignment, router.transport = workers, lines, assignment, transport
         started.append(router)
         if wait:

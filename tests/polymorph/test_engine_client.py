@@ -18,7 +18,7 @@ from shapeshift.polymorph.router.transport import WrongBinError
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse
 from tests import waiting
-from tests.fakes import PbUtils
+from tests.fakes import PbUtils, logger
 from tests.polymorph import engine_models
 from tests.polymorph.engine_models import EngineModel, wanted
 
@@ -124,7 +124,7 @@ def settings(**changes: object) -> PolymorphSettings:
 @pytest.fixture
 def router(pb_utils: PbUtils) -> Iterator[Router]:
     placement = PlacementSettings(bin_edges="[16, 32, 64]")
-    opened = open_router(pb_utils, "front", engine_models.made(), settings(), placement, lambda line: None)
+    opened = open_router(pb_utils, "front", engine_models.made(), settings(), placement, logger())
     yield opened
     opened.close()
 

@@ -18,7 +18,7 @@ from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.triton import async_client
 from tests import waiting
-from tests.fakes import PbUtils
+from tests.fakes import PbUtils, logger
 from tests.fleet import fleet_files
 from tests.fleet.fake_node import FakeNode, Refusal, Tensors
 from tests.polymorph import engine_models
@@ -82,7 +82,7 @@ class Site:
             placement="partitioned", worker_backend="triton", workers=1, max_workers=1, slo_ms=100.0
         )
         edges, made = PlacementSettings(bin_edges="[16, 32, 64]"), engine_models.made()
-        self.router = open_router(pb_utils, "front", made, own, edges, self.lines.append)
+        self.router = open_router(pb_utils, "front", made, own, edges, logger(self.lines))
 
     def state(self, *names: str) -> None:
         """Which nodes are in the fleet."""

@@ -14,6 +14,7 @@ from shapeshift.polymorph.router.assignment import SharedQueue
 from shapeshift.polymorph.router.membership import DEAD_AFTER, FAILING_AFTER, Membership, WorkerCall, WorkerState
 from shapeshift.polymorph.router.transport import OtherVersionError, WorkerInfo, WrongBinError
 from shapeshift.serving.call_pool import CallTimeoutError
+from tests.fakes import logger
 
 LATE = CallTimeoutError("w", True)
 
@@ -28,7 +29,7 @@ class Site:
         monkeypatch.setattr(membership, "time", clock)
         monkeypatch.setattr("shapeshift.polymorph.router.assignment.time", clock)
         shared = SharedQueue(lambda edge: (1, 1), lambda edge, tokens: float(tokens))
-        self.members = Membership(shared, 100, self.log.append)
+        self.members = Membership(shared, 100, logger(self.log))
         self.members.offer(["a", "b"])
 
     def worker(self, name: str = "a") -> WorkerState:

@@ -29,7 +29,16 @@ from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.polymorph.worker import TextWorker
 from shapeshift.serving import model_args
 from shapeshift.serving import pb_utils as triton
-from tests.fakes import InferenceResponse, PbUtils, Request, Tensor, TritonError, TritonModelException, ids_request
+from tests.fakes import (
+    InferenceResponse,
+    PbUtils,
+    Request,
+    Tensor,
+    TritonError,
+    TritonModelException,
+    ids_request,
+    logger,
+)
 from tests.waiting import wait_for
 
 ROWS = [[[random.Random(own).randint(1, 30000)] * (1 + own * 7 % 130)] * (1 + own % 3) for own in range(60)]
@@ -175,7 +184,7 @@ def test_a_placement_that_make_engines_has_not_set_is_refused(
             manifest.load(folder),
             PolymorphSettings(**settings),
             PlacementSettings(),
-            pytest.fail,
+            logger(),
         )
 
 
@@ -212,7 +221,7 @@ def test_workers_are_reached_where_they_are_and_hold_the_stated_bins(
     monkeypatch.setattr(placement, "Router", lambda *given: given)
     own = PolymorphSettings(placement="partitioned", slo_ms=100.0, max_workers=3, worker_backend=backend)
     made = manifest.load(folder)
-    found: Any = open_router(PbUtils(), "f", made, own, PlacementSettings(stated), pytest.fail)
+    found: Any = open_router(PbUtils(), "f", made, own, PlacementSettings(stated), logger())
     transport, assignment, times, *_ = found
     assert transport == reached and opened == [("f", "f_w00", "f_w01", "f_w02")]
     assert isinstance(assignment, placement.DispatchedQueues) and isinstance(times, ServiceTimes)

@@ -608,3 +608,37 @@ def test_the_backend_reports_why_it_does_not_load(
 ) -> None:
     with pytest.raises(TritonModelException, match="run `shapeshift engines`"):
         entry_point.TritonPythonModel().initialize(damaged(front_args(), engines="../absent"))
+
+
+def test_a_request_has_a_line_in_the_log_where_the_setting_says_so(make_front: MakeFront, pb_utils: PbUtils) -> None:
+    front = make_front(log_requests=1, bins="16,64")
+    texts = ids_request([101, 2028, 102], [7], parameters={"slo_class": "batch"}, request_id="r1")
+    front.execute([texts, Request(), text_request("a", parameters={"nobody": 1})])
+    texts.vectors()
+    answered, *refused = sorted(pb_utils.Logger.requests(3), key=lambda line: "ms" not in line)
+    assert (answered["id"], answered["slo_class"], answered["outcome"]) == ("r1", "batch", "OK")
+    assert (answered["texts"], answered["tokens"]) == (2, 4)
+    assert {*answered["bins"]} <= {0, 16, 64}
+    assert answered["ms"] >= answered["compute_ms"] > 0 and answered["queue_ms"] >= 0
+    assert refused == [{"outcome": "INVALID_ARG"}] * 2
+
+
+def test_requests_are_not_logged_by_default(make_front: MakeFront, pb_utils: PbUtils) -> None:
+    front = make_front()
+    request = text_request("a")
+    front.execute([request, Request()])
+    request.vectors()
+    front.close()
+    assert not any(": request " in line for line in pb_utils.Logger.lines)
+
+
+def test_a_share_of_requests_is_logged(make_front: MakeFront, pb_utils: PbUtils) -> None:
+    front = make_front(log_requests=0.25)
+    front.execute([Request() for _ in range(2000)])
+    assert 300 < len(pb_utils.Logger.requests(1)) < 700
+
+
+@pytest.mark.parametrize("share", ["-0.1", "1.5"])
+def test_a_share_beyond_all_is_refused(make_front: MakeFront, share: str) -> None:
+    with pytest.raises(InvalidInputError, match="log_requests: got .*; 0 to 1"):
+        make_front(log_requests=share)

@@ -14,6 +14,7 @@ from shapeshift.token_adapt.interfaces import Task
 from shapeshift.token_adapt.policy.costs import Costs
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler, SchedulerSettings, Timetable
 from shapeshift.token_adapt.request import IN_TIME, LATE, ImageRequest, ImageRequestOptions, RequestImage, now_ms
+from tests.fakes import logger
 from tests.token_adapt.token_models import LONG_MS, SIZE, TASKS, Gate, RecordingModel
 from tests.waiting import wait_for
 
@@ -30,7 +31,7 @@ class Desk:
         settings = SchedulerSettings(margin_ms=MARGIN_MS)
         scheduler: ImageScheduler[RequestImage] = ImageScheduler(self.costs, settings, now_ms())
         self.lines: list[str] = []
-        self.executor = Executor(self.model, scheduler, self.lines.append)
+        self.executor = Executor(self.model, scheduler, logger(self.lines))
         self.metrics = self.executor.metrics
         self.finished: list[ImageRequest] = []
 

@@ -617,3 +617,15 @@ def test_pixels_are_not_copied_before_their_size_is_checked(
     assert request.refusal() == (TritonError.INVALID_ARG, "row 0: image: got '11 x 11 pixels'; at most 100 pixels")
     monkeypatch.undo()
     served.close()
+
+
+def test_a_line_of_the_log_says_what_became_of_the_images(model: RecordingModel) -> None:
+    pb_utils = PbUtils()
+    served = front(model, pb_utils, log_requests=1)
+    request = pixels_request(0, 1)
+    served.execute([request])
+    request.vectors("GAMMA")
+    (line,) = pb_utils.Logger.requests(1)
+    served.close()
+    assert (line["task"], line["images"], line["gammas"], line["images_in_time"]) == ("animals", 2, [2], 2)
+    assert line["outcome"] == "OK" and line["ms"] >= line["compute_ms"] > 0

@@ -48,6 +48,8 @@ class EngineSet:
         self.calls: defaultdict[int | None, int] = defaultdict(int)
         self.call_s: defaultdict[int | None, float] = defaultdict(float)
         """Calls, and their seconds, by the tokens of the engine."""
+        self.last_size = 0
+        """Tokens of the engine that was called last; 0: of any size."""
 
     def add(self, engine: Engine, entry: EngineEntry) -> None:
         """Use `engine`, described by `entry`, from the next call on."""
@@ -84,6 +86,7 @@ class EngineSet:
         took_s = time.perf_counter() - began
         self.calls[engine.tokens] += 1
         self.call_s[engine.tokens] += took_s
+        self.last_size = engine.tokens or 0
         events.record(
             "pack",
             thread=threading.current_thread().name,

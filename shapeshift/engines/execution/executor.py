@@ -77,9 +77,9 @@ class EngineThread:
             for row in rows:
                 row.request.fail(EngineError(f"the engine failed: {error}"))
         else:
-            took_ms = (time.perf_counter() - before) * 1e3
+            took_ms, size = (time.perf_counter() - before) * 1e3, self.engines.last_size
             for index, row in enumerate(rows):
-                row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms)
+                row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms, size)
         self.calls += 1
         self.rows += len(rows)
 

@@ -19,7 +19,7 @@ from shapeshift.serving.bounds import Bound, TimeBound, unloading
 class Row:
     """One text of a request."""
 
-    __slots__ = ("done", "failures", "ids", "index", "request", "timeouts")
+    __slots__ = ("done", "failures", "ids", "index", "request", "size", "timeouts")
 
     def __init__(self, request: TextRequest, index: int, ids: Ids) -> None:
         self.request = request
@@ -30,6 +30,8 @@ class Row:
         # The number of workers that timed out on this row.
         self.timeouts = 0
         self.done = False
+        # Tokens of the engine that computed it; 0: of any size.
+        self.size = 0
 
     @property
     def tokens(self) -> int:
@@ -90,12 +92,15 @@ class TextRequest:
         self.fail_if_late()
         return not self.finished
 
-    def complete(self, row: Row, values: dict[str, Array], engine_ms: float = 0.0) -> None:
-        """Record the outputs of one row and the duration of its engine call. A second result of a row is ignored."""
+    def complete(self, row: Row, values: dict[str, Array], engine_ms: float = 0.0, size: int = 0) -> None:
+        """Record the outputs of one row, and the duration and size of the engine that computed it.
+
+        A second result of a row is ignored.
+        """
         with self._lock:
             if self.finished or row.done:
                 return
-            row.done = True
+            row.done, row.size = True, size
             self.engine_ms[row.index] = engine_ms
             for name, value in values.items():
                 if name in TOKEN_OUTPUTS:

@@ -47,7 +47,7 @@ class FleetEntry:
         self._front = front
         self._clients = NodeClients()
         self.others = Peers(front, file, self._here, self._clients, period_s)
-        self._watch = CancellationWatch(front.log)
+        self._watch = CancellationWatch(front.log.error)
         # Two threads may submit here: Triton's, and the event loop for what another node refused.
         self._submitting = threading.Lock()
         self._lock = threading.Lock()

@@ -59,7 +59,7 @@ class Peers:
         self._passed_on: Counter[str] = Counter()
         self._passed_tokens: defaultdict[str, float] = defaultdict(float)
         membership = open_membership(file, here)
-        self._poll: NodePoll[_Answer] = NodePoll(membership, clients, here, front.log, self._ask, period_s)
+        self._poll: NodePoll[_Answer] = NodePoll(membership, clients, here, front.log.warning, self._ask, period_s)
 
     def loads(self) -> dict[str, float]:
         """By node that serves: requests that wait or run there, what was passed on since its answer included."""

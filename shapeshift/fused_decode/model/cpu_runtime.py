@@ -45,7 +45,7 @@ def load(
     kernel_cache: Path,
     extra_elements: int,
     checkpoint_sha256: str,
-    log: Log,
+    log: logging.Logger,
 ) -> DecodeModel:
     """The model that the settings `decode` describe; see `DecodeModel.load`. device: always "cpu"."""
     threads = decode.threads or cores()
@@ -64,9 +64,9 @@ def load(
             extra_elements=extra_elements,
             checkpoint_sha256=checkpoint_sha256 if decode.share_weights else "",
         ),
-        log,
+        log.warning,
     )
-    log(f"{model.architecture.family}, {precision}, {model.operations.name} kernels, {threads} threads")
+    log.info(f"{model.architecture.family}, {precision}, {model.operations.name} kernels, {threads} threads")
     return model
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from logging import Logger
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def load(
     kernel_cache: Path,
     extra_elements: int,
     checkpoint_sha256: str,
-    log: Log,
+    log: Logger,
 ) -> GraphedModel:
     """The model that the settings `decode` describe, on `device`; see `GraphedModel.load_on`. Compiles no kernels."""
     model = GraphedModel.load_on(
@@ -63,13 +64,13 @@ def load(
         max_length=decode.max_length,
         blocks=blocks_of(decode.kv_cache_tokens),
         extra_elements=extra_elements,
-        log=log,
+        log=log.warning,
     )
-    log(f"{model.architecture.family}, {precision}, {device}, attention in {model.attention.name}")
+    log.info(f"{model.architecture.family}, {precision}, {device}, attention in {model.attention.name}")
     if torch.device(device).type == "cuda":
         in_place, index = model.attention is not GATHERED, torch.device(device).index
-        most = require_room(model.architecture, decode, precision, in_place, index, log)
-        model.capture_common(decode.prefill_tokens, most, lambda: torch.cuda.memory_reserved(device), log)
+        most = require_room(model.architecture, decode, precision, in_place, index, log.warning)
+        model.capture_common(decode.prefill_tokens, most, lambda: torch.cuda.memory_reserved(device), log.info)
     return model
 
 

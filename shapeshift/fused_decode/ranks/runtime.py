@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from logging import Logger
 from pathlib import Path
 
 import torch
@@ -19,7 +20,6 @@ from shapeshift.fused_decode.ranks.collective import LONGEST_S, RankGroup
 from shapeshift.fused_decode.ranks.launcher import Launcher
 from shapeshift.fused_decode.ranks.member import MemberModel, RankSpec, load_member
 from shapeshift.fused_decode.settings import FusedDecodeSettings
-from shapeshift.serving.model_args import Log
 from shapeshift.settings import require
 
 # Below the limits of `serving.liveness`, after which the whole process is replaced: half of them for long steps.
@@ -37,7 +37,7 @@ def load(
     kernel_cache: Path,
     extra_elements: int,
     checkpoint_sha256: str,
-    log: Log,
+    log: Logger,
 ) -> TensorParallelModel:
     """The model that the settings `decode` describe, on `decode.tensor_parallel_size` processes of this machine.
 
@@ -75,7 +75,7 @@ class TensorParallelModel:
     longest_step_s: float = 0.0
     feed = None
 
-    def __init__(self, model: MemberModel, group: RankGroup, launcher: Launcher, log: Log) -> None:
+    def __init__(self, model: MemberModel, group: RankGroup, launcher: Launcher, log: Logger) -> None:
         """launcher: whose children are connected."""
         self.vocab_size, self.eos_ids = model.vocab_size, model.eos_ids
         self.slots, self.max_length, self.blocks = model.slots, model.max_length, model.blocks
@@ -85,19 +85,19 @@ class TensorParallelModel:
         self._copied: tuple[list[int], list[int]] = [], []
 
     @classmethod
-    def start(cls, spec: RankSpec, log: Log) -> TensorParallelModel:
+    def start(cls, spec: RankSpec, log: Logger) -> TensorParallelModel:
         """The model of `spec`, which is that of rank 0, and its children. Raises ShapeshiftError."""
         group = RankGroup(0, spec.ranks, spec.device)
         launcher = Launcher(spec, group)
         try:
             launcher.start()
-            model = load_member(spec, group, log)
+            model = load_member(spec, group, log.warning)
             launcher.connect()
         except BaseException:
             launcher.stop()
             raise
         family, kernels = model.architecture.family, model.operations.name
-        log(f"{family}, {spec.precision}, {kernels} kernels, {spec.threads} threads in each of {spec.ranks} ranks")
+        log.info(f"{family}, {spec.precision}, {kernels} kernels, {spec.threads} threads in each of {spec.ranks} ranks")
         runtime = cls(model, group, launcher, log)
         runtime._log_pids()
         return runtime
@@ -131,7 +131,7 @@ class TensorParallelModel:
         except (RuntimeError, OSError) as error:
             # Of a connection. The process at its other end may be ending still.
             reason = self.launcher.ended(_REAP_S) or f"a rank has failed, or given no answer within {limit_s:.0f} s"
-            self._log(f"{reason}: {error}")
+            self._log.error(f"{reason}: {error}")
             self._restart()
             raise EngineError(reason) from error
         except Exception:
@@ -163,9 +163,9 @@ class TensorParallelModel:
             self._log_pids(f", again after {time.monotonic() - begun:.1f} s")
             started.set_result(None)
         except Exception as error:  # noqa: BLE001  whatever it is, the next step fails with it
-            self._log(f"the ranks do not start: {error}")
+            self._log.error(f"the ranks do not start: {error}")
             started.set_exception(EngineError(f"the ranks do not start: {error}"))
 
     def _log_pids(self, more: str = "") -> None:
         pids = ", ".join(map(str, self.launcher.pids))
-        self._log(f"{len(self.launcher.pids) + 1} ranks: this process, and {pids}{more}")
+        self._log.info(f"{len(self.launcher.pids) + 1} ranks: this process, and {pids}{more}")

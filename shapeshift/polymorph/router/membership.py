@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from logging import Logger
 
 from shapeshift.engines.execution.request import Row
 from shapeshift.engines.policy.packs import MeasuredFactor
@@ -13,7 +14,6 @@ from shapeshift.errors import ModelDiedError, ModelGoneError
 from shapeshift.polymorph.router.assignment import Assignment, PendingRows
 from shapeshift.polymorph.router.transport import OtherVersionError, WorkerInfo, WrongBinError
 from shapeshift.serving.call_pool import CallTimeoutError
-from shapeshift.serving.model_args import Log
 
 # One call runs in the worker, one waits there for it to end.
 MAX_IN_FLIGHT = 2
@@ -135,7 +135,7 @@ class Membership:
     workers: the candidates, by name; `offer` replaces the mapping, so that reading it needs no lock.
     """
 
-    def __init__(self, assignment: Assignment, max_rows: int, log: Log) -> None:
+    def __init__(self, assignment: Assignment, max_rows: int, log: Logger) -> None:
         self.workers: Mapping[str, WorkerState] = {}
         self.pending = PendingRows(assignment, max_rows)
         self.retries = 0
@@ -265,7 +265,7 @@ class Membership:
             return
         worker.joined = False
         worker.left_at = time.monotonic()
-        self._log(f"{worker.name}: left, it {reason}")
+        self._log.warning(f"{worker.name}: left, it {reason}")
         self.retry(self.pending.remove_worker(worker.name))
         self._mark_shared()
 
@@ -280,14 +280,14 @@ class Membership:
         self.leave(worker, f"has bin {info.bin} now")
         if not self.pending.add_worker(worker.name, info.bin):
             if changed:
-                self._log(f"{worker.name}: not used, its bin {info.bin or 'any'} is not one of this model's")
+                self._log.warning(f"{worker.name}: not used, its bin {info.bin or 'any'} is not one of this model's")
             return
         self._assignment.delayed(worker.name, worker.delay_ms)
         worker.joined = True
         worker.epoch += 1
         worker.joined_at = time.monotonic()
         worker.problem = ""
-        self._log(f"{worker.name}: joined, bin {info.bin or 'any'}, generation {info.generation}")
+        self._log.info(f"{worker.name}: joined, bin {info.bin or 'any'}, generation {info.generation}")
         self._mark_ready([*self.pending.reassign_orphans(), worker.name])
 
     def _failed(self, worker: WorkerState, call: WorkerCall, error: Exception) -> None:
@@ -311,7 +311,7 @@ class Membership:
             self.leave(worker, "is of another version")
             if worker.problem != str(error):
                 worker.problem = str(error)
-                self._log(f"{worker.name}: not used: {error}")
+                self._log.warning(f"{worker.name}: not used: {error}")
         elif call.rows:
             # A worker that fails at once would otherwise always be free first, and attract every row.
             worker.failures += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from logging import Logger
 
 from shapeshift.engines.execution import engine_set
 from shapeshift.engines.manifest import Manifest
@@ -38,7 +39,7 @@ def open_router(
     manifest: Manifest,
     settings: PolymorphSettings,
     placement: PlacementSettings,
-    log: Log,
+    log: Logger,
 ) -> Router:
     """The router of a placement. Raises InvalidInputError for `auto`, which `make engines` replaces."""
     if settings.placement == "auto" or not settings.max_workers:
@@ -58,7 +59,7 @@ def open_router(
     reached = "fleet" if fleet_file() else "server"
     if settings.engine_models:
         reached = f"{reached}, triton"
-    transport = TRANSPORTS[reached](pb_utils, front, workers, manifest, log)
+    transport = TRANSPORTS[reached](pb_utils, front, workers, manifest, log.warning)
     return Router(transport, assignment, times, settings, log)
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
+from logging import Logger
 
 from shapeshift.engines.execution.request import Row, TextRequest
 from shapeshift.engines.interfaces import Ids
@@ -31,7 +32,6 @@ from shapeshift.serving.bounds import TimeBound, unloading
 from shapeshift.serving.call_pool import CallTimeoutError
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Gauge, Gauges
-from shapeshift.serving.model_args import Log
 
 _WATCH_S = 0.02
 _PROBE_S = 0.1
@@ -50,7 +50,7 @@ class Router:
         assignment: Assignment,
         times: ServiceTimes,
         settings: PolymorphSettings,
-        log: Log,
+        log: Logger,
     ) -> None:
         self._transport = transport
         self._times = times
@@ -62,7 +62,7 @@ class Router:
         self._calls, self._rows = 0, 0
         self.steps = [StepCounter("router-watch", lambda: self.waiting + self.running > 0)]
         self._next_probe = time.monotonic() + _PROBE_S
-        self._watcher = Loop("router-watch", self._watch, log)
+        self._watcher = Loop("router-watch", self._watch, log.error)
         self._watcher.start()
 
     @property
@@ -177,8 +177,9 @@ class Router:
             self._calls += 1
             self._rows += len(begun)
             self.members.answered(worker, call, took_ms)
+        size = worker.info.bin if worker.info else 0
         for index, row in enumerate(begun):
-            row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms)
+            row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms, size)
 
     def _record(self, worker: WorkerState, call: WorkerCall, outcome: WorkerInfo | Exception | None) -> None:
         if isinstance(outcome, Exception):
