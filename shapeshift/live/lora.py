@@ -164,10 +164,10 @@ def sizes(view: View, model: str) -> dict[str, float]:
 
 def _loaded(view: View, model: str) -> Plot:
     plot = Plot(90, f"Adapters loaded, {view.minute_words}", "here, and if each request loaded its adapter")
-    known = sizes(view, model)
+    bytes_of = sizes(view, model)
     counts = view.minute.by(model, "adapter_requests_total", "adapter")
-    # Of an adapter that could not be loaded the size is not known.
-    alone = sum(count * known.get(name, 0) for name, count in counts.items())
+    # Of an adapter that could not be loaded the size is unknown.
+    alone = sum(count * bytes_of.get(name, 0) for name, count in counts.items())
     if not alone:
         plot.empty("no request named an adapter")
         return plot

@@ -28,10 +28,10 @@ def draw(view: View, model: str) -> str:
     status, sidecar = view.status, view.status["sidecar"]
     processes = [(one["name"], one["state"], one["pid"] or "–") for one in _processes(view)]
     serving = sum(state == SERVES for _, state, _ in processes)
-    workers_ = status["workers"]
-    workers = [
+    workers = status["workers"]
+    worker_rows = [
         (one["front"], one["name"], one["bin"] or "any", one["state"], one["outstanding"], one["generation"])
-        for one in workers_
+        for one in workers
     ]
     state = "frozen: it decides and changes nothing" if sidecar["frozen"] else "watches"
     parts = [
@@ -43,7 +43,7 @@ def draw(view: View, model: str) -> str:
                 "",
                 "good" if serving == len(processes) else "bad",
             ),
-            *([tile("workers loaded", number(sum(one["state"] == SERVES for one in workers_)))] if workers_ else []),
+            *([tile("workers loaded", number(sum(one["state"] == SERVES for one in workers)))] if workers else []),
         ),
         table(
             "Decisions, the last first",
@@ -58,8 +58,10 @@ def draw(view: View, model: str) -> str:
     ]
     if plans:
         parts.append(table("Plans", ("front", "workers by length", "why"), plans, ""))
-    if workers:
-        parts.append(table("Workers", ("front", "worker", "bin", "state", "waiting", "times loaded anew"), workers, ""))
+    if worker_rows:
+        parts.append(
+            table("Workers", ("front", "worker", "bin", "state", "waiting", "times loaded anew"), worker_rows, "")
+        )
     nodes = [one for one in status["nodes"] if one["name"]]
     if nodes:
         rows = [(one["name"], one["state"], one["workers"], one["texts_per_s"], one["problem"]) for one in nodes]
