@@ -82,8 +82,8 @@ def _numbers(view: View, model: str) -> str:
     factor = view.page.total(model, "cost_factor")
     slow = factor >= _SLOW
     overload = (
-        '<p class="note bad">Overload: more images arrive than this machine can answer in time, also at its fastest'
-        " gamma. The server drops those that would be late.</p>"
+        '<p class="note bad">Overload: more images arrive than this machine can answer in time. The server'
+        " drops those that would be late.</p>"
         if share is not None and share < _OVERLOAD
         else ""
     )

@@ -20,7 +20,6 @@ IDEA = (
     " in memory, and adapters come and go with what is asked for."
 )
 _MOST_NAMED = 12
-_SECONDS = 60.0
 
 
 def models(view: View) -> list[str]:
@@ -178,14 +177,14 @@ def _loaded(view: View, model: str) -> Plot:
 
 
 def _moves(view: View, model: str) -> Plot:
-    plot = Plot(120, "Loads and evictions", "last minute, now at the right; the height is the size")
-    loads, evicted = view.recent(model, "load", _SECONDS), view.recent(model, "evict", _SECONDS)
+    plot = Plot(120, "Loads and evictions", f"{view.minute_words}, now at the right; the height is the size")
+    loads, evicted = view.recent(model, "load", view.minute_s), view.recent(model, "evict", view.minute_s)
     plot.line(0, 58, WIDTH, 58)
     for moves, base, up, kind in ((loads, 54.0, -1, "load"), (evicted, 62.0, 1, "evict")):
         largest = max((event.values["bytes"] for event in moves), default=1)
         for event in moves:
             height = 10 + 34 * event.values["bytes"] / largest
-            x = WIDTH * (1 - (view.now - event.at) / _SECONDS)
+            x = WIDTH * (1 - (view.now - event.at) / view.minute_s)
             reason = f", {event.values['ms']} ms" if kind == "load" else f", for {event.values['why']}"
             tip = f"{event.values['adapter']}, {_mib(event.values['bytes'])}{reason}"
             plot.rect(x - 2, base - height if up < 0 else base, 4, height, kind, tip)

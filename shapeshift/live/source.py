@@ -66,9 +66,14 @@ class View:
     decisions: Sequence[Mapping[str, str]] = ()
 
     @property
+    def minute_s(self) -> float:
+        """How long `minute` is: events are counted over the same time."""
+        return min(max(self.minute.seconds, 1.0), HISTORY_S)
+
+    @property
     def minute_words(self) -> str:
-        """How long `minute` is: the page may not have been open for so long."""
-        return "last minute" if self.minute.seconds > HISTORY_S - 5 else f"last {max(self.minute.seconds, 1):.0f} s"
+        """The same in words: the page may not have been open for a minute."""
+        return "last minute" if self.minute_s > HISTORY_S - 5 else f"last {self.minute_s:.0f} s"
 
     @property
     def page(self) -> Page:

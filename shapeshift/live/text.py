@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from shapeshift.live.source import HISTORY_S, LAST_RATE, View
+from shapeshift.live.source import LAST_RATE, View
 from shapeshift.live.svg import WIDTH, Plot, compare, number, percent, plots, tile, tiles
 
 NAME = "text"
@@ -60,7 +60,7 @@ def _numbers(view: View, model: str) -> str:
     profiled = early - page.total(model, "early_share_drift")
     accuracy, large = (page.total(model, f"profiled_{name}accuracy") for name in ("", "last_level_"))
     pruned, fallbacks = (minute.total(model, name) for name in ("words_pruned_total", "fallbacks_total"))
-    texts = view.recent(model, "text", HISTORY_S)
+    texts = view.recent(model, "text", view.minute_s)
     parts = [
         tile("texts a second", number(view.change.rate(model, "request_tokens_count")), LAST_RATE),
         tile(
@@ -72,7 +72,7 @@ def _numbers(view: View, model: str) -> str:
         tile(
             "mean time of a text",
             number(fmean(text.values["ms"] for text in texts) if texts else None, "ms"),
-            "last minute, waiting counts",
+            f"{view.minute_words}, waiting counts",
         ),
     ]
     if accuracy:
@@ -88,10 +88,12 @@ def _numbers(view: View, model: str) -> str:
 
 
 def _confidence(view: View, model: str) -> Plot:
-    plot = Plot(170, "How sure the small model was", "last minute; a bar: how many texts; colour: who answered")
-    texts = [text for text in view.recent(model, "text", HISTORY_S) if text.values["confidence"] is not None]
+    plot = Plot(
+        170, "How sure the small model was", f"{view.minute_words}; a bar: how many texts; colour: who answered"
+    )
+    texts = [text for text in view.recent(model, "text", view.minute_s) if text.values["confidence"] is not None]
     if not texts:
-        plot.empty("no text in the last minute")
+        plot.empty(f"no text in the {view.minute_words}")
         return plot
     counts = [[0] * len(_KINDS) for _ in range(_BINS)]
     for text in texts:
@@ -116,7 +118,7 @@ def _confidence(view: View, model: str) -> Plot:
     threshold = view.page.total(model, "first_level_threshold")
     if threshold:
         plot.line(WIDTH * threshold, 0, WIDTH * threshold, bottom, "mark")
-        plot.legend(("mark", f"threshold, {percent(threshold)}: left of it all go on, right of it the less, the surer"))
+        plot.legend(("mark", f"threshold, {percent(threshold)}: left of it every text goes on"))
     plot.legend(*((_kind(level), f"answered by the {name}") for level, name in enumerate(called, 1)))
     unsure = [text for text in texts if text.values["level"] > 1]
     mean = [fmean(text.values["confidence"] for text in each) for each in (texts, unsure) if each]
@@ -156,7 +158,9 @@ def _kind(level: int) -> str:
 
 def _time(view: View, model: str) -> Plot:
     plot = Plot(
-        80, "Engine time of a text", f"mean; the profile's time of each model, who answered in the {view.minute_words}"
+        80,
+        "Engine time of a text",
+        f"without waiting: the time of each model in its profile, for who answered in the {view.minute_words}",
     )
     result = _engine_ms(view, model)
     if result is None:

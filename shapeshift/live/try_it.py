@@ -95,7 +95,7 @@ def _image_fields() -> Ask:
         data = await uploaded.file.read()
 
     ui.upload(
-        label="+ adds an image file", on_upload=take, auto_upload=True, max_file_size=_MOST_IMAGE, max_files=1
+        label="Image file: choose it with +", on_upload=take, auto_upload=True, max_file_size=_MOST_IMAGE, max_files=1
     ).classes("long").props('accept="image/*" flat bordered')
     deadline = ui.number("Deadline, ms", value=500, min=1, max=60_000).classes("short").props("outlined dense")
     return lambda model: calls.image(model, data, float(deadline.value or 500)) if data else "Choose an image."

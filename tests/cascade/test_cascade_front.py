@@ -404,7 +404,8 @@ def test_the_build_completes_the_input_of_pairs(workspace: Workspace) -> None:
 
 def test_what_is_counted(workspace: Workspace) -> None:
     level = large(workspace)
-    front = workspace.open(workspace.table(candidate("both", TWO, [gap(c=0.6)])))
+    alone = candidate("alone", ["large"], [], accuracy=0.95)
+    front = workspace.open(workspace.table(candidate("both", TWO, [gap(c=0.6)]), alone))
     found = ask(front, *[f"text number {number}" for number in range(30)])
     level.fail = RuntimeError("boom")
     ask(front, "unsure text", min_accuracy=0.0)
@@ -419,6 +420,8 @@ def test_what_is_counted(workspace: Workspace) -> None:
     recent = metric("shapeshift_early_share_recent")
     assert recent == pytest.approx((early + 1) / 31)
     assert metric("shapeshift_first_level_threshold") == 0.6
+    assert metric("shapeshift_profiled_accuracy") == 0.9 and metric("shapeshift_profiled_last_level_accuracy") == 0.95
+    assert [metric("shapeshift_profiled_level_ms", level=level) for level in "12"] == [3.0, 6.0]
     # The profile said one half.
     assert metric("shapeshift_early_share_drift") == pytest.approx(recent - 0.5)
     assert metric("shapeshift_confidence_drift") == pytest.approx(metric("shapeshift_confidence_recent") - 0.8)
