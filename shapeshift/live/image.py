@@ -82,7 +82,7 @@ def _numbers(view: View, model: str) -> str:
     factor = view.page.total(model, "cost_factor")
     slow = factor >= _SLOW
     overload = (
-        '<p class="note bad">Overload: more images arrive than this machine can answer in time. The server'
+        '<p class="note bad">Overload: more images arrive at once than this machine can answer in time. The server'
         " drops those that would be late.</p>"
         if share is not None and share < _OVERLOAD
         else ""
