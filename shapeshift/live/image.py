@@ -105,7 +105,7 @@ def _numbers(view: View, model: str) -> str:
         tile(
             "speed of the machine",
             f"{number(factor)} times slower" if slow else "as measured" if factor else "–",
-            "than when this model was built: others use it too" if slow else "when this model was built",
+            "than when this model was built: others may use it" if slow else "when this model was built",
         ),
     )
 
