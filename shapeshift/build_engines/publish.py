@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.build_engines.build_steps import steps_of
+from shapeshift.build_engines.hub.sources import remove_former
 from shapeshift.build_engines.model_folder import CONFIG
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.repository import FrontConfig, front_folders, read
@@ -51,6 +52,7 @@ def publish_all(
             done(front.name)
     recorded_failures.record(paths.build, failures)
     _remove_others({*names} | others, paths, published)
+    remove_former(paths)
     return failures
 
 

@@ -21,6 +21,7 @@ from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.model import kernel_build
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.triton import model_config
+from tests.engines import gguf_models
 from tests.fakes import logger
 from tests.fused_decode.checkpoints import VOCABULARY, make_checkpoint
 
@@ -55,6 +56,9 @@ class Project:
 
     def generated(self, name: str = "generate") -> Path:
         return self.root / "build" / "repository" / name
+
+    def checkpoint_of(self, name: str) -> Path:
+        return (self.generated(name) / self.parameters(name)["checkpoint"]).resolve()
 
     def parameters(self, name: str = "generate") -> dict[str, str]:
         return model_config.parameters(model_config.read(self.generated(name) / "config.pbtxt"))
@@ -361,3 +365,23 @@ def test_front_that_forwards_to_a_failed_model_is_not_published(project: Project
     assert "needs generate" in project.make("generate_unary")[2]
     project.change("generate", checkpoint="small")
     assert project.make()[0] == 0
+
+
+def test_the_folder_of_a_gguf_file_stays_while_a_model_names_it(project: Project) -> None:
+    file = project.root / "checkpoints" / "tiny.gguf"
+    gguf_models.write(file)
+    project.change(checkpoint="tiny.gguf")
+    config = model_config.read(project.root / "model_repository" / "generate" / "config.pbtxt")
+    other = project.root / "model_repository" / "other"
+    other.mkdir()
+    config.name = "other"
+    model_config.write(config, other / "config.pbtxt")
+    assert project.make("generate", "other")[0] == 0
+    before = project.checkpoint_of("other")
+    # The reader's code changes with an upgrade, the file with a download: a new folder either way.
+    gguf_models.write(file, seed=1)
+    assert project.make("generate")[0] == 0
+    assert project.checkpoint_of("generate") != before == project.checkpoint_of("other")
+    assert (before / "config.json").is_file()
+    assert project.make("other")[0] == 0
+    assert project.checkpoint_of("other") == project.checkpoint_of("generate") and not before.exists()

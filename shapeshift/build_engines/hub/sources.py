@@ -8,11 +8,13 @@ from pathlib import Path
 from shapeshift.build_engines.hub import needed_files
 from shapeshift.build_engines.hub.download import HubId, Source, fetch
 from shapeshift.build_engines.image import onnx_checkpoint
+from shapeshift.build_engines.model_folder import CONFIG
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines import checkpoint
 from shapeshift.engines.gguf import folder as gguf
 from shapeshift.engines.gguf.files import SUFFIX
-from shapeshift.errors import NotFoundError
+from shapeshift.errors import NotFoundError, ShapeshiftError
+from shapeshift.triton import model_config
 
 _GGUF = "gguf"
 """The folder of the checkpoint folders of GGUF models, in the build folder: what is mounted beside a server."""
@@ -40,6 +42,19 @@ def file_of(place: Path) -> Path | None:
     if place.is_dir():
         return onnx_checkpoint.find(place) or gguf.file_in(place)
     return place if place.is_file() and place.name.endswith(FILES) else None
+
+
+def remove_former(paths: BuildPaths) -> None:
+    """Remove the folders of former contents of GGUF files, but those that a generated model names."""
+    used = set()
+    try:
+        for file in paths.generated.glob(f"*/{CONFIG}"):
+            checkpoint = model_config.parameters(model_config.read(file)).get("checkpoint", "")
+            used.add((file.parent / checkpoint).resolve())
+    except ShapeshiftError:
+        # What a model names that cannot be read is unknown: all stay.
+        return
+    gguf.remove_former(paths.checkpoints[0] / _GGUF, used)
 
 
 def _named(name: str, paths: BuildPaths) -> tuple[Source, Path | None]:

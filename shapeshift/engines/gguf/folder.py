@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import shutil
+from collections.abc import Set
 from pathlib import Path
 
 from shapeshift import files
@@ -30,9 +30,9 @@ def file_in(folder: Path, variant: str = "") -> Path | None:
 
 
 def write(file: Path, top: Path) -> Path:
-    """The checkpoint folder of the model in `file`, below `top`; it is written unless it is there already, in place of
-    those of former contents of the file.
+    """The checkpoint folder of the model in `file`, below `top`; it is written unless it is there already.
 
+    Those of former contents of the file stay, see `remove_former`.
     Raises InvalidInputError as `files.read`, and for an architecture or a tokenizer that is not served.
     """
     parts = parts_of(file)
@@ -51,10 +51,20 @@ def write(file: Path, top: Path) -> Path:
         write_index(work, entries)
         for part in parts:
             (work / part.name).symlink_to(_target(part.resolve(), folder))
-    for former in top.glob(f"{glob.escape(file.stem)}-{'[0-9a-f]' * _DIGITS}"):
-        if former != folder and (former / file.name).resolve() == file.resolve():
-            shutil.rmtree(former)
     return folder
+
+
+def remove_former(top: Path, used: Set[Path]) -> None:
+    """Remove the folders below `top` that `write` has made of the same files as one of `used`, but those in `used`."""
+    folders = {folder.resolve(): _files_of(folder) for folder in top.glob(f"*-{'[0-9a-f]' * _DIGITS}")}
+    used_files = {file for folder in used for file in folders.get(folder, ())}
+    for folder in folders.keys() - used:
+        if used_files & folders[folder]:
+            shutil.rmtree(folder)
+
+
+def _files_of(folder: Path) -> set[Path]:
+    return {link.resolve() for link in folder.glob(f"*{SUFFIX}")}
 
 
 def _target(part: Path, folder: Path) -> Path:
