@@ -41,6 +41,7 @@ def publish_all(
         with _record_failure(name, paths, failures, failed):
             check_name(name, {*names} | others)
             fronts.append(read(paths.repository / name))
+    recorded_failures.record(paths.build, failures)
     # A front that calls other models is checked against their published engines.
     fronts.sort(key=lambda front: bool(_required(front.name, paths)))
     for front in fronts:
@@ -50,7 +51,8 @@ def publish_all(
                 raise NotFoundError(f"needs {', '.join(missing)}, which could not be published")
             published(publish(front, paths))
             done(front.name)
-    recorded_failures.record(paths.build, failures)
+        # A build may be killed: `shapeshift serve` starts with what there is by then.
+        recorded_failures.record(paths.build, failures)
     _remove_others({*names} | others, paths, published)
     remove_former(paths)
     return failures

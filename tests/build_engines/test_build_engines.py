@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from shapeshift import files
+from shapeshift.build_engines.publish import publish_all
 from shapeshift.build_engines.text import front as text_front
 from shapeshift.cli import engines
 from shapeshift.cli.main import main
@@ -398,6 +400,20 @@ def test_a_failure_is_kept_until_the_model_is_built(project: Project) -> None:
     project.add("bad")
     assert project.make("bad")[0] == 0
     assert failures.read(project.build) == {}
+
+
+def test_a_failure_is_recorded_before_the_next_model_is_built(project: Project) -> None:
+    project.add("bad", checkpoint="absent")
+    project.add("good")
+    project.build.mkdir()
+    paths = engines.paths_of(argparse.Namespace(repository=project.repository, build=project.build))
+
+    def killed(summary: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        publish_all(["bad", "good"], paths, killed, failed=lambda line: None)
+    assert list(failures.read(project.build)) == ["bad"]
 
 
 def test_failure_is_removed_with_the_folder(project: Project) -> None:
