@@ -68,10 +68,12 @@ class ChildProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it with a new log; the old log is kept with the ending `.1`.
+        """Start it with a new log; the old log is kept with the ending `.1`. Does nothing if it was started before.
 
         One that cannot be started at present, such as without memory or processes left, counts as one that has ended.
         """
+        if self._is_wanted:
+            return
         with contextlib.suppress(OSError):
             self.log.parent.mkdir(parents=True, exist_ok=True)
             if self.log.exists():

@@ -47,6 +47,14 @@ def test_one_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: 
     assert not child.is_running, "it was stopped"
 
 
+def test_one_that_was_started_is_not_started_twice(tmp_path: Path) -> None:
+    with ChildProcess("no-command", [], tmp_path / "log") as child:
+        child.start()
+        wait_for(lambda: not child.is_running)
+        child.start()
+        assert not child.is_running and not (tmp_path / "log.1").exists()
+
+
 def own_children() -> list[psutil.Process]:
     return [one for one in psutil.Process().children() if one.name() == "sleep"]
 

@@ -8,7 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from shapeshift.cli.gateway import DEFAULT_PORT, child
 from shapeshift.cli.served_models import models_to_load, without_misfits
 from shapeshift.cli.sidecar import SidecarProcess
 from shapeshift.cli.stop_signals import stop_event
-from shapeshift.cli.supervisor import FleetNode, Supervisor, has_workers
+from shapeshift.cli.supervisor import FleetNode, Supervisor, with_workers
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
 from shapeshift.sidecar.settings import SidecarSettings
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _embedded(options: argparse.Namespace) -> int:
     repositories = _repositories(options)
-    builder = _builder(options) if options.engines else None
+    builder, built = _builder(options) if options.engines else (None, ())
     models = [] if builder is not None else _models_that_fit(options, repositories)
     node = _node(options)
     # The nodes of one machine share the build folder.
@@ -137,6 +137,7 @@ def _embedded(options: argparse.Namespace) -> int:
             else partial(SidecarProcess, plan_period_s=options.plan_period),
             None if gateway_port is None else partial(child, port=gateway_port),
             builder,
+            built,
             node,
         )
         return supervisor.run(stop)
@@ -150,8 +151,11 @@ def _models_that_fit(options: argparse.Namespace, repositories: Sequence[Path]) 
     return without_misfits(models, refused, repositories, options.strict)
 
 
-def _builder(options: argparse.Namespace) -> Callable[[], subprocess.Popen[bytes]]:
-    """Starts `shapeshift engines`, which loads what it builds. Raises NotFoundError for a model that is not there."""
+def _builder(options: argparse.Namespace) -> tuple[Callable[[], subprocess.Popen[bytes]], Collection[str]]:
+    """What starts `shapeshift engines`, which loads what it builds, and the models that are to be built.
+
+    Raises NotFoundError for a model that is not there.
+    """
     # It knows the techniques.
     from shapeshift.build_engines.repository import front_folders
 
@@ -160,7 +164,7 @@ def _builder(options: argparse.Namespace) -> Callable[[], subprocess.Popen[bytes
         require(not value, f"--{name}", value, "does not go with --engines: run `shapeshift engines` before")
     models = [name.strip() for name in (options.models or "").split(",") if name.strip()]
     arguments = argparse.Namespace(repository=engines.MODEL_REPOSITORY, build=options.build)
-    front_folders(engines.paths_of(arguments), {*models})
+    folders = front_folders(engines.paths_of(arguments), {*models})
     (options.build / "repository").mkdir(parents=True, exist_ok=True)
     command = command_line("engines", [*models, "--load", "--keep-going", "--brief", "--build", str(options.build)])
 
@@ -168,7 +172,7 @@ def _builder(options: argparse.Namespace) -> Callable[[], subprocess.Popen[bytes
         # Ctrl-C in a terminal reaches only this process, which then stops the other one.
         return subprocess.Popen(command, env=environment(), stdin=subprocess.PIPE, start_new_session=True)
 
-    return start
+    return start, [folder.name for folder in folders]
 
 
 def _node(options: argparse.Namespace) -> FleetNode | None:
@@ -207,7 +211,7 @@ def _external(options: argparse.Namespace) -> int:
         for model in models:
             _write(f"loading {model}\n")
             control.load(model, timeout_s=options.ready_timeout)
-    if has_workers(repositories, models):
+    if with_workers(repositories, models):
         _write(f"to load their workers: `shapeshift sidecar --server {options.external} --metrics URL`\n")
     http_port = options.http_port or ServerSettings.http_port
     addresses = f" --host {host} --http-port {http_port} --grpc-port {port}"

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import threading
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,10 +77,16 @@ class SidecarProcess(ChildProcess):
         arguments += [f"--repository={folder}" for folder in settings.repositories]
         super().__init__("sidecar", arguments, settings.run_directory / LOG_FILE, settings.shared_variables)
 
-    def has_settled(self) -> bool:
-        """Whether the sidecar has loaded the workers of the first plan, or has logged why it could not."""
+    def has_settled(self, fronts: Collection[str] = ()) -> bool:
+        """Whether the sidecar has loaded the workers of the first plan, or has logged why it could not.
+
+        fronts: of these, which may have been loaded after the sidecar was started.
+        """
         report = run_files.read_report(self._run_directory)
-        return report.get("settled") is True and report.get("pid") == run_files.lock_holder(self._run_directory)
+        if report.get("pid") != run_files.lock_holder(self._run_directory):
+            return False
+        settled = report.get("settled")
+        return isinstance(settled, list) and {*fronts} <= {*settled}
 
 
 def run_directory_of(build: Path, fleet: str = "") -> Path:

@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -50,9 +50,9 @@ class Supervisor:
     open_server, sidecar, gateway: make them for the settings, not started; no sidecar or no gateway where None. models:
     those of a later start, to which `shapeshift add` may have added some. ready_timeout_s: time to load everything.
     restarts: whether a server that ends by itself is started again. last_lines: what `say` gets after the models that
-    are ready. builder: starts the process that builds models and loads each one; the server starts without any.
-    node: of a fleet, which offers its metrics page to others and is drained before a stop; None for a server
-    alone.
+    are ready. builder: starts the process that builds the models `built` and loads each one; the server starts without
+    any, and one that is started again meanwhile with those of `models`. node: of a fleet, which offers its metrics page
+    to others and is drained before a stop; None for a server alone.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Supervisor:
         sidecar: Callable[[ServerSettings], SidecarProcess] | None = None,
         gateway: Callable[[ServerSettings], GatewayProcess] | None = None,
         builder: Callable[[], subprocess.Popen[bytes]] | None = None,
+        built: Collection[str] = (),
         node: FleetNode | None = None,
     ) -> None:
         self._settings = settings
@@ -78,10 +79,12 @@ class Supervisor:
         self._restarts = restarts
         self._last_lines = last_lines
         self._say = say
+        # None once all is built.
         self._builder = builder
+        self._built = built
         self._build: subprocess.Popen[bytes] | None = None
         self._node = node
-        # Monotonic time at which the models were ready last; 0 before.
+        # Monotonic time at which the models, or while some are built the first of them, were ready last; 0 before.
         self._ready_at = 0.0
 
     def run(self, stop: threading.Event) -> int:
@@ -122,7 +125,11 @@ class Supervisor:
                 if stop.wait(pause_s):
                     return 0
                 with contextlib.suppress(ShapeshiftError):
-                    self._settings = replace(self._settings, models=tuple(self._models()))
+                    models = self._models()
+                    # The server does not start with a model that has no folder.
+                    self._settings = replace(
+                        self._settings, models=tuple(name for name in models if name in self._fronts())
+                    )
 
     def _make_gateway(self) -> GatewayProcess | None:
         """The gateway, not started; None for none, with a line that says why it cannot be started."""
@@ -149,18 +156,21 @@ class Supervisor:
 
         Raises ServerEndedError for a server that ends by itself.
         """
-        loaded, gateway_line = logs.LoadedModels(self._settings.log), ""
+        loaded, gateway_line, fronts = logs.LoadedModels(self._settings.log), "", set[str]()
         if self._builder is not None:
-            gateway_line = self._await_built(server, gateway, loaded, stop)
+            if sidecar is not None:
+                sidecar.start()
+            gateway_line = self._await_built(server, sidecar, gateway, loaded, stop)
             if stop.is_set():
                 return self._stop(server, sidecar, gateway)
+            fronts = with_workers(self._settings.repositories, self._settings.models)
         else:
             self._say(f"loading {', '.join(self._settings.models)} (log: {self._settings.log})\n")
         # Only a sidecar that loads workers is needed before the server is ready.
-        loader = sidecar if has_workers(self._settings.repositories, self._settings.models) else None
+        loader = sidecar if with_workers(self._settings.repositories, self._settings.models) else None
         if loader is not None:
             loader.start()
-        if not self._wait_ready(server, loader, loaded, stop):
+        if not self._wait_ready(server, loader, fronts, loaded, stop):
             return self._stop(server, sidecar, gateway)
         failed = server.failed_models()
         if failed.keys() >= {*self._settings.models} and failed:
@@ -171,7 +181,7 @@ class Supervisor:
         gateway_line = gateway_line or self._start_gateway(gateway, stop)
         served = [name for name in self._settings.models if name not in failed]
         self._say(self._greeting(server, served, gateway_line))
-        if sidecar is not None and loader is None:
+        if sidecar is not None:
             sidecar.start()
         while not stop.wait(_POLL_S):
             server.require_running()
@@ -181,11 +191,17 @@ class Supervisor:
         return self._stop(server, sidecar, gateway)
 
     def _await_built(
-        self, server: TritonServer, gateway: GatewayProcess | None, loaded: logs.LoadedModels, stop: threading.Event
+        self,
+        server: TritonServer,
+        sidecar: SidecarProcess | None,
+        gateway: GatewayProcess | None,
+        loaded: logs.LoadedModels,
+        stop: threading.Event,
     ) -> str:
         """Wait until the process that builds and loads models has ended, or `stop` is set; returns the gateway's line.
 
-        From then on the settings name what is loaded. Raises ShapeshiftError if that is nothing.
+        From then on the settings name what is loaded. Raises ShapeshiftError if that is nothing. A server that ends
+        before leaves the process running, which goes on with the next one.
         """
         assert self._builder is not None
         begun = time.monotonic()
@@ -193,27 +209,50 @@ class Supervisor:
             pass
         line = self._start_gateway(gateway, stop)
         self._say(f"Triton runs (log: {self._settings.log}); a model answers once it is loaded\n{line}")
-        self._build, self._builder = self._builder(), None
+        self._build = self._build or self._builder()
+        is_serving, ready = False, set[str]()
         while not stop.wait(_POLL_S):
             server.require_running()
-            if gateway is not None:
-                gateway.restart_if_ended()
-            ended = self._build.poll() is not None
-            self._say("".join(f"  {name} is loaded ({time.monotonic() - begun:.0f} s)\n" for name in loaded.new()))
-            if ended:
-                fronts = run_files.repository_models(self._settings.repositories)[0]
-                self._settings = replace(self._settings, models=tuple(sorted(fronts & server.ready_models())))
-                if not self._settings.models:
-                    raise ShapeshiftError("no model could be built and loaded")
+            for child in (sidecar, gateway):
+                if child is not None:
+                    child.restart_if_ended()
+            status = self._build.poll()
+            if names := loaded.new():
+                seconds = time.monotonic() - begun
+                self._say("".join(f"  {name} is loaded ({seconds:.0f} s)\n" for name in names))
+                if not is_serving:
+                    is_serving, self._ready_at = True, time.monotonic()
+            if status is None:
+                continue
+            ready = self._fronts() & server.ready_models()
+            # A server with much to do may not answer in time.
+            if ready or not is_serving:
                 break
+        if not stop.is_set():
+            self._builder = None
+            self._settings = replace(self._settings, models=tuple(sorted(ready)))
+            if status and (missing := ", ".join(sorted({*self._built} - ready))):
+                self._say(f"the build ended with exit status {status}; not loaded: {missing}\n")
+            if not ready:
+                raise ShapeshiftError("no model could be built and loaded")
         return line
 
+    def _fronts(self) -> set[str]:
+        """The models that have a folder and are not workers."""
+        return run_files.repository_models(self._settings.repositories)[0]
+
     def _wait_ready(
-        self, server: TritonServer, loader: SidecarProcess | None, loaded: logs.LoadedModels, stop: threading.Event
+        self,
+        server: TritonServer,
+        loader: SidecarProcess | None,
+        fronts: Collection[str],
+        loaded: logs.LoadedModels,
+        stop: threading.Event,
     ) -> bool:
         """Say which models are loaded until all are ready; False if `stop` is set before.
 
-        loader: the sidecar that loads workers, if there are any. Raises ShapeshiftError after the time to load.
+        loader: the sidecar that loads workers, if there are any; fronts: those that may be new to it. Raises
+        ShapeshiftError after the time to load.
         """
         start = time.monotonic()
         while not stop.wait(_POLL_S):
@@ -222,7 +261,7 @@ class Supervisor:
                 loader.restart_if_ended()
             seconds = time.monotonic() - start
             self._say("".join(f"  {name} is loaded ({seconds:.0f} s)\n" for name in loaded.new()))
-            if loader.has_settled() if loader is not None else server.poll_ready():
+            if loader.has_settled(fronts) if loader is not None else server.poll_ready():
                 return True
             if seconds > self._ready_timeout_s:
                 last = f" (sidecar: {loader.last_line()})" if loader is not None else ""
@@ -254,7 +293,7 @@ class Supervisor:
     def _greeting(self, server: TritonServer, served: Sequence[str], gateway_line: str) -> str:
         settings = self._settings
         plans = {}
-        if has_workers(settings.repositories, settings.models):
+        if with_workers(settings.repositories, settings.models):
             plans = run_files.read_report(settings.run_directory).get("plans", {})
         public = f"warning: other machines can reach this server ({KNOWN_VULNERABILITIES})\n"
         return (
@@ -280,6 +319,6 @@ def _nothing() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-def has_workers(repositories: Sequence[Path], models: Sequence[str]) -> bool:
-    """Whether any of the models has workers."""
-    return not run_files.repository_models(repositories)[1].isdisjoint(models)
+def with_workers(repositories: Sequence[Path], models: Sequence[str]) -> set[str]:
+    """Those of the models that have workers."""
+    return run_files.repository_models(repositories)[1] & {*models}

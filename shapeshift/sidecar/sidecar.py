@@ -47,7 +47,7 @@ class Sidecar:
         self._settings = settings
         self._watched = watched
         kind, _, name = watched.partition(" ")
-        status = {"pid": os.getpid(), "settled": False, "frozen": False, kind: name}
+        status = {"pid": os.getpid(), "settled": None, "frozen": False, kind: name}
         self._journal = Journal(write, self._write_report, status)
         owed = OwedLoads(None if settings.dry_run else settings.run_directory / run_files.OWED_FILE)
         servers = connect(self._journal)
@@ -90,7 +90,7 @@ class Sidecar:
             self._load_solver()
             return _RETRY_S
         self._health.expected = expected
-        self._journal.update_status(settled=True)
+        self._journal.update_status(settled=sorted(expected))
         return _PERIOD_S
 
     def _load_solver(self) -> None:

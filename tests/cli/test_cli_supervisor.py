@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -25,9 +25,17 @@ def supervise(
     models: Callable[[], list[str]] = list,
     gateway: Callable[..., Any] | None = None,
     builder: Callable[..., Any] | None = None,
+    built: Collection[str] = (),
+    sidecar: Callable[..., Any] | None = None,
 ) -> Supervisor:
     """The loop over what stands for a server and for its gateway; it restarts a server that ends by itself."""
-    return Supervisor(settings, open_server, models, 60.0, True, "", say, gateway=gateway, builder=builder)
+    return Supervisor(settings, open_server, models, 60.0, True, "", say, sidecar, gateway, builder, built)
+
+
+def add(repository: Path, *names: str) -> None:
+    for name in names:
+        (repository / name).mkdir()
+        (repository / name / "config.pbtxt").touch()
 
 
 @pytest.mark.parametrize("error", [ShapeshiftError("the server has ended"), ValueError("whatever it is")], ids=repr)
@@ -35,6 +43,7 @@ def test_a_server_that_is_started_again_has_the_models_that_were_added(tmp_path:
     stop = threading.Event()
     started: list[tuple[str, ...]] = []
     (tmp_path / "run").mkdir()
+    add(tmp_path, "first", "added")
 
     class Server:
         """The first one ends by itself once it is ready; the second one until it is told to stop."""
@@ -69,7 +78,7 @@ def test_a_server_that_is_started_again_has_the_models_that_were_added(tmp_path:
         def stop(self) -> None: ...
 
     settings = ServerSettings(repositories=(tmp_path,), models=("first",), run_directory=tmp_path / "run")
-    loop = supervise(settings, Server, lambda text: None, lambda: ["first", "added"])
+    loop = supervise(settings, Server, lambda text: None, lambda: ["first", "added", "without_folder"])
     assert loop.run(stop) == 0
     assert started == [("first",), ("first", "added")]
 
@@ -138,9 +147,7 @@ def process(script: str) -> subprocess.Popen[bytes]:
 
 
 def test_a_server_is_ready_when_what_is_built_beside_it_is_loaded(tmp_path: Path) -> None:
-    for name in ("good", "bad"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.pbtxt").touch()
+    add(tmp_path, "good", "bad")
     stop, said = threading.Event(), list[str]()
 
     def say(text: str) -> None:
@@ -160,6 +167,119 @@ def test_a_server_is_ready_when_what_is_built_beside_it_is_loaded(tmp_path: Path
         supervise(settings, lambda _: Building(set()), said.append, builder=lambda: process("exit 1")).run(
             threading.Event()
         )
+
+
+def load(settings: ServerSettings, *names: str) -> None:
+    settings.log.parent.mkdir(exist_ok=True)
+    with settings.log.open("a") as log:
+        log.writelines(f"I1126 09:00:00.1 1 x.cc:1] successfully loaded '{name}'\n" for name in names)
+
+
+def test_a_server_that_ends_while_models_are_built_is_started_again_and_the_build_goes_on(tmp_path: Path) -> None:
+    settings = ServerSettings(repositories=(tmp_path,), run_directory=tmp_path / "run")
+    add(tmp_path, "first")
+    stop, said, started, builds = threading.Event(), list[str](), list[tuple[str, ...]](), list[Any]()
+
+    class Server(Building):
+        def __init__(self, settings: ServerSettings) -> None:
+            super().__init__({"first", "second"})
+            started.append(settings.models)
+            settings.log.unlink(missing_ok=True)
+
+        def require_running(self) -> None:
+            if len(started) == 1 and "  first is loaded (0 s)\n" in said:
+                add(tmp_path, "second")
+                raise ShapeshiftError("the server has ended")
+            load(settings, "first")
+
+    def build() -> subprocess.Popen[bytes]:
+        builds.append(process(f"while ! [ -e {tmp_path}/go_on ]; do sleep 0.05; done"))
+        return builds[0]
+
+    def say(text: str) -> None:
+        said.append(text)
+        if len(started) == 2 and text.startswith("Triton runs"):
+            (tmp_path / "go_on").touch()
+        if text.startswith("ready: "):
+            assert "first" in text and "second" in text
+            stop.set()
+
+    loop = supervise(settings, Server, say, lambda: ["first", "second", "not_yet_built"], builder=build)
+    assert loop.run(stop) == 0
+    assert started == [(), ("first", "second")] and len(builds) == 1
+
+
+def test_a_build_that_is_killed_is_said_with_the_models_that_are_missing(tmp_path: Path) -> None:
+    add(tmp_path, "first", "second")
+    settings = ServerSettings(repositories=(tmp_path,), run_directory=tmp_path / "run")
+    stop, said = threading.Event(), list[str]()
+
+    def say(text: str) -> None:
+        said.append(text)
+        if text.startswith("ready: "):
+            stop.set()
+
+    build = partial(process, "kill -KILL $$")
+    loop = supervise(settings, lambda _: Building({"first"}), say, builder=build, built=["first", "second", "third"])
+    assert loop.run(stop) == 0
+    assert "the build ended with exit status -9; not loaded: second, third\n" in said
+
+
+def test_a_server_that_does_not_answer_when_the_build_ends_is_asked_again(tmp_path: Path) -> None:
+    add(tmp_path, "first")
+    settings = ServerSettings(repositories=(tmp_path,), run_directory=tmp_path / "run")
+    stop, answers = threading.Event(), [set[str](), set[str](), {"first"}]
+
+    class Server(Building):
+        def ready_models(self) -> set[str]:
+            return answers.pop(0)
+
+        def require_running(self) -> None:
+            if len(answers) == 3:
+                load(settings, "first")
+
+    def say(text: str) -> None:
+        if text.startswith("ready: "):
+            stop.set()
+
+    assert supervise(settings, lambda _: Server(set()), say, builder=partial(process, "")).run(stop) == 0
+    assert answers == []
+
+
+def test_a_sidecar_loads_workers_while_other_models_are_built(tmp_path: Path) -> None:
+    add(tmp_path, "front", "front_w00")
+    settings = ServerSettings(repositories=(tmp_path,), run_directory=tmp_path / "run")
+    stop, happened, fronts = threading.Event(), list[str](), list[set[str]]()
+
+    class Sidecar:
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def start(self) -> None:
+            happened.append("sidecar starts")
+            (tmp_path / "started").touch()
+
+        def has_settled(self, of: Collection[str]) -> bool:
+            fronts.append({*of})
+            return len(fronts) == 3
+
+        def restart_if_ended(self) -> None: ...
+
+        def stop(self) -> None: ...
+
+    def say(text: str) -> None:
+        happened.append(text.partition(" ")[0])
+        if text.startswith("ready: "):
+            stop.set()
+
+    # It ends once the sidecar has been started.
+    build = partial(process, f"while ! [ -e {tmp_path}/started ]; do sleep 0.05; done")
+    server = Building({"front"})
+    loop = supervise(settings, lambda _: server, say, builder=build, sidecar=lambda _: Sidecar())
+    assert loop.run(stop) == 0
+    assert happened.index("sidecar starts") < happened.index("ready:") and fronts == [{"front"}] * 3
 
 
 @pytest.mark.parametrize("ends", [False, True])

@@ -55,13 +55,14 @@ def test_a_report_settles_only_for_the_sidecar_that_runs(tmp_path: Path) -> None
     assert not child.has_settled()
     with run_files.sole_sidecar(tmp_path):
         for report, settled in (
-            ({"settled": True, "pid": os.getpid()}, True),
-            ({"settled": True, "pid": os.getpid() + 1}, False),
-            ({"settled": False, "pid": os.getpid()}, False),
+            ({"settled": ["a", "b"], "pid": os.getpid()}, True),
+            ({"settled": ["b"], "pid": os.getpid()}, False),
+            ({"settled": ["a"], "pid": os.getpid() + 1}, False),
+            ({"settled": None, "pid": os.getpid()}, False),
         ):
             run_files.write_report(tmp_path, report)
-            assert child.has_settled() is settled
-    run_files.write_report(tmp_path, {"settled": True, "pid": os.getpid()})
+            assert child.has_settled(["a"]) is settled
+    run_files.write_report(tmp_path, {"settled": [], "pid": os.getpid()})
     assert not child.has_settled(), "the report of a sidecar that has ended"
 
 
