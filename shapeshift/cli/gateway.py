@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import logging
 import socket
 import sys
 import threading
 import time
 from pathlib import Path
 
+from shapeshift import process_log
 from shapeshift.child_process import ChildProcess
 from shapeshift.cli.sidecar import addresses
 from shapeshift.errors import InvalidInputError, UnsupportedError
@@ -54,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--request-timeout", type=float, default=defaults.request_timeout_s, metavar="SECONDS", help="most time for one"
     )
+    process_log.add_option(parser)
     parser.add_argument("--until-eof", action="store_true", help="exit when standard input ends")
     for option in _REMOVED:
         parser.add_argument(option, action=_Removed, help=argparse.SUPPRESS)
@@ -76,6 +79,7 @@ def run(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"{error.name} is not installed: pip install 'shapeshift[gateway]'") from None
     settings = settings_of(options)
+    process_log.set_up(options.log, sys.stdout)
     server = make_server(settings)
     if options.until_eof:
 
@@ -84,8 +88,8 @@ def run(options: argparse.Namespace) -> int:
             server.should_exit = True
 
         threading.Thread(target=wait, name="stdin", daemon=True).start()
-    sys.stdout.write(f"gateway: http://{settings.host}:{settings.port}, asks {', '.join(settings.triton)}\n")
-    sys.stdout.flush()
+    about = f"http://{settings.host}:{settings.port}, asks {', '.join(settings.triton)}"
+    logging.getLogger("shapeshift.gateway").info("gateway: %s", about)
     server.run()
     return 0 if server.started else 1
 
@@ -93,13 +97,14 @@ def run(options: argparse.Namespace) -> int:
 class GatewayProcess(ChildProcess):
     """`shapeshift gateway` on `port` of the loopback address, for a server of this machine."""
 
-    def __init__(self, settings: ServerSettings, port: int) -> None:
+    def __init__(self, settings: ServerSettings, port: int, log: str = "") -> None:
         self.port = port
         options = {
             "--triton": settings.grpc_url,
             "--metrics": settings.metrics_url,
             "--build": settings.run_directory.parent,
             "--port": port,
+            "--log": log,
         }
         arguments = [f"{name}={value}" for name, value in options.items()]
         super().__init__("gateway", arguments, settings.run_directory / LOG_FILE, settings.shared_variables)
@@ -116,8 +121,8 @@ class GatewayProcess(ChildProcess):
         return False
 
 
-def child(settings: ServerSettings, port: int) -> GatewayProcess:
-    """The gateway of the server with these settings, not started yet.
+def child(settings: ServerSettings, port: int, log: str = "") -> GatewayProcess:
+    """The gateway of the server with these settings, not started yet. log: the value of its `--log`.
 
     Raises UnsupportedError where its packages are not installed or the port is not available.
     """
@@ -132,7 +137,7 @@ def child(settings: ServerSettings, port: int) -> GatewayProcess:
             raise UnsupportedError(text) from None
     settings.run_directory.mkdir(parents=True, exist_ok=True)
     (settings.run_directory / _PORT_FILE).write_text(f"{port}\n")
-    return GatewayProcess(settings, port)
+    return GatewayProcess(settings, port, log)
 
 
 def port_of(run_directory: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import shlex
 import subprocess
@@ -14,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from shapeshift import installation, progress
+from shapeshift import installation, process_log, progress
 from shapeshift.child_process import command_line, environment
 from shapeshift.cli import engines
 from shapeshift.cli.checks import memory
@@ -23,7 +24,7 @@ from shapeshift.cli.gateway import DEFAULT_PORT, child
 from shapeshift.cli.served_models import models_to_load, without_misfits
 from shapeshift.cli.sidecar import SidecarProcess
 from shapeshift.cli.stop_signals import stop_event
-from shapeshift.cli.supervisor import FleetNode, Supervisor, with_workers
+from shapeshift.cli.supervisor import FleetNode, Say, Supervisor, with_workers
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
 from shapeshift.sidecar.settings import SidecarSettings
@@ -73,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help=f"of the gateway ({DEFAULT_PORT}); with --fleet there is a gateway where this is given",
     )
+    process_log.add_option(parser)
     parser.add_argument(
         "--plan-period", type=float, default=SidecarSettings.plan_period_s, metavar="SECONDS", help="the sidecar's"
     )
@@ -92,6 +94,8 @@ def run(options: argparse.Namespace) -> int:
     if options.print_models:
         _write("".join(f"{name}\n" for name in models_to_load(options, _repositories(options))))
         return 0
+    if process_log.is_json(options.log):
+        process_log.set_up(options.log, sys.stdout)
     try:
         return _external(options) if options.external else _embedded(options)
     except ServerEndedError as error:
@@ -131,11 +135,11 @@ def _embedded(options: argparse.Namespace) -> int:
             options.ready_timeout,
             not options.no_restart,
             f"{_examples(options)}\n{_live(own_build)}\n\nCtrl-C stops the server\n",
-            _write,
+            _speaker(options),
             None
             if options.no_sidecar or node is not None
-            else partial(SidecarProcess, plan_period_s=options.plan_period),
-            None if gateway_port is None else partial(child, port=gateway_port),
+            else partial(SidecarProcess, plan_period_s=options.plan_period, log=options.log),
+            None if gateway_port is None else partial(child, port=gateway_port, log=options.log),
             builder,
             built,
             node,
@@ -147,7 +151,7 @@ def _models_that_fit(options: argparse.Namespace, repositories: Sequence[Path]) 
     """The models to load, by the memory plan, which is written. Raises as `models_to_load` and `without_misfits`."""
     models = models_to_load(options, repositories)
     lines, refused = memory.plan(repositories, models)
-    _write(lines)
+    _speaker(options)(lines)
     return without_misfits(models, refused, repositories, options.strict)
 
 
@@ -239,6 +243,20 @@ def _examples(options: argparse.Namespace) -> str:
 
 def _repositories(options: argparse.Namespace) -> list[Path]:
     return options.repository or [options.build / "repository"]
+
+
+def _speaker(options: argparse.Namespace) -> Say:
+    return _say_json if process_log.is_json(options.log) else _say
+
+
+def _say(text: str, level: int = logging.INFO) -> None:
+    """Write to standard output, without the level."""
+    _write(text)
+
+
+def _say_json(text: str, level: int = logging.INFO) -> None:
+    for line in filter(None, map(str.strip, text.splitlines())):
+        logging.getLogger("shapeshift.serve").log(level, line)
 
 
 def _write(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shapeshift import process_log
 from shapeshift.child_process import ChildProcess
 from shapeshift.cli.stop_signals import stop_event
 from shapeshift.errors import InvalidInputError
@@ -43,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="log each decision and its reason, change nothing")
     parser.add_argument("--freeze", action="store_true", help="let the sidecar decide but change nothing, and exit")
     parser.add_argument("--thaw", action="store_true", help="let the sidecar make changes again, and exit")
+    process_log.add_option(parser)
     parser.add_argument("--until-eof", action="store_true", help="exit when standard input ends")
 
 
@@ -53,11 +56,12 @@ def run(options: argparse.Namespace) -> int:
     run_directory = run_directory_of(options.build, fleet.name if fleet else "")
     if options.freeze or options.thaw:
         (run_files.freeze if options.freeze else run_files.thaw)(run_directory)
-        _write(f"{'frozen' if options.freeze else 'thawed'}: {run_directory / run_files.FREEZE_FILE}\n")
+        sys.stdout.write(f"{'frozen' if options.freeze else 'thawed'}: {run_directory / run_files.FREEZE_FILE}\n")
         return 0
     if fleet and (options.server or options.metrics):
         raise InvalidInputError("fleet", str(options.fleet), "names the servers: --server and --metrics do not apply")
     settings = _settings(options, run_directory, bool(fleet))
+    process_log.set_up(options.log, sys.stdout)
     with contextlib.nullcontext() if settings.dry_run else run_files.sole_sidecar(run_directory):
         return _run(settings, options, fleet)
 
@@ -65,13 +69,14 @@ def run(options: argparse.Namespace) -> int:
 class SidecarProcess(ChildProcess):
     """`shapeshift sidecar` for the server with these settings; it logs to `LOG_FILE` in the run directory."""
 
-    def __init__(self, settings: ServerSettings, plan_period_s: float) -> None:
+    def __init__(self, settings: ServerSettings, plan_period_s: float, log: str = "") -> None:
         self._run_directory = settings.run_directory
         options = {
             "--build": settings.run_directory.parent,
             "--server": settings.grpc_url,
             "--metrics": settings.metrics_url,
             "--plan-period": plan_period_s,
+            "--log": log,
         }
         arguments = [f"{name}={value}" for name, value in options.items()]
         arguments += [f"--repository={folder}" for folder in settings.repositories]
@@ -150,19 +155,19 @@ def _run(settings: SidecarSettings, options: argparse.Namespace, fleet: Fleet | 
 
     with stop_event() as stop:
         if fleet is not None:
-            sidecar = Sidecar(settings, partial(fleet.connect, settings), _write, f"fleet {fleet.name}")
+            sidecar = Sidecar(settings, partial(fleet.connect, settings), f"fleet {fleet.name}")
         else:
             folder = settings.run_directory
             running = addresses(folder) or DEFAULT_ADDRESSES
             server, page, key = options.server or running[0], options.metrics or running[1], server_key(folder)
             is_local = _is_local(folder, server)
-            sidecar = Sidecar(settings, lambda _: connect(server, page, key), _write, f"server {server}", is_local)
+            sidecar = Sidecar(settings, lambda _: connect(server, page, key), f"server {server}", is_local)
         sidecar.start()
         if options.until_eof:
             threading.Thread(target=_wait_for_eof, args=(stop,), name="input", daemon=True).start()
         stop.wait()
         sidecar.stop()
-        _write("sidecar stopped\n")
+        logging.getLogger("shapeshift.sidecar").info("sidecar stopped")
         # Do not wait for the thread of a running load.
         os._exit(0)
 
@@ -180,12 +185,3 @@ def _wait_for_eof(stop: threading.Event) -> None:
     while os.read(sys.stdin.fileno(), 1024):
         pass
     stop.set()
-
-
-def _write(text: str) -> None:
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        # Nobody reads the output any more; the report has the decisions, too.
-        return

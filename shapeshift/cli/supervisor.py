@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import subprocess
 import threading
 import time
@@ -44,6 +45,12 @@ class FleetNode(Protocol):
         """Wait until the server with the metrics page `page` has no request in flight."""
 
 
+class Say(Protocol):
+    """Tells who started the server, in lines of text. level: of `logging`."""
+
+    def __call__(self, text: str, level: int = logging.INFO) -> None: ...
+
+
 class Supervisor:
     """Starts a server, its sidecar and its gateway, starts again what ends by itself, and says what happens.
 
@@ -63,7 +70,7 @@ class Supervisor:
         ready_timeout_s: float,
         restarts: bool,
         last_lines: str,
-        say: Callable[[str], None],
+        say: Say,
         sidecar: Callable[[ServerSettings], SidecarProcess] | None = None,
         gateway: Callable[[ServerSettings], GatewayProcess] | None = None,
         builder: Callable[[], subprocess.Popen[bytes]] | None = None,
@@ -121,7 +128,7 @@ class Supervisor:
                 pause_s = backoff.pause(lasted_s)
                 log = f"the log of the server that ended: {self._settings.log}.1"
                 reason = str(error) if isinstance(error, (ShapeshiftError, OSError)) else repr(error)
-                self._say(f"{reason}\nrestart {count} in {pause_s:g} s; {log}\n")
+                self._say(f"{reason}\nrestart {count} in {pause_s:g} s; {log}\n", logging.ERROR)
                 if stop.wait(pause_s):
                     return 0
                 with contextlib.suppress(ShapeshiftError):
@@ -138,7 +145,7 @@ class Supervisor:
         try:
             return self._gateway(self._settings)
         except ShapeshiftError as error:
-            self._say(f"no gateway: {error}\n")
+            self._say(f"no gateway: {error}\n", logging.WARNING)
             return None
 
     def _page(self) -> contextlib.AbstractContextManager[object]:
@@ -176,7 +183,7 @@ class Supervisor:
         if failed.keys() >= {*self._settings.models} and failed:
             raise server.failure("could load no model")
         for name, reason in failed.items():
-            self._say(f"skipping {name}, which could not be loaded: {reason}\n")
+            self._say(f"skipping {name}, which could not be loaded: {reason}\n", logging.WARNING)
         self._ready_at = time.monotonic()
         gateway_line = gateway_line or self._start_gateway(gateway, stop)
         served = [name for name in self._settings.models if name not in failed]

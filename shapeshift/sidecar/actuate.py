@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -101,15 +102,15 @@ class Actuator:
         reason = dead.reason
         wait = self.backoff.wait_s(model, time.monotonic())
         if blocked := self._blocked():
-            self._journal.log_once("health", model, f"{reason}: would be reloaded ({blocked})")
+            self._journal.log_once("health", model, f"{reason}: would be reloaded ({blocked})", logging.WARNING)
             return False
         if wait > 0:
-            self._journal.log_once("health", model, f"{reason} again: waiting before the next reload")
+            self._journal.log_once("health", model, f"{reason} again: waiting before the next reload", logging.WARNING)
             return False
         with self._exclusive(model) as acquired:
             if not acquired:
                 return False
-            self._journal.log("health", model, f"{reason}: reloading")
+            self._journal.log("health", model, f"{reason}: reloading", logging.WARNING)
             start = time.monotonic()
             hung = None if dead.hung is None else processes.stub(dead.hung)
             for suspended in filter(None, map(processes.stub, dead.suspended)):
@@ -117,14 +118,16 @@ class Actuator:
             failed = self._attempt(lambda: self._replace(model, dead.ended or bool(dead.suspended)))
             self.backoff.record(model, time.monotonic())
             seconds = f"{time.monotonic() - start:.1f} s"
-            self._journal.log("health", model, f"not loaded: {failed}" if failed else f"loaded in {seconds}")
+            self._journal.log(
+                "health", model, f"not loaded: {failed}" if failed else f"loaded in {seconds}", _level(failed)
+            )
             if not failed and hung is not None:
                 self._kill(model, hung, "old")
             return not failed
 
     def _kill(self, model: str, process: Stub, said: str) -> None:
         if processes.kill(process.identity):
-            self._journal.log("health", model, f"killed the {said} process {process.identity.pid}")
+            self._journal.log("health", model, f"killed the {said} process {process.identity.pid}", logging.WARNING)
 
     def apply(
         self,
@@ -190,7 +193,7 @@ class Actuator:
                 if failed or new_process:
                     self.backoff.record(action.worker, time.monotonic())
             seconds = f"{time.monotonic() - start:.1f} s"
-            self._journal.log("change", action.worker, f"{action}: {failed or seconds}")
+            self._journal.log("change", action.worker, f"{action}: {failed or seconds}", _level(failed))
             return failed
 
     def _replace(self, model: str, ended: bool) -> None:
@@ -261,3 +264,7 @@ class Actuator:
                 with self._lock:
                     self._changing -= {model}
                     self._changed |= {model}
+
+
+def _level(failed: str) -> int:
+    return logging.ERROR if failed else logging.INFO

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -73,7 +74,7 @@ class HealthLoop:
         try:
             page = self._scrape()
         except ShapeshiftError as error:
-            self._journal.log_once("metrics", "server", str(error))
+            self._journal.log_once("metrics", "server", str(error), logging.WARNING)
             return
         if self._journal.clear("metrics", "server"):
             self._journal.log("metrics", "server", "answers again")
@@ -138,7 +139,8 @@ class HealthLoop:
         try:
             loaded = self._control.ready(dead)
         except ShapeshiftError as error:
-            self._journal.log_once("health", ", ".join(sorted(dead)), f"dead, but it cannot be reloaded: {error}")
+            text = f"dead, but it cannot be reloaded: {error}"
+            self._journal.log_once("health", ", ".join(sorted(dead)), text, logging.ERROR)
             return
         for name, verdict in sorted(dead.items()):
             with self._lock:
@@ -163,7 +165,7 @@ class HealthLoop:
         try:
             self._actuator.reload(name, verdict)
         except Exception as error:  # noqa: BLE001  a failure with one model must not stop the loop for all
-            self._journal.log("health", name, f"could not be reloaded: {error!r}")
+            self._journal.log("health", name, f"could not be reloaded: {error!r}", logging.ERROR)
         finally:
             with self._lock:
                 del self._reloads[name]

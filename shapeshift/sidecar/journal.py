@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -10,19 +11,18 @@ from typing import Any
 
 _KEPT_DECISIONS = 50
 
-Write = Callable[[str], None]
 Publish = Callable[[dict[str, Any]], None]
 
 
 class Journal:
     """Logs decisions. Thread-safe.
 
-    write: takes each log line; publish: takes the whole report after each change of it; status: what the report
+    log: gets each line; publish: takes the whole report after each change of it; status: what the report
     says about the sidecar itself.
     """
 
-    def __init__(self, write: Write, publish: Publish, status: Mapping[str, Any]) -> None:
-        self._write = write
+    def __init__(self, log: logging.Logger, publish: Publish, status: Mapping[str, Any]) -> None:
+        self._log = log
         self._publish = publish
         self._status = dict(status)
         self._plans: dict[str, dict[str, Any]] = {}
@@ -30,17 +30,17 @@ class Journal:
         self._last: dict[tuple[str, str], str] = {}
         self._lock = threading.Lock()
 
-    def log(self, kind: str, subject: str, text: str) -> None:
+    def log(self, kind: str, subject: str, text: str, level: int = logging.INFO) -> None:
         """Log an event, each time that it happens."""
         with self._lock:
-            self._append(kind, subject, text)
+            self._append(kind, subject, text, level)
 
-    def log_once(self, kind: str, subject: str, text: str) -> None:
+    def log_once(self, kind: str, subject: str, text: str, level: int = logging.INFO) -> None:
         """Log a state. It is not logged again while `text` stays the same for this kind and subject."""
         with self._lock:
             if self._last.get((kind, subject)) != text:
                 self._last[kind, subject] = text
-                self._append(kind, subject, text)
+                self._append(kind, subject, text, level)
 
     def clear(self, kind: str, subject: str) -> bool:
         """Forget the state that `log_once` logged last; whether there was one."""
@@ -60,10 +60,10 @@ class Journal:
                 self._status |= values
                 self._publish_report()
 
-    def _append(self, kind: str, subject: str, text: str) -> None:
-        now = _now()
-        self._decisions.append({"at": now, "kind": kind, "subject": subject, "text": text})
-        self._write(f"{now} {kind} {subject}: {text}\n")
+    def _append(self, kind: str, subject: str, text: str, level: int) -> None:
+        fields = {"kind": kind, "subject": subject}
+        self._decisions.append({"at": _now(), **fields, "text": text})
+        self._log.log(level, f"{kind} {subject}: {text}", extra={"fields": fields})
         self._publish_report()
 
     def _publish_report(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -66,13 +67,13 @@ class PlanLoop:
             server = self._reader.read()
             self._gone = self._reader.gone
         except ShapeshiftError as error:
-            self._journal.log_once("server", "server", str(error))
+            self._journal.log_once("server", "server", str(error), logging.WARNING)
             self._answered = frozenset()
             return None
         if self._journal.clear("server", "server"):
             self._journal.log("server", "server", "answers again")
         for model, problem in server.problems.items():
-            self._journal.log_once("config", model, problem)
+            self._journal.log_once("config", model, problem, logging.WARNING)
         for group in pools.group_fronts(server.fronts.values()):
             for front in group:
                 if front.name in self._fronts:
@@ -104,7 +105,7 @@ class PlanLoop:
             spare = in_order(front, _spare(server.workers[front.name]), current, others)
             workers, problem = pools.within_limits(front, shares[front.name], len(server.workers[front.name]))
             if problem:
-                self._journal.log_once("config", front.name, problem)
+                self._journal.log_once("config", front.name, problem, logging.WARNING)
             decision = Decision((), (), "keeps the loaded workers")
             if not current and workers and not (len(group) > 1 and any(loaded.values())):
                 decision = decide.first_plan(front, workers, spare)
@@ -145,7 +146,8 @@ class PlanLoop:
                 # The node does not answer now, or its front is being loaded again.
                 continue
             if name not in workers:
-                self._journal.log_once("config", name, "this worker model no longer exists; run `shapeshift engines`")
+                text = "this worker model no longer exists; run `shapeshift engines`"
+                self._journal.log_once("config", name, text, logging.WARNING)
             elif workers[name].is_unloaded and not self._actuator.backoff.wait_s(name, self._clock()):
                 actions.append(Action("load", name, target))
             elif split(name)[0] in restarted and workers[name].is_ready and workers[name].bin != target:
@@ -265,7 +267,7 @@ class PlanLoop:
         self._record(front, (*outcome.done, *outcome.begun))
         if outcome.failed:
             remains = "the other workers are loaded" if keep_going else "the last good plan stays"
-            self._journal.log("plan", front.name, f"{remains}: {outcome.failed}")
+            self._journal.log("plan", front.name, f"{remains}: {outcome.failed}", logging.ERROR)
 
     def _record(self, front: Front, done: Iterable[Action]) -> None:
         state = self._fronts[front.name]

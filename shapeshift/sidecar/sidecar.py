@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,7 @@ from shapeshift.loops import Loop
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.health_loop import HealthLoop
-from shapeshift.sidecar.journal import Journal, Write
+from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.plan_loop import PlanLoop
 from shapeshift.sidecar.policy import plan
 from shapeshift.sidecar.process_tracker import ProcessTracker
@@ -33,14 +34,12 @@ class Sidecar:
     """Works from `start` to `stop`. connect: opens the connections to the servers, and logs what is wrong with them.
 
     watched: their kind and name, such as `server 127.0.0.1:8001`. is_local: whether their processes are visible here.
-    write: takes each log line; several threads call it.
     """
 
     def __init__(
         self,
         settings: SidecarSettings,
         connect: Callable[[Journal], Servers],
-        write: Write,
         watched: str,
         is_local: bool = False,
     ) -> None:
@@ -48,7 +47,7 @@ class Sidecar:
         self._watched = watched
         kind, _, name = watched.partition(" ")
         status = {"pid": os.getpid(), "settled": None, "frozen": False, kind: name}
-        self._journal = Journal(write, self._write_report, status)
+        self._journal = Journal(logging.getLogger("shapeshift.sidecar"), self._write_report, status)
         owed = OwedLoads(None if settings.dry_run else settings.run_directory / run_files.OWED_FILE)
         servers = connect(self._journal)
         actuator = Actuator(servers.control, settings.repositories, self._journal, self._blocked, owed)
@@ -58,7 +57,7 @@ class Sidecar:
             settings, servers.reader, actuator, self._journal, lambda: self._health.page, servers.demands
         )
         self._has_solver = False
-        log = partial(self._journal.log, "error", "sidecar")
+        log = partial(self._journal.log, "error", "sidecar", level=logging.ERROR)
         self._loops = [
             Loop("health", self._check_health, log, self._health.wait),
             Loop("plan", self._make_plan, log),

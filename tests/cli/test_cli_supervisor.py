@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import subprocess
 import threading
@@ -29,7 +30,11 @@ def supervise(
     sidecar: Callable[..., Any] | None = None,
 ) -> Supervisor:
     """The loop over what stands for a server and for its gateway; it restarts a server that ends by itself."""
-    return Supervisor(settings, open_server, models, 60.0, True, "", say, sidecar, gateway, builder, built)
+
+    def says(text: str, level: int = logging.INFO) -> None:
+        say(text)
+
+    return Supervisor(settings, open_server, models, 60.0, True, "", says, sidecar, gateway, builder, built)
 
 
 def add(repository: Path, *names: str) -> None:

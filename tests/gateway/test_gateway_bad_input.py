@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -358,3 +359,23 @@ def test_an_option_that_is_gone_says_what_to_do(option: str, capsys: pytest.Capt
     with pytest.raises(SystemExit):
         main(["gateway", option, "8"])
     assert f"{option}: this option is gone: " in capsys.readouterr().err
+
+
+def test_each_request_has_a_line_where_its_log_is_on(
+    start_gateway: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    url = start_gateway(FakeTriton())
+    log = "shapeshift.gateway.requests"
+
+    def paths() -> list[str]:
+        return [record.fields["path"] for record in caplog.records if record.name == log]  # type: ignore[attr-defined]
+
+    httpx2.get(f"{url}/health")
+    caplog.set_level(logging.INFO, log)
+    httpx2.get(f"{url}/nobody", headers={"X-Request-Id": "mine"})
+    httpx2.post(f"{url}/v1/embeddings", json=EMBED)
+    wait_for(lambda: len(paths()) == 2)
+    assert paths() == ["/nobody", "/v1/embeddings"]
+    first = next(record for record in caplog.records if record.name == log)
+    assert first.fields["ms"] > 0 and first.getMessage().startswith("GET /nobody 404 ")  # type: ignore[attr-defined]
+    assert first.getMessage().endswith(" ms, mine")

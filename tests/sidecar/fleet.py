@@ -14,6 +14,7 @@ from shapeshift.sidecar.servers import Servers
 from shapeshift.sidecar.workers import ServerModelReader
 from shapeshift.triton.endpoint import Endpoint
 from shapeshift.triton.metrics import Samples
+from tests.fakes import logger
 from tests.sidecar.fakes import FakeServer
 
 # A fake server that does not answer raises at once; only one that hangs reaches this.
@@ -34,14 +35,14 @@ class FakeFleet:
     def __init__(
         self,
         servers: Mapping[str, FakeServer],
-        write: Callable[[str], None] = lambda text: None,
+        lines: list[str] | None = None,
         pages: Mapping[str, Callable[[], Samples]] | None = None,
         clock: Callable[[], float] = lambda: 0.0,
         versions: Mapping[str, Callable[[], str]] | None = None,
     ) -> None:
         self._servers = dict(servers)
         self._pages, self._versions = pages or {}, versions or {}
-        journal = Journal(write, lambda values: None, {})
+        journal = Journal(logger(lines), lambda values: None, {})
         self._connections = FleetConnections(self, journal, self._connect)
         self._connections.refresh()
         self.watched = servers_of(self._connections, journal, LIMIT_S, clock=clock)

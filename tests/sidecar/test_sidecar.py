@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.waiting import wait_for
 
 @pytest.mark.parametrize("serves", [True, False])
 def test_the_solver_is_loaded_while_a_server_starts_and_not_beside_one_that_serves(
-    serves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It takes a second of the processor, from the requests of a server whose sidecar was started again."""
     server = FakeServer()
@@ -35,11 +36,11 @@ def test_the_solver_is_loaded_while_a_server_starts_and_not_beside_one_that_serv
 
     monkeypatch.setattr(sidecar_module.plan, "warm_up", warm_up)
     settings = SidecarSettings(tmp_path / "run", (tmp_path / "repository",))
-    lines: list[str] = []
-    sidecar = Sidecar(settings, lambda journal: single(server), lines.append, "server x")
+    caplog.set_level(logging.INFO, "shapeshift.sidecar")
+    sidecar = Sidecar(settings, lambda journal: single(server), "server x")
     sidecar.start()
     try:
-        wait_for(lambda: any("plan enc" in line for line in lines))
+        wait_for(lambda: any("plan enc" in line for line in caplog.messages))
     finally:
         sidecar.stop()
     assert loaded == ([] if serves else [True])

@@ -17,6 +17,7 @@ from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.policy.moves import Action
 from shapeshift.sidecar.run_files import OwedLoads
 from tests import waiting
+from tests.fakes import logger
 from tests.polymorph import engine_models
 from tests.sidecar.fakes import FakeServer
 from tests.sidecar.fleet import single
@@ -31,7 +32,7 @@ class Case:
         self.server.add_front()
         self.log: list[str] = []
         self.blocked = ""
-        journal = Journal(self.log.append, lambda values: None, {})
+        journal = Journal(logger(self.log), lambda values: None, {})
         self.actuator = Actuator(single(self.server).control, repositories, journal, lambda: self.blocked)
         loads = [Action("load", f"enc_w{number:02d}", bin_) for number, bin_ in enumerate((32, 128, 512))]
         assert self.actuator.apply([loads]).failed == ""

@@ -20,6 +20,7 @@ from shapeshift.triton.metrics import Samples
 from shapeshift.triton.model_state import ModelState
 from shapeshift.triton.names import split
 from tests import waiting
+from tests.fakes import logger
 from tests.polymorph import engine_models
 from tests.sidecar.fakes import PROFILE, SERVICE_MS, FakeServer, cumulative, samples
 from tests.sidecar.fleet import FakeFleet
@@ -48,13 +49,13 @@ class Case:
         self.log: list[str] = []
         self.blocked = ""
         pages = {node: self._scrape_of(node) for node in (*NODES, "d")}
-        self.fleet = FakeFleet(self.servers, self.log.append, pages, lambda: self.now)
+        self.fleet = FakeFleet(self.servers, self.log, pages, lambda: self.now)
         self.begin()
 
     def begin(self) -> None:
         self.page: MetricsPage | None = None
         self.fleet.reader.forget()
-        journal = Journal(self.log.append, lambda values: None, {})
+        journal = Journal(logger(self.log), lambda values: None, {})
         self.actuator = Actuator(self.fleet.control, (), journal, lambda: self.blocked)
         self.loop = PlanLoop(
             SidecarSettings(),

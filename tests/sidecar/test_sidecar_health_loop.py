@@ -18,6 +18,7 @@ from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.triton import metrics
 from shapeshift.triton.metrics import Samples
+from tests.fakes import logger
 from tests.sidecar.fakes import FakeServer, samples
 from tests.sidecar.fleet import single
 from tests.sidecar.stubs import Stubs
@@ -46,7 +47,7 @@ class Case:
         self.down = False
         self.log: list[str] = []
         self.blocked = ""
-        journal = Journal(self.log.append, lambda values: None, {})
+        journal = Journal(logger(self.log), lambda values: None, {})
         fleet = single(self.server, self.scrape)
         self.actuator = Actuator(fleet.control, (), journal, lambda: self.blocked)
         tracker = ProcessTracker(local=True)
@@ -375,7 +376,7 @@ def test_recorded_pages_lead_to_one_load(case: Case) -> None:
     """enc_w01 was killed after the fourth page."""
     pages = iter([(PAGES / f"second_{second:02d}.txt").read_text() for second in range(7)])
     scrape: Callable[[], Samples] = lambda: metrics.parse(next(pages))  # noqa: E731
-    journal = Journal(case.log.append, lambda values: None, {})
+    journal = Journal(logger(case.log), lambda values: None, {})
     fleet = single(case.server, scrape)
     case.loop = HealthLoop(fleet.scrape, fleet.control, case.actuator, journal, ProcessTracker(local=True))
     case.scrapes(7)

@@ -19,6 +19,7 @@ from shapeshift.sidecar.policy.spare import in_order, slot
 from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.triton.endpoint import Endpoint
 from shapeshift.triton.metrics import Samples
+from tests.fakes import logger
 from tests.sidecar.fakes import FakeServer, front, samples
 from tests.sidecar.fleet import FakeFleet, no_page
 from tests.waiting import wait_for
@@ -28,7 +29,7 @@ NO_PID = 4_194_304
 
 
 def quiet(log: list[str] | None = None) -> Journal:
-    return Journal(([] if log is None else log).append, lambda values: None, {})
+    return Journal(logger(log), lambda values: None, {})
 
 
 def test_late_and_failing_nodes_are_named_and_hold_up_no_other() -> None:
@@ -58,9 +59,9 @@ def test_a_node_is_gone_after_two_missing_answers_and_back_after_two() -> None:
         presence.record("models", ["a", "b"], {})
         states.append(presence.gone == {"b"})
     assert states == [False, False, False, False, True, True, False, False]
-    assert [line.split(" ", 1)[1] for line in log] == [
-        "node b: does not answer, and is planned around: no answer\n",
-        "node b: answers again\n",
+    assert log == [
+        "node b: does not answer, and is planned around: no answer",
+        "node b: answers again",
     ]
 
 
@@ -171,7 +172,7 @@ class HealthCase:
             server.calls.clear()
         self.beats, self.dead, self.log = 0.0, set[str](), list[str]()
         pages = {"a": lambda: self.scrape("a"), "b": lambda: self.scrape("b")}
-        self.fleet = FakeFleet(self.servers, self.log.append, pages)
+        self.fleet = FakeFleet(self.servers, self.log, pages)
         journal = quiet(self.log)
         self.actuator = Actuator(self.fleet.control, (), journal, lambda: "")
         self.loop = HealthLoop(

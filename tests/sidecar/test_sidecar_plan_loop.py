@@ -11,6 +11,7 @@ from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.observe import MetricsPage
 from shapeshift.sidecar.plan_loop import SCALE_PERIOD_S, PlanLoop
 from shapeshift.sidecar.settings import SidecarSettings
+from tests.fakes import logger
 from tests.sidecar.fakes import FakeServer, config, cumulative, page, samples
 from tests.sidecar.fleet import single
 
@@ -37,7 +38,7 @@ class Case:
         """Start the plan loop, or replace it by a new one."""
         self.log: list[str] = []
         self.report: dict[str, object] = {}
-        journal = Journal(self.log.append, self.report.update, {})
+        journal = Journal(logger(self.log), self.report.update, {})
         fleet = single(self.server)
         actuator = Actuator(fleet.control, (), journal, lambda: self.blocked)
         demands = FleetDemands(self.demand_file, SCALE_PERIOD_S) if self.demand_file else None

@@ -20,6 +20,7 @@ from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.process_tracker import ProcessState, ProcessTracker
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.settings import ServerSettings
+from tests.fakes import logger
 
 HOLD = (
     "import sys, time; from pathlib import Path; from shapeshift.sidecar import run_files\n"
@@ -92,15 +93,15 @@ def test_a_report_is_complete_or_empty(tmp_path: Path) -> None:
 def test_the_journal_logs_an_unchanged_state_once() -> None:
     lines: list[str] = []
     published: list[dict[str, object]] = []
-    journal = Journal(lines.append, published.append, {"pid": 1})
+    journal = Journal(logger(lines), published.append, {"pid": 1})
     for text in ("no answer", "no answer", "other", "other", "no answer"):
         journal.log_once("metrics", "server", text)
     journal.log_once("metrics", "elsewhere", "no answer")
-    assert [line.split(" ", 1)[1] for line in lines] == [
-        "metrics server: no answer\n",
-        "metrics server: other\n",
-        "metrics server: no answer\n",
-        "metrics elsewhere: no answer\n",
+    assert lines == [
+        "metrics server: no answer",
+        "metrics server: other",
+        "metrics server: no answer",
+        "metrics elsewhere: no answer",
     ]
     assert journal.clear("metrics", "server")
     assert not journal.clear("metrics", "server")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
 
+from shapeshift import process_log
 from shapeshift.cli.running.status import format_overview, table
 from shapeshift.cli.sidecar import run_directory_of
 from shapeshift.fleet import settings
@@ -44,9 +46,11 @@ def run(options: argparse.Namespace) -> int:
     require(0.5 <= options.seconds <= 3600, "seconds", options.seconds, "must be 0.5 to 3600")
     fleet = settings.read(options.file, options.node)
     # What is wrong with a node is written where it is left out.
-    journal = Journal(_warn, lambda report: None, {})
+    process_log.set_up("", sys.stderr)
+    journal = Journal(logging.getLogger("shapeshift.fleet"), lambda report: None, {})
     connections = FleetConnections(open_membership(options.file, options.node), journal)
-    servers = servers_of(connections, Journal(lambda text: None, lambda report: None, {}), _LIMIT_S)
+    quiet = Journal(logging.Logger("quiet", logging.CRITICAL + 1), lambda report: None, {})
+    servers = servers_of(connections, quiet, _LIMIT_S)
     run_directory = run_directory_of(options.build or _build_of(options.file, fleet), fleet.name)
     shown = overview(servers, run_directory, ProcessTracker(local=False), options.seconds)
     by_node = versions.read(connections.nodes)
@@ -65,10 +69,6 @@ def _build_of(file: Path, fleet: FleetSettings) -> Path:
     if not isinstance(fleet.source, RaySettings):
         return Path("build")
     return file.resolve().parent / fleet.source.folder / SIDECAR
-
-
-def _warn(text: str) -> None:
-    sys.stderr.write(text)
 
 
 def format_fleet(name: str, shown: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -62,18 +63,18 @@ class FleetConnections:
         """Connect to new members and forget those that left. A node that cannot be connected to is logged by name."""
         members = self._membership.members()
         if members.problem:
-            self._journal.log_once("members", "fleet", members.problem)
+            self._journal.log_once("members", "fleet", members.problem, logging.WARNING)
         elif self._journal.clear("members", "fleet"):
             self._journal.log("members", "fleet", "can be read again")
         servers, problems = {}, doubled(members.nodes)
         for name, problem in problems.items():
-            self._journal.log_once("members", name, f"left out: {problem}")
+            self._journal.log_once("members", name, f"left out: {problem}", logging.WARNING)
         self.nodes = [node for node in members.nodes if node.name not in problems]
         for node in self.nodes:
             try:
                 servers[node.name] = self._server(node)
             except ShapeshiftError as error:
-                self._journal.log_once("members", node.name, f"left out: {error}")
+                self._journal.log_once("members", node.name, f"left out: {error}", logging.WARNING)
         for name in self._connected.keys() - servers.keys():
             del self._connected[name]
         self.servers = servers

@@ -5,6 +5,7 @@ Only questions are counted, never seconds, so a sidecar that is delayed takes no
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Collection, Mapping
 
@@ -41,7 +42,8 @@ class Presence:
             left, returned = gone - self._gone, (self._gone & members) - gone
             self._gone = gone
         for node in left:
-            self._journal.log("node", node, f"does not answer, and is planned around: {problems.get(node, source)}")
+            text = f"does not answer, and is planned around: {problems.get(node, source)}"
+            self._journal.log("node", node, text, logging.WARNING)
         for node in returned:
             self._journal.log("node", node, "answers again")
 

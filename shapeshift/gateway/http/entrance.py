@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 import uuid
 from collections import Counter
 
@@ -14,6 +15,7 @@ from shapeshift.gateway.errors import ApiError, api_error, overloaded
 from shapeshift.gateway.http.api_keys import ApiKeys
 
 _LOG = logging.getLogger("shapeshift.gateway")
+_REQUESTS = logging.getLogger("shapeshift.gateway.requests")
 REQUEST_ID = "request_id"
 """In the state of a request."""
 _HEADER = b"x-request-id"
@@ -52,6 +54,7 @@ class Traffic:
 class Entrance:
     """Names and counts requests, and refuses those beyond `max_requests` in flight or without a key of `keys`.
 
+    Each that has ended has a line in the log `shapeshift.gateway.requests`; status 0: its client left before an answer.
     An exception of the application becomes an answer; one that is none of the project's is logged. keys: None where no
     key is asked for.
     """
@@ -69,30 +72,36 @@ class Entrance:
         headers = [value.decode("latin-1") for name, value in scope["headers"] if name == _HEADER]
         request_id = headers[0] if headers and _VALID_ID.fullmatch(headers[0]) else uuid.uuid4().hex
         scope.setdefault("state", {})[REQUEST_ID] = request_id
-        begun = False
+        status, began = 0, time.monotonic()
 
         async def counted(message: Message) -> None:
-            nonlocal begun
+            nonlocal status
             if message["type"] == "http.response.start":
-                begun = True
-                self._traffic.answers[message["status"]] += 1
+                status = message["status"]
+                self._traffic.answers[status] += 1
                 message = {**message, "headers": [*message["headers"], (_HEADER, request_id.encode())]}
             await send(message)
 
-        if (refusal := self._refusal(scope)) is not None:
-            await refusal.response()(scope, receive, counted)
-            return
-        self._traffic.in_flight += 1
         try:
-            await self._app(scope, receive, counted)
-        except Exception as error:
-            if begun:
-                raise
-            if not isinstance(error, ShapeshiftError | ApiError):
-                _LOG.exception("%s %s failed, request id %s", scope["method"], scope["path"], request_id)
-            await api_error(error).response()(scope, receive, counted)
+            if (refusal := self._refusal(scope)) is not None:
+                await refusal.response()(scope, receive, counted)
+                return
+            self._traffic.in_flight += 1
+            try:
+                await self._app(scope, receive, counted)
+            except Exception as error:
+                if status:
+                    raise
+                if not isinstance(error, ShapeshiftError | ApiError):
+                    _LOG.exception("%s %s failed, request id %s", scope["method"], scope["path"], request_id)
+                await api_error(error).response()(scope, receive, counted)
+            finally:
+                self._traffic.in_flight -= 1
         finally:
-            self._traffic.in_flight -= 1
+            if _REQUESTS.isEnabledFor(logging.INFO):
+                fields = {"id": request_id, "method": scope["method"], "path": scope["path"], "status": status}
+                fields["ms"] = round((time.monotonic() - began) * 1e3, 1)
+                _REQUESTS.info("%(method)s %(path)s %(status)d %(ms).1f ms, %(id)s", fields, extra={"fields": fields})
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         if self._traffic.in_flight >= self._max_requests and scope["path"] not in _UNBOUNDED:

@@ -53,6 +53,7 @@ def make_server(
         http=protocol,
         ws="none",
         access_log=False,
+        log_config=None,
         log_level="warning",
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
