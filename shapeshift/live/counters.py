@@ -35,7 +35,7 @@ class Page:
             owner = _owner(labels) if name.startswith(PREFIX) and math.isfinite(value) else None
             if owner is not None:
                 self._all[owner.model, name.removeprefix(PREFIX)][owner] = value
-        self._series = self._all
+        self._series: Mapping[tuple[str, str], Mapping[Owner, float]] = self._all
         if living is not None:
             counting = {
                 key: {owner: value for owner, value in series.items() if owner[:2] in living}
