@@ -163,6 +163,11 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths, progress: ProgressCallb
     extra_files = dict(tokenizer)
     together = f", {params.kv_cache_tokens} together" if params.kv_cache_tokens else ""
     capacity = f"{params.max_concurrency} slots of {params.max_length} tokens{together}"
+    params = replace(params, precision=parameters["precision"])
+    if (text := perplexity.text_of(checkpoint, params)) is not None:
+        result = perplexity.measured(checkpoint, params, text, paths.build / PERPLEXITIES, kernels)
+        summary += f", {result.line(params, text)}"
+    # At the end: a build that fails moves no registry.
     if front.adapters is not None:
         version = front.folder / "1"
         names = base_names(params.checkpoint, checkpoint.folder, front.adapters.base_names)
@@ -172,10 +177,6 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths, progress: ProgressCallb
         extra_files |= _multi_lora_files(version)
         registry = _prepare_registry(front.name, front.adapters, checkpoint, names, version, paths)
         capacity += f", {registry}"
-    params = replace(params, precision=parameters["precision"])
-    if (text := perplexity.text_of(checkpoint, params)) is not None:
-        result = perplexity.measured(checkpoint, params, text, paths.build / PERPLEXITIES, kernels)
-        summary += f", {result.line(params, text)}"
     write_front(front.folder, front.config, target, parameters, summary, extra_files, device)
     weights = gguf_weights(checkpoint.folder, parameters["precision"])
     return f"{state}; {summary}, {capacity}" + (f"\n  {weights}" if weights else "")
@@ -329,24 +330,29 @@ def _prepare_registry(
     )
     starters = starter.sources(params.starter_dir, store.FILES[0], paths)
 
-    def fits(entry: store.Entry) -> bool:
+    def fits(place: Path, entry: store.Entry) -> bool:
         with contextlib.suppress(InvalidInputError):
-            peft.read(store.entry_folder(folder, entry), base, entry.base)
+            peft.read(store.entry_folder(place, entry), base, entry.base)
             return True
         return False
 
-    def add(source: Path) -> None:
+    def add(place: Path, source: Path) -> None:
         peft.require_finite(peft.read(source, base))
-        store.add(folder, source.name, source, pinned=False, base=checkpoint.sha256)
+        store.add(place, source.name, source, pinned=False, base=checkpoint.sha256)
 
-    # A registry that the user names stays where it is.
-    replaceable = {} if params.adapters_dir else store.read(folder)
-    moved = starter.fill(folder, [*map(fits, replaceable.values())], starters, add)
-    entries = store.read(folder)
-    for entry in entries.values():
-        peft.read(store.entry_folder(folder, entry), base, entry.base)
-    for source in store.read_multi_lora(version).values():
-        peft.read(source, base)
+    started = starter.StartedRegistry(
+        folder,
+        lambda place: [fits(place, entry) for entry in store.read(place).values()],
+        starters,
+        add,
+        stays=bool(params.adapters_dir),
+    )
+    with started.prepared() as (place, moved):
+        entries = store.read(place)
+        for entry in entries.values():
+            peft.read(store.entry_folder(place, entry), base, entry.base)
+        for source in store.read_multi_lora(version).values():
+            peft.read(source, base)
     return f"{len(entries)} adapters in {folder}{moved}"
 
 

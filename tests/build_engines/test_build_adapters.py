@@ -78,6 +78,28 @@ def test_adapters_of_another_base_model_give_way(project: Project) -> None:
     aside = project.registry.with_name("generate_lora.of_another_base")
     assert (status, err) == (0, "") and f"2 of another base model moved to {aside}" in out
     assert sorted(store.read(project.registry)) == ["three"] and sorted(store.read(aside)) == ["one", "two"]
+    # They come back with their base model, as the user left them.
+    store.remove(aside, "one")
+    project.change()
+    assert f"back from {aside}" in project.make()[1]
+    assert sorted(store.read(project.registry)) == ["two"]
+    project.change(checkpoint="other", starter_dir="")
+    assert project.make()[0] == 0
+    assert sorted(store.read(project.registry)) == ["three"]
+
+
+def test_a_starter_that_does_not_fit_leaves_the_registry_as_it_was(project: Project) -> None:
+    mine = project.root / "mine"
+    project.change(adapters_dir=mine, max_rank=1)
+    assert project.make()[0] == 1 and not store.read(mine)
+    project.change(adapters_dir=mine)
+    assert project.make()[0] == 0 and sorted(store.read(mine)) == ["one", "two"]
+    make_checkpoint(project.root / "checkpoints" / "other", seed=1)
+    project.change()
+    assert project.make()[0] == 0
+    project.change(checkpoint="other")
+    assert project.make()[0] == 1, "the starters are those of the former base model"
+    assert sorted(store.read(project.registry)) == ["one", "two"]
 
 
 def test_the_registry_is_filled_once(project: Project) -> None:

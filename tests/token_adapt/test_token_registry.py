@@ -56,6 +56,54 @@ def test_tasks_of_another_checkpoint_give_way(shipped: Path) -> None:
     assert names(shipped) == ["one"] and [entry.name for entry in registry.read(aside)] == ["one", "two"]
 
 
+def test_tasks_of_a_checkpoint_come_back_with_it(shipped: Path) -> None:
+    tasks_dir, checkpoint = shipped / "build" / "tasks" / "classify_image", shipped / "checkpoints" / "small"
+    own = write_task(shipped, "own", labels=2).rename(shipped / "own")
+    registry.add(tasks_dir, registry.TaskEntry("own", own, task_folder.sha256(own)))
+    small_checkpoint(checkpoint, seed=1)
+    # Of a folder of starters, whose task has another name than its folder.
+    shutil.rmtree(shipped / "tasks" / "two")
+    write_task(shipped, "one", labels=2).rename(shipped / "tasks" / "folder")
+    publish(shipped, task="one")
+    assert names(shipped) == ["one"]
+    small_checkpoint(checkpoint, seed=0)
+    assert "back from " in publish(shipped, task="own")
+    assert names(shipped) == ["one", "own", "two"]
+    small_checkpoint(checkpoint, seed=1)
+    publish(shipped)
+    assert names(shipped) == ["one"]
+
+
+def test_a_build_that_fails_moves_no_registry(shipped: Path) -> None:
+    small_checkpoint(shipped / "checkpoints" / "small", seed=1)
+    shutil.rmtree(shipped / "tasks" / "two")
+    write_task(shipped, "one", labels=2)
+    shutil.rmtree(shipped / "build" / "engines")
+    (shipped / "build" / "engines").write_text("no folder")
+    with pytest.raises(OSError, match="engines"):
+        publish(shipped)
+    assert names(shipped) == ["one", "two"]
+    assert [path.name for path in (shipped / "build" / "tasks").iterdir()] == ["classify_image"]
+
+
+def test_a_first_fill_that_ends_early_is_done_again(project: Path) -> None:
+    for name in ("one", "two"):
+        write_task(project, name, labels=3)
+    head = project / "tasks" / "two" / task_folder.HEAD_FILE
+    head.rename(project / "head")
+    with pytest.raises(InvalidInputError):
+        publish(project)
+    (project / "head").rename(head)
+    publish(project)
+    assert names(project) == ["one", "two"]
+
+
+def test_only_registered_tasks_can_be_the_default(shipped: Path) -> None:
+    registry.remove(shipped / "build" / "tasks" / "classify_image", "one")
+    with pytest.raises(InvalidInputError, match="task: got 'one'; a registered task, or left out; registered: two"):
+        publish(shipped, task="one")
+
+
 def test_tasks_are_listed_and_removed(shipped: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build = ["--build", str(shipped / "build")]
     publish(shipped, task="two")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from shapeshift.build_engines.image.plan import (
     EmulatedFrontConfig,
     ImageFrontConfig,
     ImagePlan,
+    built_gammas,
     compiled,
     is_current,
     plan,
@@ -39,6 +41,7 @@ from shapeshift.token_adapt.settings import (
 )
 from shapeshift.token_adapt.tasks import copies, registry
 from shapeshift.token_adapt.tasks.folder import CLASSIFIER, TASK_FILE, read_object
+from shapeshift.token_adapt.tasks.folder import check as check_task
 from shapeshift.triton import model_config
 
 BACKEND = "token_adapt"
@@ -74,9 +77,14 @@ def check(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
     tasks_dir, setting = tasks_folder(front, paths), front.serving.tasks_dir
     registry_copy.update("tasks_dir", setting, registry.LAYOUT, front.name, paths, front.serving.starter_dir)
     require(not setting or tasks_dir.is_dir(), "tasks_dir", setting, f"a folder: there is none at {tasks_dir}")
-    names = {entry.name for entry in registry.read(tasks_dir)}
-    names |= {path.name for path in starter.sources(front.serving.starter_dir, TASK_FILE, paths)}
-    planned = plan(front, paths, has_tasks=bool(names))
+    planned = plan(front, paths)
+    started = _registry_of(planned, paths)
+    source = started.source()
+    if source is None:
+        names = {check_task(read_object(path / TASK_FILE))[0] for path in started.starters}
+    else:
+        names = {entry.name for entry in registry.read(source)}
+    planned = replace(planned, gammas=built_gammas(front, planned.described, bool(names)))
     classifier = [CLASSIFIER] if planned.described.classifier else []
     _require_task(front.serving.task, [*classifier, *names])
     return planned
@@ -97,15 +105,18 @@ def publish(front: ImageFrontConfig, paths: BuildPaths, progress: ProgressCallba
     Returns the manifest, and how the engines were made. Raises as `check`.
     """
     planned = check(front, paths)
-    moved = _fill_registry(planned, paths)
+    planned.tasks_dir.mkdir(parents=True, exist_ok=True)
     target = paths.engines / front.name
-    how = shared_engines.ensure(
-        target,
-        paths.shared(front.name, planned.key()),
-        partial(is_current, planned),
-        lambda: _build(planned, target, progress),
-        lambda: _write_folder(planned, target, image_manifest.load(target), paths),
-    )
+    with _registry_of(planned, paths).prepared() as (tasks_dir, moved):
+        # Their images verify engines.
+        planned = replace(planned, tasks_dir=tasks_dir)
+        how = shared_engines.ensure(
+            target,
+            paths.shared(front.name, planned.key()),
+            partial(is_current, planned),
+            lambda: _build(planned, target, progress),
+            lambda: _write_folder(planned, target, image_manifest.load(target), paths),
+        )
     return image_manifest.load(target), how + moved
 
 
@@ -118,20 +129,22 @@ def _build(planned: ImagePlan, target: Path, progress: ProgressCallback) -> None
         ImageEngineBuilder(planned, work, progress, compiled(planned, target)).build().save(work)
 
 
-def _fill_registry(planned: ImagePlan, paths: BuildPaths) -> str:
-    """Give a new registry the tasks of `starter_dir`. Returns what else was done, for the summary."""
-    serving, tasks_dir = planned.front.serving, planned.tasks_dir
-    tasks_dir.mkdir(parents=True, exist_ok=True)
+def _registry_of(planned: ImagePlan, paths: BuildPaths) -> starter.StartedRegistry:
+    """The registry of the front's tasks, a new one with those of `starter_dir`."""
+    serving = planned.front.serving
 
     def fits(entry: registry.TaskEntry) -> bool:
         with contextlib.suppress(InvalidInputError):
             return bool(read_object(entry.folder / TASK_FILE).get("backbone") == planned.checkpoint.sha256)
         return False
 
-    # A registry that the user names stays where it is.
-    replaceable = [] if serving.tasks_dir else registry.read(tasks_dir)
-    starters = starter.sources(serving.starter_dir, TASK_FILE, paths)
-    return starter.fill(tasks_dir, [*map(fits, replaceable)], starters, partial(copies.take, tasks_dir))
+    return starter.StartedRegistry(
+        planned.tasks_dir,
+        lambda folder: [fits(entry) for entry in registry.read(folder)],
+        starter.sources(serving.starter_dir, TASK_FILE, paths),
+        copies.take,
+        stays=bool(serving.tasks_dir),
+    )
 
 
 def served(result: ImageManifest) -> str:

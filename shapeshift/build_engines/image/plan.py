@@ -106,12 +106,15 @@ def plan(front: ImageFrontConfig, paths: BuildPaths, has_tasks: bool = False) ->
     provider, gpus = provider_of(front.folder, settings.provider)
     resolved = hardware.resolve_precision(settings.precision, provider.name, next(iter(gpus), None))
     threads = front.serving.threads or cores()
+    tasks_dir, gammas = tasks_folder(front, paths), built_gammas(front, described, has_tasks)
+    return ImagePlan(front, checkpoint, described, provider, resolved, threads, gammas, tasks_dir, gpus)
+
+
+def built_gammas(front: ImageFrontConfig, described: Description, has_tasks: bool) -> tuple[int, ...]:
+    """The gammas that have engines. has_tasks: as for `plan`."""
     has_prompts = has_tasks or described.classifier is None
     named = front.serving.gammas(())
-    gammas = tuple(gamma for gamma in settings.gamma_list() if gamma <= 0 or has_prompts or gamma in named)
-    return ImagePlan(
-        front, checkpoint, described, provider, resolved, threads, gammas, tasks_folder(front, paths), gpus
-    )
+    return tuple(gamma for gamma in front.settings.gamma_list() if gamma <= 0 or has_prompts or gamma in named)
 
 
 def tasks_folder(front: ImageFrontConfig, paths: BuildPaths) -> Path:
