@@ -105,17 +105,14 @@ class CascadeFront(Front[ClassifyRequest]):
     def answered(self, job: ClassifyRequest) -> None:
         if job.error is not None:
             return
-        took_ms = round((time.monotonic() - job.arrived) * 1e3, 1)
+        is_routed = job.params.level is None
         for row in job.rows:
-            self._cascade_metrics.count_row(row, job.params.level is not None)
-            first, level, pruned = row.confidence, row.final.level, row.words_pruned
-            events.record(
-                "text",
-                level=level,
-                confidence=None if first is None else round(float(first), 3),
-                pruned=pruned,
-                ms=took_ms,
-            )
+            self._cascade_metrics.count_row(row, not is_routed)
+        # Several texts end together, with the slowest.
+        if is_routed and len(job.rows) == 1:
+            (row,), took_ms = job.rows, (time.monotonic() - job.arrived) * 1e3
+            confidence = None if row.confidence is None else round(float(row.confidence), 3)
+            events.record("text", level=row.final.level, confidence=confidence, ms=round(took_ms, 1))
 
     def facts(self, job: ClassifyRequest) -> RequestLine:
         answers = [row.answer for row in job.rows if row.answer is not None]

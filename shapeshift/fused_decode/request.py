@@ -47,7 +47,7 @@ class Request:
     parts       text of the answer, piece by piece
     token_ids   tokens of the answer; logprobs: theirs, where they are asked for
     prompt_logprobs  of the prompt's tokens but the first, where they are asked for
-    generated   tokens of the answer so far
+    generated   tokens of the answer so far; joined_with: those of them from before it last got a slot
     is_submitted  whether the loop has it; set by the thread that submits it
     arrived, admitted, first_token, finished  instants on the monotonic clock, in seconds; 0 before they come
 
@@ -77,6 +77,7 @@ class Request:
             "slot",
             "beams",
             "generated",
+            "joined_with",
             "parts",
             "token_ids",
             "logprobs",
@@ -117,7 +118,7 @@ class Request:
         self.adapter_id = NO_ADAPTER
         self.slo_class: str | None = None
         self.slot: int | None = None
-        self.generated = 0
+        self.generated = self.joined_with = 0
         self.parts: list[str] = []
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []

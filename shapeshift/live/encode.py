@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from shapeshift.live.source import LAST_RATE, View
 from shapeshift.live.svg import WIDTH, Plot, number, percent, plots, table, tile, tiles
-from shapeshift.serving.events import Event
 
 NAME = "encode"
 TECHNIQUE = "polymorph"
@@ -35,33 +35,57 @@ def draw(view: View, model: str) -> str:
     packs = packs_of(view, model, 10.0)
     return (
         _numbers(view, model, packs)
-        + plots(_lengths(view, model), _calls(packs), _work(view, model, packs), _threads(view, packs))
+        + plots(_lengths(view, model), _calls(packs), _work(view, model, packs), _threads(view, model, packs))
         + _workers(view, model)
     )
 
 
-def packs_of(view: View, model: str, seconds: float) -> list[Event]:
+class Pack(NamedTuple):
+    """An engine call. model, thread: who made it; size: tokens that were computed, of which `tokens` are of texts.
+
+    lengths: of its texts, empty where they are too many for a record.
+    """
+
+    model: str
+    thread: str
+    at: float
+    size: int
+    tokens: int
+    texts: int
+    lengths: Sequence[int]
+    ms: float
+
+
+def packs_of(view: View, model: str, seconds: float) -> list[Pack]:
     """The engine calls of the last seconds, of this process and of its workers."""
     workers = [worker["name"] for worker in view.status.get("workers", ()) if worker["front"] == model]
-    events = [event for name in (model, *workers) for event in view.recent(name, "pack", seconds)]
-    return sorted(events, key=lambda event: event.at)
+    packs = []
+    for name in (model, *workers):
+        for event in view.recent(name, "pack", seconds):
+            values, texts = event.values, event.values["texts"]
+            lengths = texts if isinstance(texts, list) else []
+            count = len(lengths) or texts
+            packs.append(
+                Pack(name, values["thread"], event.at, values["size"], values["tokens"], count, lengths, values["ms"])
+            )
+    return sorted(packs, key=lambda pack: pack.at)
 
 
-def padding(packs: Sequence[Event]) -> tuple[int, int, int]:
+def padding(packs: Sequence[Pack]) -> tuple[int, int, int]:
     """Tokens of the texts, tokens that were computed for them, and texts."""
-    return (
-        sum(sum(pack.values["texts"]) for pack in packs),
-        sum(pack.values["size"] for pack in packs),
-        sum(len(pack.values["texts"]) for pack in packs),
-    )
+    return sum(pack.tokens for pack in packs), sum(pack.size for pack in packs), sum(pack.texts for pack in packs)
 
 
-def _numbers(view: View, model: str, packs: Sequence[Event]) -> str:
+def _numbers(view: View, model: str, packs: Sequence[Pack]) -> str:
     change = view.change
     tokens, computed, texts = padding(packs)
     longest = max(_length_bounds(view, model), default=0)
     calls = len(packs)
-    alone = f"padded to {longest:.0f} each it would be {percent(1 - tokens / (texts * longest))}" if texts else ""
+    alone = (
+        f"padded to {longest:.0f} each it would be {percent(1 - tokens / (texts * longest))}"
+        if texts and longest
+        else ""
+    )
     return tiles(
         tile("texts a second", number(change.rate(model, "request_tokens_count")), LAST_RATE),
         tile(
@@ -140,7 +164,7 @@ def _lengths(view: View, model: str) -> Plot:
     return plot
 
 
-def _calls(packs: Sequence[Event]) -> Plot:
+def _calls(packs: Sequence[Pack]) -> Plot:
     shown = packs[-_CALLS:]
     row = 14.0
     plot = Plot(
@@ -152,20 +176,20 @@ def _calls(packs: Sequence[Event]) -> Plot:
         plot.empty("no call in the last seconds")
         return plot
     room = WIDTH - 205
-    axis = max(max(pack.values["size"] for pack in shown), _LONGEST_AXIS)
+    axis = max(max(pack.size for pack in shown), _LONGEST_AXIS)
     for place, pack in enumerate(reversed(shown)):
-        texts, size, y = pack.values["texts"], pack.values["size"], 6 + place * row
-        start = 0
-        for index, length in enumerate(texts):
+        size, y, start = pack.size, 6 + place * row, 0
+        for index, length in enumerate(pack.lengths or [pack.tokens]):
             kind = "text-a" if index % 2 == 0 else "text-b"
-            plot.rect(room * start / axis, y, room * length / axis - 0.8, row - 3, kind, f"a text of {length} tokens")
+            tip = f"a text of {length} tokens" if pack.lengths else f"{pack.texts} texts of {length} tokens in all"
+            plot.rect(room * start / axis, y, room * length / axis - 0.8, row - 3, kind, tip)
             start += length
         if size > start:
             plot.rect(
                 room * start / axis, y, room * (size - start) / axis, row - 3, "padding", f"{size - start} padded"
             )
-        words = f"{len(texts)} text{'s' if len(texts) > 1 else ''}, {start} of {size}"
-        plot.text(WIDTH, y + row - 5, f"{words} · {pack.values['ms']:.1f} ms", "tick", "end")
+        words = f"{pack.texts} text{'s' if pack.texts > 1 else ''}, {start} of {size}"
+        plot.text(WIDTH, y + row - 5, f"{words} · {pack.ms:.1f} ms", "tick", "end")
     plot.legend(
         ("text-a", "a text"), ("text-b", "the next text of the call"), ("padding", "padding: computed for nothing")
     )
@@ -174,7 +198,7 @@ def _calls(packs: Sequence[Event]) -> Plot:
     return plot
 
 
-def _work(view: View, model: str, packs: Sequence[Event]) -> Plot:
+def _work(view: View, model: str, packs: Sequence[Pack]) -> Plot:
     plot = Plot(112, "Tokens computed, last 10 seconds", "here, and if each text were padded to the longest length")
     tokens, computed, texts = padding(packs)
     longest = max(_length_bounds(view, model), default=0)
@@ -198,11 +222,12 @@ def _work(view: View, model: str, packs: Sequence[Event]) -> Plot:
     return plot
 
 
-def _threads(view: View, packs: Sequence[Event]) -> Plot:
-    lanes: dict[str, list[Event]] = defaultdict(list)
+def _threads(view: View, model: str, packs: Sequence[Pack]) -> Plot:
+    # Each process has threads of the same names.
+    lanes: dict[str, list[Pack]] = defaultdict(list)
     for pack in packs:
-        lanes[pack.values["thread"]].append(pack)
-    lanes.pop("loader", None)
+        if pack.thread != "loader":
+            lanes[_lane(pack, model)].append(pack)
     seconds, row = 2.0, 26.0
     plot = Plot(
         24 + row * max(len(lanes), 1),
@@ -216,24 +241,28 @@ def _threads(view: View, packs: Sequence[Event]) -> Plot:
     room = WIDTH - left
     for place, (name, calls) in enumerate(sorted(lanes.items())):
         y = 4 + place * row
-        busy_ms = sum(call.values["ms"] for call in calls)
-        plot.text(0, y + 15, f"{name.replace('engine-', 'thread ')}: {percent(min(busy_ms / 1e4, 1.0))}", "label")
+        plot.text(0, y + 15, f"{name}: {_busy(calls)}", "label")
         for call in calls:
-            start = call.at - call.values["ms"] / 1e3 - (view.now - seconds)
+            start = call.at - call.ms / 1e3 - (view.now - seconds)
             if start >= 0:
-                texts = call.values["texts"]
-                kind = "many" if len(texts) > 1 else "one"
-                tip = f"{len(texts)} texts, {sum(texts)} tokens, {call.values['ms']} ms"
-                plot.rect(
-                    left + room * start / seconds, y, room * call.values["ms"] / 1e3 / seconds, row - 8, kind, tip
-                )
+                kind = "many" if call.texts > 1 else "one"
+                tip = f"{call.texts} texts, {call.tokens} tokens, {call.ms} ms"
+                plot.rect(left + room * start / seconds, y, room * call.ms / 1e3 / seconds, row - 8, kind, tip)
     plot.line(left, 4 + row * len(lanes), WIDTH, 4 + row * len(lanes))
     plot.legend(("one", "one text"), ("many", "several texts in one call"))
     plot.description = "; ".join(
-        f"thread {name} computed {percent(min(sum(call.values['ms'] for call in calls) / 1e4, 1.0))} of the last 10 s"
-        for name, calls in sorted(lanes.items())
+        f"{name} computed {_busy(calls)} of the last 10 s" for name, calls in sorted(lanes.items())
     )
     return plot
+
+
+def _lane(pack: Pack, front: str) -> str:
+    thread = pack.thread.removeprefix("engine-")
+    return f"thread {thread}" if pack.model == front else f"{pack.model.removeprefix(f'{front}_')} {thread}"
+
+
+def _busy(calls: Sequence[Pack]) -> str:
+    return percent(min(sum(call.ms for call in calls) / 1e4, 1.0))
 
 
 def _workers(view: View, model: str) -> str:

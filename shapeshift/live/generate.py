@@ -26,6 +26,7 @@ STATES = (
     ("lent", "lent to adapters"),
 )
 _ROWS = 18
+_MOST_CELLS = 1000
 _PERIODS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
@@ -44,9 +45,9 @@ def draw(view: View, model: str) -> str:
 
 @dataclass
 class Stay:
-    """A request in a slot. Times: monotonic seconds; None: not yet. why: it left."""
+    """A request in its slots, several with beams. Times: monotonic seconds; None: not yet. why: it left."""
 
-    slot: int
+    slots: Sequence[int]
     joined: float
     prompt: int
     shared: int
@@ -61,19 +62,35 @@ def stays(view: View, model: str) -> list[Stay]:
     """Who held a slot in the last `SECONDS`, in order."""
     in_slot: dict[int, Stay] = {}
     ended: list[Stay] = []
+
+    def leave(stay: Stay) -> None:
+        for slot in stay.slots:
+            in_slot.pop(slot, None)
+
     for event in view.events.get(model, ()):
         values = event.values
+        stay = in_slot.get(values.get("slot", -1))
         if event.kind == "join":
-            for slot in values["slots"]:
-                in_slot[slot] = Stay(slot, event.at, values["prompt"], values["shared"], values["adapter"])
-        elif event.kind == "first" and values["slot"] in in_slot:
-            in_slot[values["slot"]].first = in_slot[values["slot"]].first or event.at
-        elif event.kind == "leave":
-            for slot in values["slots"]:
-                if (stay := in_slot.pop(slot, None)) is not None:
-                    stay.left, stay.tokens, stay.why = event.at, values["tokens"], values["why"]
-                    ended.append(stay)
-    return [stay for stay in [*ended, *in_slot.values()] if (stay.left or view.now) > view.now - SECONDS]
+            slots_ = values["slots"]
+            # A record has no room for more than about 80 slots: then it says how many, the first of which it names.
+            slots_ = slots_ if isinstance(slots_, list) else range(values["slot"], values["slot"] + slots_)
+            if stay is not None:
+                leave(stay)
+            stay = Stay(slots_, event.at, values["prompt"], values["shared"], values["adapter"])
+            in_slot.update(dict.fromkeys(slots_, stay))
+        elif event.kind == "first" and stay is not None:
+            stay.first = stay.first or event.at
+        elif event.kind == "leave" and stay is not None:
+            stay.left, stay.tokens, stay.why = event.at, values["tokens"], values["why"]
+            ended.append(stay)
+            leave(stay)
+        elif event.kind == "clear":
+            for one in {id(one): one for one in in_slot.values()}.values():
+                one.left, one.why = event.at, values["why"]
+                ended.append(one)
+            in_slot.clear()
+    running = {id(one): one for one in in_slot.values()}.values()
+    return [stay for stay in [*ended, *running] if (stay.left or view.now) > view.now - SECONDS]
 
 
 def numbers(view: View, model: str) -> str:
@@ -107,7 +124,7 @@ def numbers(view: View, model: str) -> str:
 def slots(view: View, model: str) -> Plot:
     """The raster of slots over time."""
     held = stays(view, model)
-    rows = sorted({stay.slot for stay in held})[:_ROWS]
+    rows = sorted({slot for stay in held for slot in stay.slots})[:_ROWS]
     row = max(11.0, min(20.0, 230 / max(len(rows), 1)))
     plot = Plot(
         34 + row * max(len(rows), 4),
@@ -133,8 +150,9 @@ def slots(view: View, model: str) -> Plot:
     for place, slot in enumerate(rows):
         plot.text(0, 4 + place * row + row / 2 + 4, slot, "tick")
     for stay in held:
-        if stay.slot in rows:
-            _stay(plot, stay, 4 + rows.index(stay.slot) * row, row, x, view.now)
+        for slot in stay.slots:
+            if slot in rows:
+                _stay(plot, stay, 4 + rows.index(slot) * row, row, x, view.now)
     plot.legend(("prefill", "reads its prompt"), ("decode", "generates"), ("bad-mark", "lost its slot, or failed"))
     done = [stay for stay in held if stay.left is not None]
     plot.description = (
@@ -165,9 +183,12 @@ def _stay(plot: Plot, stay: Stay, y: float, row: float, x: Callable[[float], flo
 
 def memory(view: View, model: str) -> Plot:
     """The blocks of keys and values, by who holds them."""
-    plot = Plot(176, "Memory of the texts", "a cell is a block of tokens; texts that begin alike share theirs")
     counts = block_counts(view, model)
-    total = sum(counts)
+    each = math.ceil(sum(counts) / _MOST_CELLS)
+    cells = [math.ceil(count / each) if each else 0 for count in counts]
+    total = sum(cells)
+    cell = f"{each} blocks" if each > 1 else "a block"
+    plot = Plot(176, "Memory of the texts", f"a cell is {cell} of tokens; texts that begin alike share theirs")
     if not total:
         plot.empty("no request had a slot in the last minute")
         return plot
@@ -177,7 +198,7 @@ def memory(view: View, model: str) -> Plot:
     # What texts hold comes first: it grows and shrinks at the front.
     for state in (3, 2, 1, 4, 0):
         kind, words = STATES[state]
-        for _ in range(counts[state]):
+        for _ in range(cells[state]):
             plot.rect(place % columns * size, place // columns * size, size - 1, size - 1, kind, words)
             place += 1
     plot.legend(*((kind, f"{words}: {count}") for (kind, words), count in zip(STATES, counts, strict=True) if count))
@@ -187,7 +208,7 @@ def memory(view: View, model: str) -> Plot:
 
 def block_counts(view: View, model: str) -> Sequence[int]:
     """The blocks in each of `STATES` when a request last joined or left."""
-    last = [event for event in view.events.get(model, ()) if event.kind in ("join", "leave")][-1:]
+    last = [event for event in view.events.get(model, ()) if event.kind in ("join", "leave", "clear")][-1:]
     return last[0].values["blocks"] if last else [0] * len(STATES)
 
 

@@ -56,9 +56,8 @@ def residents(view: View, model: str) -> dict[str, Resident]:
     present: dict[str, Resident] = {}
     for event in view.events.get(model, ()):
         values = event.values
-        if event.kind == "resident":
-            counts = (values[name] for name in ("bytes", "uses", "users", "blocks"))
-            present[values["adapter"]] = Resident(values["adapter"], *counts)
+        if event.kind == "residents":
+            present |= {name: Resident(name, *counts) for name, *counts in values["rows"]}
         elif event.kind == "load":
             present[values["adapter"]] = Resident(values["adapter"], values["bytes"])
         elif event.kind == "evict":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +31,7 @@ RATE_S = 10.0
 LAST_RATE = f"last {RATE_S:.0f} s"
 HISTORY_S = 60.0
 _MOST_EVENTS = 6000
+"""Of one kind and model."""
 # Between two questions for models and processes: dearer than a scrape, and a heartbeat is to move in that time.
 _STATUS_S = 2.5
 SERVES = "serving"
@@ -55,6 +58,8 @@ class View:
     status    as `shapeshift status --json`; empty where it could not be asked
     silent    models whose last process has ended or hangs since then
     decisions of the sidecar, the last ones last
+    since     by model and kind, when the first of these events was recorded where earlier ones are missing
+    lost      by model, records that were overwritten before they could be read
     """
 
     now: float
@@ -64,6 +69,8 @@ class View:
     status: Mapping[str, Any] = field(default_factory=dict)
     silent: Sequence[str] = ()
     decisions: Sequence[Mapping[str, str]] = ()
+    since: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    lost: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def minute_s(self) -> float:
@@ -89,6 +96,10 @@ class View:
         """The events of one kind in the last seconds, in order."""
         since = self.now - seconds
         return [event for event in self.events.get(model, ()) if event.kind == kind and event.at >= since]
+
+    def span(self, model: str, kind: str, seconds: float = HISTORY_S) -> float:
+        """Of how many of the last seconds `recent` has all events: fewer where too many came."""
+        return min(seconds, self.now - self.since.get((model, kind), -math.inf))
 
 
 class Source:
@@ -153,6 +164,8 @@ class Source:
             self._status,
             self._live.silent(now, now - HISTORY_S),
             run_files.read_report(self.addresses.run_directory).get("decisions", []),
+            self._rings.since(),
+            self._rings.lost(),
         )
         self.problem = ""
 
@@ -196,7 +209,7 @@ class Rings:
 
     def __init__(self) -> None:
         self._readers: dict[Path, RingReader] = {}
-        self._events: dict[str, deque[Event]] = {}
+        self._events: dict[str, RecentEvents] = {}
 
     def read(self, folder: Path, now: float) -> None:
         """Read what is new; forget what is older than `HISTORY_S`."""
@@ -206,17 +219,82 @@ class Rings:
         for file in files:
             with contextlib.suppress(OSError, ValueError):
                 model = events.model_of(file)
+                if file in self._readers and self._readers[file].is_replaced:
+                    self._readers.pop(file).close()
                 if file not in self._readers:
                     self._readers[file] = RingReader(file)
                     # What an ended process was doing is of no interest any more.
                     if not any(events.model_of(other) == model for other in files - {file}):
                         self._events.pop(model, None)
-                recent = self._events.setdefault(model, deque(maxlen=_MOST_EVENTS))
-                recent.extend(event for event in self._readers[file].read() if event.at > now - HISTORY_S)
+                reader, before = self._readers[file], self._readers[file].lost
+                read = reader.read()
+                self._events.setdefault(model, RecentEvents()).add(read, reader.lost - before)
         for recent in self._events.values():
-            while recent and recent[0].at < now - HISTORY_S:
-                recent.popleft()
+            recent.forget(now - HISTORY_S)
 
     def events(self) -> dict[str, list[Event]]:
         """By model, in order."""
-        return {model: list(each) for model, each in self._events.items()}
+        return {model: recent.events() for model, recent in self._events.items()}
+
+    def since(self) -> dict[tuple[str, str], float]:
+        """See `View`."""
+        return {(model, kind): at for model, recent in self._events.items() for kind, at in recent.since.items()}
+
+    def lost(self) -> dict[str, int]:
+        """See `View`."""
+        return {model: recent.lost for model, recent in self._events.items()}
+
+
+class RecentEvents:
+    """Of one model: the last ones of each kind, and those of requests that hold slots, however long they do.
+
+    since  by kind, the time of the first event that is there, where earlier ones were lost or are too many
+    lost   records that were overwritten before they could be read
+    """
+
+    def __init__(self) -> None:
+        self.since: dict[str, float] = {}
+        self.lost = 0
+        self._numbers = itertools.count()
+        # With the number of each, which is their order.
+        self._kinds: dict[str, deque[tuple[int, Event]]] = {}
+        # By slot: that its request joined, and has its first token.
+        self._in_slots: dict[int, list[tuple[int, Event]]] = {}
+
+    def add(self, read: Sequence[Event], lost: int) -> None:
+        """Add what was read; lost: records that came before it and could not be read."""
+        self.lost += lost
+        for event in read:
+            if event.kind not in self._kinds:
+                self._kinds[event.kind] = deque(maxlen=_MOST_EVENTS)
+            one, kind = (next(self._numbers), event), self._kinds[event.kind]
+            kind.append(one)
+            if len(kind) == _MOST_EVENTS:
+                self.since[event.kind] = kind[0][1].at
+            self._note_slot(one)
+        if lost and read:
+            self.since |= dict.fromkeys(self._kinds, read[0].at)
+
+    def forget(self, before: float) -> None:
+        """Forget what was recorded before that time."""
+        for kind in self._kinds.values():
+            while kind and kind[0][1].at < before:
+                kind.popleft()
+
+    def events(self) -> list[Event]:
+        """All of them, in order."""
+        numbered = dict(itertools.chain(*self._kinds.values(), *self._in_slots.values()))
+        return [numbered[number] for number in sorted(numbered)]
+
+    def _note_slot(self, one: tuple[int, Event]) -> None:
+        kind, values = one[1].kind, one[1].values
+        stay = self._in_slots.get(values.get("slot", -1), [])
+        if kind in ("join", "leave"):
+            self._in_slots = {slot: other for slot, other in self._in_slots.items() if other is not stay}
+        if kind == "join":
+            slots = values["slots"]
+            self._in_slots |= dict.fromkeys(slots if isinstance(slots, list) else [values["slot"]], [one])
+        elif kind == "first":
+            stay.append(one)
+        elif kind == "clear":
+            self._in_slots = {}

@@ -42,20 +42,11 @@ class Plot:
         self._kinds.add(kind)
         self._parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>')
 
-    def dot(self, x: float, y: float, radius: float, kind: str, tip: str = "") -> None:
-        """A filled circle."""
-        inside = f"<title>{escaped(tip)}</title>" if tip else ""
-        self._parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" class="{kind}">{inside}</circle>')
-
     def text(self, x: float, y: float, text: object, kind: str = "", anchor: str = "start") -> None:
         """Text whose base line begins, ends or is centred (`anchor`: start, end, middle) at a place."""
         self._parts.append(
             f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{escaped(text)}</text>'
         )
-
-    def polyline(self, points: Iterable[tuple[float, float]], kind: str) -> None:
-        """A line through points."""
-        self._parts.append(f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" class="{kind}"/>')
 
     def legend(self, *entries: tuple[str, str]) -> None:
         """What kinds mean: (kind, words). Kinds of which nothing is drawn are left out."""

@@ -228,6 +228,8 @@ class Executor:
             with self._failing(image.request for image in (*step.evicted, *step.images)):
                 self._settle_evicted(step, start)
                 self._run(step, start)
+            if step.evicted:
+                self._record_images("dropped", step.evicted, now_ms(), 0.0)
             self._timetable.decided(now_ms() - began)
 
     def _has_work(self) -> bool:
@@ -244,8 +246,6 @@ class Executor:
     def _settle_evicted(self, step: Step[RequestImage], now: float) -> None:
         for image in step.evicted:
             self._evict(image.request)
-        if step.evicted:
-            self._record_images("dropped", step.evicted, now_ms(), 0.0)
         self._count_utility({image.request for image in step.evicted}, now)
 
     def _evict(self, request: ImageRequest) -> None:
@@ -280,6 +280,9 @@ class Executor:
         if isinstance(event, BatchResult):
             with self._failing(image.request for image in event.step.images):
                 self._record_result(event)
+            if event.error is None:
+                gamma = self._scheduler.costs.gammas[event.step.gamma]
+                self._record_images("batch", event.step.images, event.ended_ms, event.took_ms, gamma=gamma)
         elif event is not None:
             with self._failing([event[0]]):
                 self._record_arrival(*event)
@@ -313,27 +316,29 @@ class Executor:
             image.request.utility += float(image.expected_utility[gamma_index])
         outcomes = [image.request.outcomes[image.index] for image in images]
         self.metrics.record_batch(gamma, outcomes, result.step.plan_ms)
-        in_time = outcomes.count(IN_TIME)
-        self._record_images("batch", images, result.ended_ms, result.took_ms, gamma=gamma, in_time=in_time)
         self._count_utility({image.request for image in images}, result.ended_ms)
 
     def _record_images(self, kind: str, images: Sequence[RequestImage], now: float, took_ms: float, **of: int) -> None:
-        """Record a batch that has ended, or images that were dropped.
+        """Record a batch that has ended, or images that were dropped. Where that fails, nothing else does.
 
         With what they earn in time at each gamma, and the device time of one image there.
         """
-        costs = self._scheduler.costs
-        by_gamma = np.sum([image.expected_utility for image in images], axis=0)
-        events.record(
-            kind,
-            images=len(images),
-            **of,
-            ms=round(took_ms, 1),
-            waited=round(now - took_ms - max(image.arrival for image in images), 1),
-            slack=round(min(image.deadline for image in images) - now, 1),
-            earns=np.round(by_gamma, 2).tolist(),
-            costs=np.round(costs.times([costs.max_size])[0] / costs.max_size, 3).tolist(),
-        )
+        if not events.is_recording():
+            return
+        with contextlib.suppress(Exception):
+            costs = self._scheduler.costs
+            by_gamma = np.sum([image.expected_utility for image in images], axis=0)
+            events.record(
+                kind,
+                images=len(images),
+                in_time=sum(image.request.outcomes[image.index] == IN_TIME for image in images),
+                **of,
+                ms=round(took_ms, 1),
+                waited=round(now - took_ms - max(image.arrival for image in images), 1),
+                slack=round(min(image.deadline for image in images) - now, 1),
+                earns=np.round(by_gamma, 2).tolist(),
+                costs=np.round(costs.times([costs.max_size])[0] / costs.max_size, 3).tolist(),
+            )
 
     def _count_utility(self, requests: Iterable[ImageRequest], now: float) -> None:
         """Count what requests, of which images were settled just now, have gained by ending in time."""

@@ -29,6 +29,7 @@ from shapeshift.fused_decode.engine.blocks import BlockPool, Blocks
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
 from shapeshift.serving.metrics import Counter
 from tests.adapter_cache.toy_memory import FakeRequest
+from tests.recording import recording
 
 BLOCK_ELEMENTS = 256
 
@@ -550,3 +551,14 @@ def test_random_operations_keep_the_memory_intact(
         made.cache.check_integrity()
         made.pool.check_integrity([blocks for _, blocks in running])
     assert loads > 20 and made.evicted(FOR_ADAPTER) > 5
+
+
+def test_what_is_in_memory_is_recorded_together(tmp_path: Path) -> None:
+    made = FakeLoads()
+    for name in ("a", "b"):
+        made.add(name, 100)
+        assert made.cache.start_load(name)
+    with recording(tmp_path) as reader:
+        made.settle()
+    (event,) = [event for event in reader.read() if event.kind == "residents"]
+    assert event.values["rows"] == [["a", 400, 0, 0, 0], ["b", 400, 0, 0, 0]]

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from shapeshift.triton import model_config
 from tests.cascade.conftest import ALL, LABELS, FakeLevel, candidate, gap
 from tests.conftest import LIGHT_WIDTH
 from tests.fakes import Request, TritonError, text_request, values_of
+from tests.recording import recording
 from tests.registry_mirror.remote_registry import RemoteRegistry
 from tests.waiting import wait_for
 
@@ -529,3 +531,15 @@ def test_a_line_of_the_log_says_which_levels_answered(workspace: Workspace) -> N
     assert (first["texts"], first["levels"], second["levels"]) == (2, [2], [1])
     assert first["tokens"] > second["tokens"] > 0 and first["compute_ms"] > 0
     assert first["outcome"] == second["outcome"] == "OK"
+
+
+def test_texts_are_recorded_whose_time_is_their_own(workspace: Workspace, tmp_path: Path) -> None:
+    large(workspace)
+    front = workspace.open(workspace.table(candidate("both", TWO, [gap(c=1.0)])))
+    with recording(tmp_path / "events") as reader:
+        ask(front, "one")
+        ask(front, "two", "three")
+        ask(front, "four", level=1)
+        recorded = [event for event in reader.read() if event.kind == "text"]
+    assert [event.values["level"] for event in recorded] == [2]
+    assert 0 < recorded[0].values["confidence"] <= 1 and recorded[0].values["ms"] > 0

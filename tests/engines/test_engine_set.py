@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from shapeshift.engines.execution.engine_set import EngineSet, efficient_tokens,
 from shapeshift.engines.interfaces import Array
 from shapeshift.engines.manifest import EngineEntry, Latency, Manifest, Output
 from shapeshift.errors import EngineError
+from tests.recording import recording
 
 
 class FakeEngine:
@@ -21,7 +23,7 @@ class FakeEngine:
         self.tokens = tokens
         self.rows = rows
         self.shapes: list[tuple[int, int]] = []
-        self._out = np.zeros((64, 1), np.float32)
+        self._out = np.zeros((256, 1), np.float32)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         ids, segments, rows = inputs["INPUT_IDS"], inputs["SEGMENTS"], inputs["ROWS"]
@@ -160,3 +162,14 @@ def test_max_rows_is_that_of_the_largest_engine() -> None:
     assert engine_set.max_rows(manifest_of(DYNAMIC, packs_rows=False)) == 1
     # Without a dynamic engine nothing could run more rows than the longest static one has slots.
     assert engine_set.max_rows(manifest_of(entry(8, 2, (8, 1.0)), SMALL, max_tokens=16)) == 4
+
+
+def test_a_call_is_recorded_with_the_lengths_of_its_texts(tmp_path: Path) -> None:
+    made, _ = filled(DYNAMIC, SMALL, LARGE)
+    made.run([np.arange(5)])
+    with recording(tmp_path) as reader:
+        made.run([np.arange(5), np.arange(6)])
+        made.run([np.zeros(1, np.int64)] * 200)
+    first, many = reader.read()
+    assert (first.kind, first.values["size"], first.values["tokens"], first.values["texts"]) == ("pack", 16, 11, [5, 6])
+    assert (many.values["tokens"], many.values["texts"]) == (200, 200), "only their number has room"

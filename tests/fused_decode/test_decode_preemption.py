@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed, always, nothing
 from shapeshift.fused_decode.request import ABORT, Request
 from tests.fused_decode.toy import LETTERS, Run, ToyRuntime, drive_at_random, ids
+from tests.recording import recording
 
 
 class RandomPreemption(FirstComeFirstServed[Request]):
@@ -128,3 +131,44 @@ def test_random_requests_in_little_memory(seed: int) -> None:
     run = Run(runtime, prefill_tokens=rng.choice((7, 64)))
     drive_at_random(run, rng, 5_000, lambda: "".join(rng.choice(LETTERS) for _ in range(rng.randint(1, 70))), 60)
     assert run.loop.metrics.preemptions.value > 20 and run.loop.slots.pool.free == runtime.blocks
+
+
+def test_each_stay_in_a_slot_is_recorded_with_its_first_token(tmp_path: Path) -> None:
+    admission = RandomPreemption(random.Random(1))
+    run = Run(ToyRuntime(slots=1), admission=admission)
+    with recording(tmp_path) as reader:
+        run.submit("abc", max_tokens=40)
+        run.until_idle()
+    stays: list[dict[str, Any]] = []
+    for event in reader.read():
+        if event.kind == "join":
+            stays.append({"firsts": 0})
+        elif event.kind == "first":
+            stays[-1]["firsts"] += 1
+        elif event.kind == "leave":
+            stays[-1] |= event.values
+    assert [stay["why"] for stay in stays] == ["preempted"] * len(admission.squashed) + ["length"] and len(stays) > 1
+    before = [0, *(stay["tokens"] for stay in stays[:-1])]
+    assert [stay["firsts"] for stay in stays] == [
+        int(stay["tokens"] > had) for had, stay in zip(before, stays, strict=True)
+    ]
+
+
+def test_beams_are_recorded_as_one_stay_in_several_slots(tmp_path: Path) -> None:
+    run = Run(ToyRuntime(slots=4))
+    with recording(tmp_path) as reader:
+        run.submit("abc", max_tokens=12, num_beams=3)
+        run.until_idle()
+    join, first, leave = reader.read()
+    assert [event.kind for event in (join, first, leave)] == ["join", "first", "leave"]
+    assert join.values["slots"] == [0, 1, 2]
+    assert {first.values["slot"], leave.values["slot"]} <= {0, 1, 2}
+
+
+def test_a_failure_is_recorded_as_the_end_of_all_stays(tmp_path: Path) -> None:
+    run = Run(ToyRuntime(slots=300))
+    with recording(tmp_path) as reader:
+        run.submit("abc", max_tokens=12)
+        run.loop.step()
+        run.loop.slots.clear()
+    assert [(event.kind, event.values.get("why")) for event in reader.read()][-1] == ("clear", "failed")

@@ -61,10 +61,10 @@ def encoding() -> View:
     new = {**lengths, "e request_tokens_count": 10, "e engine_rows_total": 10, "e requests_total code=OK": 10}
     new |= {"e engine_used_total engine=13": 2, "e engine_used_total engine=dynamic": 1, "e requests_waiting": 3}
     packs = [
-        Event("pack", 9.0, {"thread": "engine-0", "size": 20, "dynamic": 0, "texts": [8, 10], "ms": 2.0}),
-        Event("pack", 9.5, {"thread": "engine-1", "size": 32, "dynamic": 0, "texts": [30], "ms": 4.0}),
+        Event("pack", 9.0, {"thread": "engine-0", "size": 20, "tokens": 18, "texts": [8, 10], "ms": 2.0}),
+        Event("pack", 9.5, {"thread": "engine-1", "size": 32, "tokens": 30, "texts": [30], "ms": 4.0}),
     ]
-    worker = [Event("pack", 9.7, {"thread": "MainThread", "size": 32, "dynamic": 0, "texts": [32], "ms": 4.0})]
+    worker = [Event("pack", 9.7, {"thread": "MainThread", "size": 32, "tokens": 32, "texts": [32], "ms": 4.0})]
     return view(dict.fromkeys(new, 0), new, {"e": packs, "e_w00": worker}, status=STATUS)
 
 
@@ -81,16 +81,42 @@ def test_encode_counts_texts_and_padding() -> None:
     assert "e_w00" in html, "its workers are listed"
 
 
-def generating(adapter: int = -1) -> dict[str, list[Event]]:
-    blocks = [90, 4, 3, 2, 1]
+def test_encode_shows_calls_whose_texts_are_only_counted() -> None:
+    values = {"thread": "engine-0", "size": 1000, "tokens": 950, "texts": 95, "ms": 2.0}
+    shown = encode.draw(view({}, {}, {"e": [Event("pack", 9.0, values)]}, status=STATUS), "e")
+    assert "computed 95 texts: 950 of 1000 tokens are text" in label(shown, "The last engine calls")
+    assert tiles(shown)["texts in a call"] == "95" and tiles(shown)["padding computed"] == "5%"
+
+
+def test_threads_of_each_process_have_their_lanes() -> None:
+    values = {"thread": "engine-0", "size": 8, "tokens": 8, "texts": [8], "ms": 1000.0}
+    calls = {"e": [Event("pack", 9.0, values)], "e_w00": [Event("pack", 9.5, values), Event("pack", 9.8, values)]}
+    html = encode.draw(view({}, {}, calls, status=STATUS), "e")
+    words = label(html, "What each engine thread did")
+    assert "thread 0 computed 10%" in words and "w00 0 computed 20%" in words
+
+
+BLOCKS = [90, 4, 3, 2, 1]
+
+
+def join(at: float, *slots: int, prompt: int = 9, shared: int = 0) -> Event:
+    texts = {"prompt": prompt, "shared": shared, "adapter": -1}
+    return Event("join", at, {"slot": slots[0], "slots": [*slots], **texts, "blocks": BLOCKS})
+
+
+def leave(at: float, slot: int, tokens: int, why: str) -> Event:
+    return Event("leave", at, {"slot": slot, "tokens": tokens, "why": why, "blocks": BLOCKS})
+
+
+def generating() -> dict[str, list[Event]]:
     return {
         "g": [
-            Event("join", 2.0, {"slots": [0], "prompt": 20, "shared": 16, "adapter": adapter, "blocks": blocks}),
-            Event("first", 3.0, {"slot": 0, "ms": 900.0}),
-            Event("leave", 6.0, {"slots": [0], "tokens": 30, "why": "length", "blocks": blocks}),
-            Event("join", 7.0, {"slots": [0], "prompt": 9, "shared": 0, "adapter": adapter, "blocks": blocks}),
-            Event("leave", 7.5, {"slots": [0], "tokens": 4, "why": "preempted", "blocks": blocks}),
-            Event("join", 8.0, {"slots": [1], "prompt": 9, "shared": 0, "adapter": adapter, "blocks": blocks}),
+            join(2.0, 0, prompt=20, shared=16),
+            Event("first", 3.0, {"slot": 0}),
+            leave(6.0, 0, 30, "length"),
+            join(7.0, 0),
+            leave(7.5, 0, 4, "preempted"),
+            join(8.0, 1),
         ]
     }
 
@@ -107,15 +133,45 @@ def test_generate_shows_who_held_which_slot() -> None:
     assert shown["prompt tokens not computed"] == "25%"
     assert "here: together: 2, one text at a time: 6" in label(html, "Reads of all weights")
     assert "lost its slot" in html, "one was preempted"
-    assert [(stay.slot, stay.joined, stay.first, stay.left, stay.why) for stay in generate.stays(now, "g")] == [
-        (0, 2.0, 3.0, 6.0, "length"),
-        (0, 7.0, None, 7.5, "preempted"),
-        (1, 8.0, None, None, ""),
+    assert [(stay.slots, stay.joined, stay.first, stay.left, stay.why) for stay in generate.stays(now, "g")] == [
+        ([0], 2.0, 3.0, 6.0, "length"),
+        ([0], 7.0, None, 7.5, "preempted"),
+        ([1], 8.0, None, None, ""),
     ]
     assert "2 requests left their slots after 34 tokens, 1 hold one now" in label(html, "Slots")
     assert "2 blocks shared by several texts" in label(html, "Memory")
     cells = html.count("<title>shared by several texts</title>")
     assert cells == 2 and html.count("<title>empty</title>") == 90
+
+
+def test_generate_counts_a_request_with_beams_once() -> None:
+    # The request's first slot changes as its beams do.
+    beams = [join(2.0, 0, 1, 2), Event("first", 3.0, {"slot": 2}), leave(6.0, 1, 30, "length")]
+    now = view({"g slots": 4}, {"g slots": 4}, {"g": [*beams, join(7.0, 2, 3), join(8.0, 0)]})
+    assert [(stay.slots, stay.first, stay.left) for stay in generate.stays(now, "g")] == [
+        ([0, 1, 2], 3.0, 6.0),
+        ([2, 3], None, None),
+        ([0], None, None),
+    ]
+    html = generate.draw(now, "g")
+    assert "1 requests left their slots after 30 tokens, 2 hold one now" in label(html, "Slots")
+    # A bar in each of its slots.
+    assert html.count("30 tokens, prompt of 9 tokens; left: length") == 3
+
+
+def test_generate_shows_that_all_lost_their_slots() -> None:
+    clear = Event("clear", 7.0, {"why": "failed", "blocks": [100, 0, 0, 0, 0]})
+    now = view({}, {}, {"g": [join(2.0, 0, 1), join(3.0, 2), clear]})
+    assert [(stay.left, stay.why) for stay in generate.stays(now, "g")] == [(7.0, "failed")] * 2
+    assert generate.block_counts(now, "g") == [100, 0, 0, 0, 0]
+
+
+def test_a_large_memory_is_drawn_with_few_cells() -> None:
+    blocks = [60_000, 5_000, 400, 99, 1]
+    html = generate.memory(view({}, {}, {"g": [Event("clear", 9.0, {"why": "failed", "blocks": blocks})]}), "g").html()
+    assert 900 < html.count("<title>") <= 1005 and len(html) < 200_000
+    assert "a cell is 66 blocks" in html and "60000 blocks empty" in html
+    assert html.count("<title>lent to adapters</title>") == 1, "each state that there is is seen"
 
 
 def test_lora_shows_what_is_in_memory() -> None:
@@ -128,13 +184,10 @@ def test_lora_shows_what_is_in_memory() -> None:
     }
     new |= {"g adapter_queue_requests queue=0": 2, "g adapter_queue_quota_tokens queue=0": 100}
     events = [
-        Event("load", 4.0, {"adapter": "gone", "number": 1, "bytes": 1 << 20, "ms": 9.0}),
-        Event("load", 5.0, {"adapter": "a", "number": 2, "bytes": 3 << 20, "ms": 9.0}),
+        Event("load", 4.0, {"adapter": "gone", "bytes": 1 << 20, "ms": 9.0}),
+        Event("load", 5.0, {"adapter": "a", "bytes": 3 << 20, "ms": 9.0}),
         Event("evict", 6.0, {"adapter": "gone", "why": "room", "bytes": 1 << 20}),
-        Event(
-            "resident",
-            *(7.0, {"adapter": "<b>", "number": 3, "rank": 8, "bytes": 1 << 20, "users": 1, "uses": 4, "blocks": 0}),
-        ),
+        Event("residents", 7.0, {"rows": [["<b>", 1 << 20, 4, 1, 0], ["a", 3 << 20, 2, 0, 0]]}),
     ]
     now = view(dict.fromkeys(new, 0), new, {"g": events})
     html = lora.draw(now, "g")
@@ -215,9 +268,9 @@ def test_text_shows_who_answered_how_well_and_the_time_that_it_spared() -> None:
     new |= {"t early_share_recent": 0.75, "t early_share_drift": -0.05, "t request_tokens_count": 40}
     new |= {"t profiled_accuracy": 0.97, "t profiled_last_level_accuracy": 0.975, "t first_level_threshold": 0.65}
     new |= {"t profiled_level_ms level=1": 2.0, "t profiled_level_ms level=2": 10.0, "t profiled_level_ms level=3": 0}
-    events = [Event("text", 5.0, {"level": 1, "confidence": 0.9, "pruned": 0, "ms": 4.0}) for _ in range(3)]
-    events.append(Event("text", 6.0, {"level": 2, "confidence": 0.3, "pruned": 2, "ms": 20.0}))
-    events.append(Event("text", 6.0, {"level": 2, "confidence": None, "pruned": 0, "ms": 20.0}))
+    events = [Event("text", 5.0, {"level": 1, "confidence": 0.9, "ms": 4.0}) for _ in range(3)]
+    events.append(Event("text", 6.0, {"level": 2, "confidence": 0.3, "ms": 20.0}))
+    events.append(Event("text", 6.0, {"level": 2, "confidence": None, "ms": 20.0}))
     html = text.draw(view(dict.fromkeys(new, 0), new, {"t": events}), "t")
     assert tiles(html)["answered by the small model"] == "75%"
     assert notes(html)["answered by the small model"] == "last 10 s; 80% of the texts of its profile"
@@ -272,7 +325,7 @@ def test_a_panel_says_why_it_is_empty(panel: Panel) -> None:
 def test_no_name_from_the_server_is_taken_for_html() -> None:
     name = '<script>alert("x")</script>'
     new = {"g adapters_known": 5, "g slots": 1, "g requests_total code=OK": 1}
-    events = [Event("load", 4.0, {"adapter": name, "number": 1, "bytes": 1, "ms": 9.0})]
+    events = [Event("load", 4.0, {"adapter": name, "bytes": 1, "ms": 9.0})]
     assert "<script" not in lora.draw(view(new, new, {"g": events}), "g")
     assert "<script" not in sidecar.draw(
         view({}, {}, status=STATUS, decisions=[{"at": name, "kind": name, "subject": name, "text": name}]),

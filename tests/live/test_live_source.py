@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from shapeshift.live.counters import Change, LivePages
-from shapeshift.live.source import HISTORY_S, Source
+from shapeshift.live.source import HISTORY_S, RecentEvents, Source
+from shapeshift.serving.events import RECORDS, Event
 from shapeshift.triton import metrics
 from tests.live.servers import MetricsServer, page, page_text, ring
 from tests.waiting import wait_for
@@ -156,6 +157,50 @@ def test_events_are_those_of_the_processes_that_live(server: MetricsServer, tmp_
     source.look()
     assert [event.values["texts"] for event in source.view.recent("m", "pack", 60.0)] == [[4]]
     assert source.view.now <= time.monotonic() < source.view.now + HISTORY_S
+
+
+def test_a_kind_does_not_push_another_out(server: MetricsServer, tmp_path: Path) -> None:
+    source = Source(lambda: server.addresses(tmp_path))
+    server.text = page_text({"m heartbeat_total": 1.0})
+    written = ring(tmp_path, "m", os.getpid())
+    written.write("rare", {"n": 0})
+    for _ in range(3):
+        for number in range(3000):
+            written.write("often", {"n": number})
+        source.look()
+    view = source.view
+    assert view is not None
+    assert len(view.recent("m", "rare", 60.0)) == 1 and view.span("m", "rare") == HISTORY_S
+    often = view.recent("m", "often", 60.0)
+    assert 3000 <= len(often) < 9000
+    assert view.span("m", "often") == pytest.approx(view.now - often[0].at) and view.lost["m"] == 0
+    for number in range(RECORDS + 10):
+        written.write("often", {"n": number})
+    source.look()
+    assert source.view is not None and source.view.lost["m"] == 10
+    assert source.view.span("m", "rare") < HISTORY_S, "some of these may be among the lost ones"
+
+
+def test_who_holds_a_slot_is_known_however_long_that_is(tmp_path: Path) -> None:
+    values = {"slot": 0, "slots": [0, 1]}
+    recent = RecentEvents()
+    recent.add([Event("join", 1.0, values), Event("first", 2.0, {"slot": 1}), Event("pack", 3.0, {})], 0)
+    recent.add([Event("join", 4.0, {"slot": 2, "slots": [2]}), Event("leave", 5.0, {"slot": 2})], 0)
+    recent.forget(100.0)
+    assert [(event.kind, event.at) for event in recent.events()] == [("join", 1.0), ("first", 2.0)]
+    recent.add([Event("leave", 101.0, {"slot": 1})], 0)
+    recent.forget(100.0)
+    assert [event.kind for event in recent.events()] == ["leave"]
+
+
+def test_a_later_process_of_the_same_number_is_read(server: MetricsServer, tmp_path: Path) -> None:
+    source = Source(lambda: server.addresses(tmp_path))
+    server.text = page_text({"m heartbeat_total": 1.0})
+    for number in (1, 2):
+        ring(tmp_path, "m", os.getpid()).write("x", {"n": number})
+        source.look()
+        assert source.view is not None
+        assert [event.values["n"] for event in source.view.recent("m", "x", 60.0)] == [number]
 
 
 def test_a_file_that_is_no_ring_is_left_alone(server: MetricsServer, tmp_path: Path) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shapeshift.errors import EngineError
+from shapeshift.serving import events
 from shapeshift.token_adapt.executor import Executor
 from shapeshift.token_adapt.interfaces import Task
 from shapeshift.token_adapt.policy.costs import Costs
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler, SchedulerSettings, Timetable
 from shapeshift.token_adapt.request import IN_TIME, LATE, ImageRequest, ImageRequestOptions, RequestImage, now_ms
 from tests.fakes import logger
+from tests.recording import recording
 from tests.token_adapt.token_models import LONG_MS, SIZE, TASKS, Gate, RecordingModel
 from tests.waiting import wait_for
 
@@ -137,3 +141,37 @@ def test_a_batch_is_timed_in_the_unit_of_its_profile(desk: Desk) -> None:
     desk.gate.opened.set()
     wait_for(lambda: desk.costs.factor != 1.0)
     assert desk.costs.factor > 1.0
+
+
+def test_batches_and_what_is_dropped_are_recorded(desk: Desk, tmp_path: Path) -> None:
+    with recording(tmp_path) as reader:
+        desk.run_held(2)
+        dropped = desk.submit(1, latency_ms=50.0)
+        time.sleep(0.001 * max(0.0, dropped.deadline - now_ms()))
+        desk.gate.opened.set()
+        wait_for(lambda: len(desk.finished) == 2)
+        by_kind: dict[str, dict[str, Any]] = {}
+
+        def all_read() -> bool:
+            by_kind.update((event.kind, event.values) for event in reader.read())
+            return len(by_kind) == 2
+
+        wait_for(all_read)
+    assert (by_kind["batch"]["images"], by_kind["batch"]["in_time"]) == (2, 2)
+    assert by_kind["dropped"]["images"] == 1 and len(by_kind["dropped"]["earns"]) == len(desk.costs.gammas)
+
+
+def test_a_batch_that_cannot_be_recorded_has_succeeded(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(kind: str, **values: object) -> None:
+        raise ValueError("cannot be recorded")
+
+    with recording(tmp_path):
+        monkeypatch.setattr(events, "record", fail)
+        held = desk.run_held(2)
+        desk.gate.opened.set()
+        wait_for(lambda: desk.metrics.utility.value > 0)
+        later = desk.submit(1)
+        wait_for(lambda: later in desk.finished)
+    assert held.error is None and later.error is None and desk.lines == []

@@ -241,7 +241,8 @@ class AdapterCache:
         self.preload.run(self.loads)
         if (now := time.monotonic()) >= self._record_at:
             self._record_at = now + _RECORD_PERIOD_S
-            self._record_residents()
+            if events.is_recording():
+                self._record_residents()
 
     @property
     def reclaimable(self) -> int:
@@ -297,10 +298,10 @@ class AdapterCache:
 
     def _record_residents(self) -> None:
         """Record what is in memory: who reads later has not seen the loads."""
-        for adapter in [self.table[name] for name in self.placement]:
-            size = {"rank": adapter.info.rank, "bytes": adapter.info.bytes}
-            use = {"users": adapter.users, "uses": adapter.uses, "blocks": self.placement.run_blocks(adapter.name)}
-            events.record("resident", adapter=adapter.label, number=adapter.number, **size, **use)
+        adapters = [self.table[name] for name in self.placement]
+        run_blocks = self.placement.run_blocks
+        rows = [(one.label, one.info.bytes, one.uses, one.users, run_blocks(one.name)) for one in adapters]
+        events.record_rows("residents", rows)
 
     def _evict_unused(self) -> None:
         for adapter in [self.table[name] for name in self.placement]:
@@ -316,6 +317,6 @@ class AdapterCache:
             adapter.failed_reads = 0
             adapter.state = READY
             took_ms = round(seconds * 1e3, 1)
-            events.record("load", adapter=adapter.label, number=adapter.number, bytes=adapter.info.bytes, ms=took_ms)
+            events.record("load", adapter=adapter.label, bytes=adapter.info.bytes, ms=took_ms)
         self._ended_loads.append((adapter, error))
         self._on_change()

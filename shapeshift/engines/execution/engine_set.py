@@ -87,14 +87,15 @@ class EngineSet:
         self.calls[engine.tokens] += 1
         self.call_s[engine.tokens] += took_s
         self.last_size = engine.tokens or 0
-        events.record(
-            "pack",
-            thread=threading.current_thread().name,
-            size=engine.tokens or tokens,
-            dynamic=int(engine.tokens is None),
-            texts=[*map(len, texts)],
-            ms=round(took_s * 1e3, 2),
-        )
+        if events.is_recording():
+            events.record(
+                "pack",
+                thread=threading.current_thread().name,
+                size=engine.tokens or tokens,
+                tokens=tokens,
+                texts=[*map(len, texts)],
+                ms=round(took_s * 1e3, 2),
+            )
         return outputs
 
     def _fastest_engines(self) -> list[Engine | None]:

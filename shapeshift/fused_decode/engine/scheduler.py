@@ -276,9 +276,9 @@ class Scheduler:
         self.prefilling.pop(request, None)
         if not request.generated:
             request.first_token = now
-            first_ms = (now - request.arrived) * 1e3
-            self._metrics.first_token_ms.observe(first_ms)
-            events.record("first", slot=request.slot, ms=round(first_ms, 1))
+            self._metrics.first_token_ms.observe((now - request.arrived) * 1e3)
+        if request.generated == request.joined_with:
+            events.record("first", slot=request.slot)
 
     def _append_text(self, request: Request, token: int) -> bool:
         """Add a token's text to the answer; True where it completes a stop string."""

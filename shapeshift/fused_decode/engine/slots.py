@@ -146,9 +146,11 @@ class SlotTable:
             else:
                 self.phase[slot] = RESERVED
                 self._extend_surely(slot, 1)
-        shared, prompt = int(self.cached[slots[0]]), len(request.prompt)
-        adapter = request.adapter_id
-        events.record("join", slots=slots, prompt=prompt, shared=shared, adapter=adapter, blocks=self.pool.counts)
+        request.joined_with = request.generated
+        if events.is_recording():
+            shared, prompt = int(self.cached[slots[0]]), len(request.prompt)
+            texts_of = {"prompt": prompt, "shared": shared, "adapter": request.adapter_id}
+            events.record("join", slot=slots[0], slots=slots, **texts_of, blocks=self.pool.counts)
         return int(self.length[slots].sum())
 
     def uncomputed(self, slot: int) -> int:
@@ -197,7 +199,8 @@ class SlotTable:
             self._empty(slot)
             self.used -= 1
         request.slot = None
-        events.record("leave", slots=slots, tokens=request.generated, why=why, blocks=self.pool.counts)
+        if events.is_recording():
+            events.record("leave", slot=slots[0], tokens=request.generated, why=why, blocks=self.pool.counts)
 
     def preempt(self, request: Request) -> None:
         """Free the slots of `request`, which keeps its tokens; with slots again, it prefills all of them."""
@@ -215,7 +218,8 @@ class SlotTable:
                 self._empty(slot)
         self.pool.clear()
         self.used = self.unsettled = 0
-        events.record("leave", slots=[*range(len(self))], tokens=0, why=FAILED, blocks=self.pool.counts)
+        if events.is_recording():
+            events.record("clear", why=FAILED, blocks=self.pool.counts)
 
     def draft(self, slot: int, tokens: npt.NDArray[np.int32]) -> None:
         """Propose at most `BLOCK_TOKENS` - 1 tokens for the decoding `slot`: as many of them as free blocks hold.
