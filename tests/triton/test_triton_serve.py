@@ -228,11 +228,12 @@ def test_models_are_loaded_as_they_are_built(
     triton: Path, tmp_path: Path, server_settings: Callable[..., ServerSettings], traces_of: Traces
 ) -> None:
     save_modules(save_model(tmp_path / "checkpoint", "bert"), "cls")
-    for name, checkpoint in (("bad", tmp_path / "absent"), ("good", tmp_path / "checkpoint")):
+    built, spread = {"checkpoint": tmp_path / "checkpoint"}, {"placement": "resident", "workers": 1, "max_workers": 1}
+    for name, stated in (("bad", {"checkpoint": tmp_path / "absent"}), ("front", built | spread), ("good", built)):
         (tmp_path / "model_repository" / name).mkdir(parents=True)
-        parameters = {"checkpoint": checkpoint, "max_tokens": 16, "max_bins": 1, "precision": "f32"}
-        stated = ", ".join(f'{{ key: "{key}" value {{ string_value: "{one}" }} }}' for key, one in parameters.items())
-        text = f'backend: "polymorph" parameters [ {stated} ]'
+        parameters = {"max_tokens": 16, "max_bins": 1, "precision": "f32", **stated}
+        items = ", ".join(f'{{ key: "{key}" value {{ string_value: "{one}" }} }}' for key, one in parameters.items())
+        text = f'backend: "polymorph" parameters [ {items} ]'
         (tmp_path / "model_repository" / name / "config.pbtxt").write_text(text)
     settings = server_settings((tmp_path / "build" / "repository",), (), tmp_path / "build" / "run", BACKENDS)
     options = ["--engines", "--no-gateway", "--triton", str(triton)]
@@ -245,7 +246,8 @@ def test_models_are_loaded_as_they_are_built(
         served.read_until("Ctrl-C stops the server")
         begin, _, ready = served.output.partition("ready: ")
         assert "\nbad: " in begin and "not published: bad" in begin and "  good is loaded (" in begin
-        assert ready.splitlines()[1].startswith("good  engines: ")
+        assert "  front is loaded (" in begin and "  front_w00 is loaded (" in begin
+        assert "\nfront  engines: " in ready and "\ngood   engines: " in ready
         traces = traces_of(settings)
         assert served.end(signal.SIGINT)[0] == 0 and traces() == []
     finally:
