@@ -10,7 +10,7 @@ from statistics import fmean
 from bench.common.output import Row
 from bench.demo.fronts import BASELINES
 from bench.demo.load import Answer
-from shapeshift.live import encode, image
+from shapeshift.live import encode
 from shapeshift.live.source import View
 
 ESTIMATE = " (estimate)"
@@ -81,7 +81,8 @@ def rows(front: str, ours: Turns, baseline: Turns) -> list[Row]:
     result = [
         _row(front, words, measure(ours), measure(baseline), more, over) for words, measure, more in MEASURES[front]
     ]
-    return result + [row for row in (_ESTIMATES[front](ours) if front in _ESTIMATES else None,) if row]
+    estimate = _padding(ours) if front == "encode" else None
+    return [*result, estimate] if estimate else result
 
 
 def _row(front: str, words: str, here: float, there: float, more: bool, over: str) -> Row:
@@ -94,23 +95,8 @@ def _padding(turns: Turns) -> Row | None:
     computed = padded = 0
     for turn in turns:
         packs = encode.packs_of(turn.view, turn.model, turn.view.change.seconds)
-        lengths = [length for pack in packs for length in pack.values["texts"]]
+        lengths = [length for pack in packs for length in pack.lengths]
         computed += encode.padding(packs)[1]
         padded += len(lengths) * max(lengths, default=0)
     words, over = f"tokens computed{ESTIMATE}", "each padded to the longest of the turn"
     return _row("encode", words, computed, padded, False, over) if computed else None
-
-
-def _best_fixed(turns: Turns) -> Row | None:
-    earned = [image.earned(turn.view, turn.model, turn.view.change.seconds) for turn in turns]
-    whole = [one for one in earned if one]
-    if not whole:
-        return None
-    fixed = {gamma: fmean(one.fixed[gamma] for one in whole) for gamma in whole[0].fixed}
-    best = max(fixed, key=lambda gamma: fixed[gamma])
-    over = f"always gamma {best}, replayed at its best"
-    here = fmean(one.here for one in whole)
-    return _row("classify_image", f"utility a second{ESTIMATE}", here, fixed[best], True, over)
-
-
-_ESTIMATES: Mapping[str, Callable[[Turns], Row | None]] = {"encode": _padding, "classify_image": _best_fixed}

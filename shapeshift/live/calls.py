@@ -69,16 +69,17 @@ def text(model: str, value: str, outputs: tuple[str, ...]) -> Call:
 
 
 def generation(model: str, prompt: str, most: int, adapter: str = "") -> Call:
-    """A text that is generated as a stream."""
+    """The most likely text, generated as a stream."""
     named = {"lora_name": adapter} if adapter else {}
     parameters = f", parameters={named!r}" if named else ""
     return Call(
         model,
         "generate_stream",
-        {"text_input": prompt, "max_tokens": most, "stream": True, **named},
+        {"text_input": prompt, "max_tokens": most, "temperature": 0, "stream": True, **named},
         "import numpy as np, queue, tritonclient.grpc as triton\n\n"
-        'shapes = {"text_input": "BYTES", "max_tokens": "INT32", "stream": "BOOL"}\n'
+        'shapes = {"text_input": "BYTES", "max_tokens": "INT32", "temperature": "FP32", "stream": "BOOL"}\n'
         f"values = {{'text_input': {prompt!r}, 'max_tokens': np.int32({most}), 'stream': True}}\n"
+        "values['temperature'] = np.float32(0)\n"
         "inputs = [triton.InferInput(name, [1], kind) for name, kind in shapes.items()]\n"
         "for one in inputs:\n"
         "    kind = object if one.datatype() == 'BYTES' else None\n"

@@ -157,7 +157,8 @@ def _asked(view: View, model: str) -> Plot:
 def sizes(view: View, model: str) -> dict[str, float]:
     """Bytes of the adapters that were in memory in the last minute."""
     events = view.events.get(model, ())
-    return {one.values["adapter"]: one.values["bytes"] for one in events if one.kind in ("resident", "load")}
+    loaded = {one.values["adapter"]: one.values["bytes"] for one in events if one.kind == "load"}
+    return loaded | {name: size for one in events if one.kind == "residents" for name, size, *_ in one.values["rows"]}
 
 
 def _loaded(view: View, model: str) -> Plot:
