@@ -26,11 +26,18 @@ class TryIt:
         with ui.element("div").classes("try"):
             with ui.element("div").classes("fields"):
                 self._ask = FIELDS[kind]()
-                ui.button("Try it", on_click=self._send).props("no-caps unelevated")
+                self._button = ui.button("Try it", on_click=self._press).props("no-caps unelevated")
             self._answer = ui.label("").classes("answer").props('role="status"')
             with ui.expansion("The same call with curl and with tritonclient") as self._same:
                 self._curl, self._python = ui.code("", language="bash"), ui.code("", language="python")
         self._same.set_visibility(False)
+
+    async def _press(self) -> None:
+        self._button.disable()
+        try:
+            await self._send()
+        finally:
+            self._button.enable()
 
     async def _send(self) -> None:
         model = self._model()
@@ -93,10 +100,15 @@ def _image_fields() -> Ask:
     async def take(uploaded: ui_events.UploadEventArguments) -> None:
         nonlocal data
         data = await uploaded.file.read()
+        # It takes one file: the next one takes its place.
+        upload.reset()
+        upload.props["label"] = f"Image: {uploaded.file.name}"
+        upload.update()
 
-    ui.upload(
+    upload = ui.upload(
         label="Image file: choose it with +", on_upload=take, auto_upload=True, max_file_size=_MOST_IMAGE, max_files=1
-    ).classes("long").props('accept="image/*" flat bordered')
+    )
+    upload.classes("long").props('accept="image/*" flat bordered')
     deadline = ui.number("Deadline, ms", value=500, min=1, max=60_000).classes("short").props("outlined dense")
     return lambda model: calls.image(model, data, float(deadline.value or 500)) if data else "Choose an image."
 
