@@ -236,7 +236,7 @@ def test_a_static_engine_is_filled_and_the_dynamic_one_is_not(
     limits = pack_limits(made, PolymorphSettings(pack_tokens=100))
     assert [limits(edge) for edge in (16, 64, 512, 0)] == [(16, 4), (64, 16), (100, 16), (100, 16)]
     assert pack_limits(made, PolymorphSettings(pack_tokens=10**6))(0) == (512, 16)
-    longer = EngineEntry("", 2048, 256, 0.0, 1.0, (Latency(2048, 1, 1.0, 1.0, 1.0),))
+    longer = EngineEntry("", 2048, 256, 0.0, 1.0, (Latency(2048, 1, 0.1, 0.1, 0.1),))
     longer_limits = pack_limits(replace(made, engines=(*made.engines, longer)), PolymorphSettings())
     assert longer_limits(0) == (2048, 256)
     assert longer_limits(512) == (512, 256), "the worker of a bin refuses longer packs"

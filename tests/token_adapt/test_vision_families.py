@@ -137,9 +137,9 @@ def test_the_first_task_compiles_only_the_gammas_that_are_missing(tmp_path: Path
     steps: list[str] = []
     made, _ = images.publish(stated, paths(tmp_path), steps.append)
     assert [step for step in steps if "gamma" in step] == [
-        "verify gamma -3 in f32",
-        "verify gamma 0 in f32",
-        "export, compile and verify gamma 2 in f32",
+        "verify: gamma -3 in f32, 0 of 3 done",
+        "verify: gamma 0 in f32, 1 of 3 done",
+        "export, compile and verify: gamma 2 in f32, 2 of 3 done",
     ]
     assert [entry.gamma for entry in made.engines] == [-3, 0, 2] and alone.files.items() < made.files.items()
 
