@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from shapeshift.serving.chat_templates.conversation import TemplateError, begin,
 _MEMORY_BYTES = 1 << 30
 # One template that takes its whole time holds up no other conversation.
 _PROCESSES = 2
+_PATIENCE = 6
+"""Times `max_seconds` until the processes count as stuck; a conversation may wait for others."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,21 @@ class ChatRenderer:
         if not self._pool.active:
             self.close()
             self._pool = _new_pool()
-        future: Any = self._pool.schedule(render, args=args, timeout=self._max_seconds)
-        return str(await asyncio.wrap_future(future))
+        pool = self._pool
+        future: Any = pool.schedule(render, args=args, timeout=self._max_seconds)
+        waiting = asyncio.wrap_future(future)
+        try:
+            done, _ = await asyncio.wait([waiting], timeout=_PATIENCE * self._max_seconds)
+        finally:
+            # Also where the client has left.
+            waiting.cancel()
+        if not done:
+            # A process that was killed, or stopped, while it held the pool's channel: no other gets a conversation.
+            if self._pool is pool:
+                self._pool = _new_pool()
+            threading.Thread(target=pool.stop, daemon=True).start()
+            raise BrokenProcessPool
+        return str(done.pop().result())
 
     def close(self) -> None:
         """End the processes."""

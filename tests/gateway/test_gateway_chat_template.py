@@ -7,6 +7,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -317,6 +318,21 @@ def test_a_process_that_ends_costs_one_conversation(chats: ChatRenderer) -> None
     pids = [process.pid for process in multiprocessing.active_children() if process.pid]
     os.kill(pids[0], 9)
     assert [rendered(chats, "b") for _ in range(4)] == ["b"] * 4
+
+
+def test_processes_that_are_stuck_are_replaced() -> None:
+    renderer = ChatRenderer(max_seconds=1.0)
+    rendered(renderer, "a")
+    stopped = [process.pid for process in multiprocessing.active_children() if process.pid]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        assert rendered(renderer, "b") == "b"
+    finally:
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        renderer.close()
 
 
 def test_a_refusal_passes_between_processes() -> None:
