@@ -132,9 +132,10 @@ class ShownPanel:
     def refresh(self) -> None:
         """Draw what is known now."""
         view = self._source.view
-        self._section.classes(toggle=None, remove="stale") if not self._source.problem else self._section.classes(
-            "stale"
-        )
+        if self._source.problem:
+            self._section.classes("stale")
+        else:
+            self._section.classes(remove="stale")
         if view is None:
             return
         models = self._panel.models(view)

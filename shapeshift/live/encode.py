@@ -106,15 +106,7 @@ def _numbers(view: View, model: str, packs: Sequence[Pack]) -> str:
 
 
 def _length_bounds(view: View, model: str) -> list[float]:
-    bounds = (_finite(le) for le in view.page.by(model, "request_tokens_bucket", "le"))
-    return sorted(bound for bound in bounds if bound)
-
-
-def _finite(le: str) -> float:
-    try:
-        return float(le) if math.isfinite(float(le)) else 0.0
-    except ValueError:
-        return 0.0
+    return sorted(bound for bound in view.minute.histogram(model, "request_tokens") if math.isfinite(bound))
 
 
 def _engine_sizes(view: View, model: str) -> list[int]:
