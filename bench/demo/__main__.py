@@ -1,6 +1,7 @@
 """The demo: a server, its live page, and a load that changes shape; at the end, what each technique gained.
 
-The fronts have a fifth of the time each. In it ours, its baseline and ours again have a turn under the same load.
+In each act ours, its baseline and ours again have a turn under the same load. Of the workers, whose plan the texts
+change, the first plan has the first turn.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from math import isfinite
 
 from bench.common.output import FOLDER, Output, program, progress
-from bench.common.server import running_server
-from bench.demo.fronts import ADAPTERS, BASELINES, MODELS, publish
+from bench.demo import workers
+from bench.demo.fronts import ADAPTERS, BASELINES, MODELS, Baseline, publish
 from bench.demo.gains import Turn, rows
 from bench.demo.load import BUSY, CALM, requests, send
+from bench.polymorph.fleet import running_fleet
 from shapeshift.live.counters import Change, LivePages
 from shapeshift.live.source import Rings, View
 from shapeshift.settings import require
@@ -28,6 +31,7 @@ from shapeshift.triton.embedded.server import TritonServer
 
 TITLES = {
     "encode": "texts grow longer, and come back",
+    workers.FRONT: "texts grow longer over four workers with a bin each (emulated), and one is killed",
     "classify_image": "images come in bursts, with deadlines",
     "generate": "chats come and go",
     "generate_lora": "adapters follow a power law whose favourite moves",
@@ -36,6 +40,8 @@ TITLES = {
 _SENDING = 0.75
 """Share of a turn in which requests are sent. The rest is for their answers, and for metrics to be written."""
 _SETTLE_S = 2.5
+_TURNS = 3 * len(BASELINES) + 4
+"""A turn of the workers takes twice as long as the others: a move takes seconds."""
 
 
 @program
@@ -45,11 +51,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300.0, help="of load (%(default)g)")
     parser.add_argument("--port", type=int, default=8090, help="of the live page (%(default)s)")
     options = parser.parse_args()
-    require(options.seconds >= 60, "--seconds", options.seconds, "at least 60: a turn is a fifteenth of it")
-    repository = publish()
+    require(options.seconds >= 60, "--seconds", options.seconds, "at least 60: the turns share them")
+    repositories = [publish(), workers.publish()]
     progress("loading the models")
-    with running_server(MODELS, [repository]) as server, _beside("sidecar"), _beside("live", f"--port={options.port}"):
-        output = Output("demo", {"rates": BUSY, "others": CALM, "turn": f"{options.seconds / 15:g} s"})
+    with (
+        running_fleet(
+            FOLDER, repositories, {**dict.fromkeys(MODELS, 0), workers.FRONT: workers.COUNT}, workers.PLAN_S
+        ) as server,
+        _live_page(options.port),
+    ):
+        output = Output("demo", {"rates": BUSY, "others": CALM, "turn": f"{options.seconds / _TURNS:.3g} s"})
         output.say(f"\nwatch: http://127.0.0.1:{options.port}/")
         play(server, options.seconds, output)
     output.save()
@@ -57,22 +68,37 @@ def main() -> int:
 
 
 def play(server: TritonServer, seconds: float, output: Output) -> None:
-    """Send the load for so long to `server`, which serves `MODELS`, and print the table."""
-    stage = Stage(server)
+    """Send the load for so long to `server`, which serves `MODELS` and the workers, and print the table."""
+    stage, turn_s = Stage(server), seconds / _TURNS
     table = []
     for front, title in TITLES.items():
         output.say(f"\n{front}: {title}")
         rates = {**CALM, front: BUSY[front]}
-        turns = []
-        for baseline in (False, True, False):
-            turns.append(stage.turn(front, baseline, rates, seconds / 15))
-            errors = [answer.error for answer in turns[-1].answers if not isfinite(answer.seconds)]
-            words = BASELINES[front].described if baseline else "ours"
-            failed = f", {len(errors)} without an answer: {errors[0][:90]}" if errors else ""
-            output.say(f"  {words}: {len(turns[-1].answers)} requests{failed}")
-        table += rows(front, [turns[0], turns[2]], [turns[1]])
+        ours, theirs = [], []
+        if front == workers.FRONT:
+            over = workers.FIRST_PLAN
+            with workers.frozen(server):
+                theirs.append(stage.turn(front, rates, 2 * turn_s))
+            _say(output, over, theirs[-1])
+            with ThreadPoolExecutor(1) as beside:
+                healed = beside.submit(workers.kill_and_watch, server, turn_s)
+                ours.append(stage.turn(front, rates, 2 * turn_s))
+            _say(output, "the sidecar at work", ours[-1])
+            output.say(f"  {healed.result()}")
+        else:
+            over = BASELINES[front].described
+            for baseline in (None, BASELINES[front], None):
+                (theirs if baseline else ours).append(stage.turn(front, rates, turn_s, baseline))
+                _say(output, over if baseline else "ours", (theirs if baseline else ours)[-1])
+        table += rows(front, ours, theirs, over)
     output.table("what each technique gained (times above 1: ours is better)", table)
     output.data["gains"] = table
+
+
+def _say(output: Output, words: str, turn: Turn) -> None:
+    errors = [answer.error for answer in turn.answers if not isfinite(answer.seconds)]
+    failed = f", {len(errors)} without an answer: {errors[0][:90]}" if errors else ""
+    output.say(f"  {words}: {len(turn.answers)} requests{failed}")
 
 
 class Stage:
@@ -82,11 +108,11 @@ class Stage:
         self._server = server
         self._pages, self._rings = LivePages(), Rings()
 
-    def turn(self, front: str, baseline: bool, rates: Mapping[str, float], seconds: float) -> Turn:
-        """Play one turn about `front`; the same each time."""
+    def turn(self, front: str, rates: Mapping[str, float], seconds: float, baseline: Baseline | None = None) -> Turn:
+        """Play one turn about `front`, or about what stands in for it; the load is the same each time."""
         begin = time.monotonic()
         before = self._pages.page(metrics.scrape(self._server.metrics_url), begin)
-        instead = {front: BASELINES[front]} if baseline else {}
+        instead = {front: baseline} if baseline else {}
         planned = requests(rates, seconds * _SENDING, ADAPTERS)
         drain_s = seconds * (1 - _SENDING) - _SETTLE_S
         answers = asyncio.run(send(self._server.grpc_url, planned, max(drain_s, 1.0), instead))
@@ -95,15 +121,15 @@ class Stage:
         change = Change(before, self._pages.page(metrics.scrape(self._server.metrics_url), now))
         self._rings.read(self._server.settings.run_directory / "events", now)
         view = View(now, change, change, self._rings.events())
-        model = instead[front].model if baseline else front
+        model = baseline.model if baseline else front
         return Turn(model, seconds * _SENDING, view, [answer for answer in answers if answer.front == front])
 
 
 @contextmanager
-def _beside(*arguments: str) -> Iterator[None]:
-    """A command of `shapeshift` for the server, while the block runs; what it says is in a log beside the results."""
-    line = [sys.executable, "-m", "shapeshift.cli.main", *arguments, f"--build={FOLDER}"]
-    with (FOLDER / f"demo-{arguments[0]}.log").open("wb") as log:
+def _live_page(port: int) -> Iterator[None]:
+    """The server's live page, while the block runs; what it says is in a log beside the results."""
+    line = [sys.executable, "-m", "shapeshift.cli.main", "live", f"--port={port}", f"--build={FOLDER}"]
+    with (FOLDER / "demo-live.log").open("wb") as log:
         process = subprocess.Popen(line, stdout=log, stderr=log, preexec_fn=die_with_parent())
     try:
         yield

@@ -8,7 +8,6 @@ from math import isfinite
 from statistics import fmean
 
 from bench.common.output import Row
-from bench.demo.fronts import BASELINES
 from bench.demo.load import Answer
 from shapeshift.live import encode
 from shapeshift.live.source import View
@@ -53,6 +52,11 @@ def _mean_ms(turns: Turns) -> float:
     return 1e3 * fmean(answered) if answered else 0.0
 
 
+def _answered(turns: Turns) -> float:
+    answers = [answer for turn in turns for answer in turn.answers]
+    return 100 * sum(isfinite(answer.seconds) for answer in answers) / len(answers) if answers else 0.0
+
+
 def _utility(turns: Turns) -> float:
     return sum(turn.total("utility_total") for turn in turns) / sum(turn.seconds for turn in turns)
 
@@ -61,6 +65,10 @@ MEASURES: Mapping[str, Sequence[Measure]] = {
     "encode": [
         ("engine time of a text, ms", _ratio("engine_seconds_total", "engine_rows_total", 1e3), False),
         ("mean time of a text, ms", _mean_ms, False),
+    ],
+    "encode_workers": [
+        ("texts answered in time, %", _answered, True),
+        ("mean time of these texts, ms", _mean_ms, False),
     ],
     "classify_image": [("utility a second", _utility, True)],
     "generate": [
@@ -75,9 +83,8 @@ MEASURES: Mapping[str, Sequence[Measure]] = {
 }
 
 
-def rows(front: str, ours: Turns, baseline: Turns) -> list[Row]:
-    """The rows of a front; `times` above 1: ours is better."""
-    over = BASELINES[front].described
+def rows(front: str, ours: Turns, baseline: Turns, over: str) -> list[Row]:
+    """The rows of a front; `times` above 1: ours is better. over: the baseline in words."""
     result = [
         _row(front, words, measure(ours), measure(baseline), more, over) for words, measure, more in MEASURES[front]
     ]

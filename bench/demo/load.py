@@ -16,10 +16,19 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from bench.demo.fronts import Baseline
 from shapeshift.workloads.text import TextMaker
 
-BUSY = {"encode": 30.0, "classify_image": 12.0, "generate": 1.5, "generate_lora": 3.0, "classify_text": 15.0}
+BUSY = {
+    "encode": 30.0,
+    "encode_workers": 18.0,
+    "classify_image": 12.0,
+    "generate": 1.5,
+    "generate_lora": 3.0,
+    "classify_text": 15.0,
+}
 """Mean requests a second of the front that a turn is about."""
 CALM = {"encode": 4.0, "classify_image": 1.0, "generate": 0.2, "generate_lora": 0.3, "classify_text": 2.0}
 """And of the others."""
+FIRST_TOKENS, LAST_TOKENS = 30, 150
+"""Of `encode_workers`: the median of the first texts, and of the last."""
 _INTENTS = (
     "what is the exchange rate of dollars to euros",
     "please set an alarm for six tomorrow morning",
@@ -83,6 +92,11 @@ class Maker:
     def encode(self, part: float) -> tuple[dict[str, Any], dict[str, Any]]:
         """Texts grow longer, and come back."""
         tokens = 1 + (9 + 140 * sin(pi * part) ** 2) * self._rng.lognormal(0, 0.5)
+        return {"TEXT": [[self._texts.text(min(int(tokens), 480))]]}, {}
+
+    def encode_workers(self, part: float) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Texts grow longer."""
+        tokens = FIRST_TOKENS * (LAST_TOKENS / FIRST_TOKENS) ** part * self._rng.lognormal(0, 0.3)
         return {"TEXT": [[self._texts.text(min(int(tokens), 480))]]}, {}
 
     def classify_text(self, part: float) -> tuple[dict[str, Any], dict[str, Any]]:

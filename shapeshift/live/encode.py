@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shapeshift.live.source import LAST_RATE, View
+from shapeshift.live.source import HISTORY_S, LAST_RATE, View
 from shapeshift.live.svg import WIDTH, Plot, number, percent, plots, table, tile, tiles
 
 NAME = "encode"
@@ -19,6 +19,8 @@ IDEA = (
 )
 _CALLS = 14
 _LONGEST_AXIS = 64
+_BINS = ("text-a", "many", "engine", "lent")
+"""Colours of bins, the shortest first."""
 
 
 def models(view: View) -> list[str]:
@@ -35,8 +37,8 @@ def draw(view: View, model: str) -> str:
     packs = packs_of(view, model, 10.0)
     return (
         _numbers(view, model, packs)
-        + plots(_lengths(view, model), _calls(packs), _work(view, model, packs), _threads(view, model, packs))
         + _workers(view, model)
+        + plots(_lengths(view, model), _calls(packs), _work(view, model, packs), _threads(view, model, packs))
     )
 
 
@@ -258,13 +260,59 @@ def _busy(calls: Sequence[Pack]) -> str:
 
 
 def _workers(view: View, model: str) -> str:
-    rows = [
-        (one["name"], one["bin"] or "any", one["state"], one["outstanding"], one["generation"])
-        for one in view.status.get("workers", ())
-        if one["front"] == model
-    ]
-    if not rows:
+    workers = [one for one in view.status.get("workers", ()) if one["front"] == model]
+    if not workers:
         return ""
-    return table(
-        "Workers and the length that each holds", ("worker", "bin", "state", "waiting", "times moved"), rows, ""
+    rows = [(one["name"], one["bin"] or "any", one["state"], one["outstanding"], one["generation"]) for one in workers]
+    head = ("worker", "bin", "state", "waiting", "times moved")
+    return plots(_moves(view, model, sorted(one["name"] for one in workers))) + table(
+        "Workers and the length that each holds", head, rows, ""
     )
+
+
+def _moves(view: View, model: str, workers: Sequence[str]) -> Plot:
+    """What came, and what each worker held: the sidecar's moves follow the texts."""
+    top, bottom, row, left = 8.0, 108.0, 24.0, 44.0
+    plot = Plot(
+        bottom + 22 + row * len(workers),
+        "Texts that came, and the bins of the workers",
+        f"last {HISTORY_S:.0f} seconds; above: a dot is a text, higher is longer; below: the bin that each worker held",
+    )
+    calls = [call for call in packs_of(view, model, HISTORY_S) if call.thread != "loader"]
+    if not calls:
+        plot.empty("no call in the last minute")
+        return plot
+    sizes = sorted({call.size for call in calls})
+    room, start, longest = WIDTH - left, view.now - HISTORY_S, sizes[-1]
+    for call in calls:
+        for length in call.lengths:
+            x, y = left + room * (call.at - start) / HISTORY_S, bottom - (bottom - top) * length / longest
+            plot.rect(x - 1, y - 1, 2, 2, "text-a")
+    for share in (0.0, 1.0):
+        plot.text(left - 6, bottom - (bottom - top - 8) * share, f"{longest * share:.0f}", "tick", "end")
+    plot.line(left, bottom, WIDTH, bottom)
+    held = []
+    for place, worker in enumerate(workers):
+        y, runs = bottom + 8 + place * row, runs_of([call for call in calls if call.model == worker])
+        plot.text(left - 6, y + 14, worker.removeprefix(f"{model}_"), "label", "end")
+        for size, begin, end in runs:
+            x, kind = left + room * max(begin - start, 0.0) / HISTORY_S, _BINS[sizes.index(size) % len(_BINS)]
+            width = room * (end - max(begin, start)) / HISTORY_S
+            plot.rect(x, y, width, row - 6, kind, f"{worker}: bin of {size} tokens for {end - begin:.0f} s")
+            if width > 9 * len(str(size)):
+                plot.text(x + 3, y + 14, size, "inside")
+        if runs:
+            held.append(f"{worker} {', then '.join(str(size) for size, _, _ in runs)}")
+    plot.description = f"Bins of the workers: {'; '.join(held)}. Texts: {sum(call.texts for call in calls)}."
+    return plot
+
+
+def runs_of(calls: Sequence[Pack]) -> list[tuple[int, float, float]]:
+    """The bins of one worker by its calls, in order: size, begin of its first call, end of its last one."""
+    runs: list[tuple[int, float, float]] = []
+    for call in calls:
+        if runs and runs[-1][0] == call.size:
+            runs[-1] = (call.size, runs[-1][1], call.at)
+        else:
+            runs.append((call.size, call.at - call.ms / 1e3, call.at))
+    return runs

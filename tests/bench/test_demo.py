@@ -11,7 +11,7 @@ from statistics import fmean
 import pytest
 
 from bench.demo.__main__ import Stage
-from bench.demo.fronts import ADAPTERS, publish
+from bench.demo.fronts import ADAPTERS, BASELINES, publish
 from bench.demo.gains import Turn, rows
 from bench.demo.load import BUSY, Answer, requests
 from shapeshift.errors import NotFoundError
@@ -43,8 +43,15 @@ def turn(milliseconds: float, unanswered: int = 0) -> Turn:
 
 @pytest.mark.parametrize(("ours", "baseline", "times"), [(20.0, 30.0, "1.50"), (30.0, 15.0, "0.50")])
 def test_the_table_says_where_ours_loses(ours: float, baseline: float, times: str) -> None:
-    (row,) = rows("classify_text", [turn(ours), turn(ours, unanswered=1)], [turn(baseline)])
+    (row,) = rows("classify_text", [turn(ours), turn(ours, unanswered=1)], [turn(baseline)], "always the large model")
     assert row["times"] == times and row["ours"] == pytest.approx(ours)
+
+
+def test_answers_that_do_not_come_count_for_the_workers() -> None:
+    late, all_there = turn(20.0, unanswered=2), turn(30.0)
+    answered, mean = rows("encode_workers", [all_there], [late], "the first plan")
+    assert (answered["ours"], answered["baseline"], answered["times"]) == (100.0, 50.0, "2.00")
+    assert mean["times"] == "0.67"
 
 
 @pytest.mark.server
@@ -56,10 +63,10 @@ def test_ours_and_the_baseline_take_turns(server_settings: Callable[..., ServerS
     models = ("encode", "encode_any_length")
     with TritonServer(server_settings((repository,), models, tmp_path / "run")) as server:
         stage = Stage(server.wait_ready(timeout_s=300))
-        ours, baseline = (stage.turn("encode", one, {"encode": 10.0}, 4.0) for one in (False, True))
+        ours, baseline = (stage.turn("encode", {"encode": 10.0}, 4.0, one) for one in (None, BASELINES["encode"]))
     assert ours.answers and len(ours.answers) == len(baseline.answers)
     assert [answer.error for answer in (*ours.answers, *baseline.answers) if answer.error] == []
     assert ours.total("engine_rows_total") == baseline.total("engine_rows_total") == len(ours.answers)
-    table = rows("encode", [ours], [baseline])
+    table = rows("encode", [ours], [baseline], "one engine")
     assert [row["measure"] for row in table][-1] == "tokens computed (estimate)"
     assert all(isinstance(row["ours"], float | int) and row["ours"] > 0 for row in table)

@@ -96,6 +96,15 @@ def test_threads_of_each_process_have_their_lanes() -> None:
     assert "thread 0 computed 10%" in words and "w00 0 computed 20%" in words
 
 
+def test_the_bins_of_workers_follow_the_texts() -> None:
+    def call(at: float, size: int) -> Event:
+        return Event("pack", at, {"thread": "engine-0", "size": size, "tokens": 9, "texts": [9], "ms": 100.0})
+
+    calls = {"e_w00": [call(1.0, 64), call(2.0, 64), call(5.0, 256), call(9.0, 64)]}
+    html = encode.draw(view({}, {}, calls, status=STATUS), "e")
+    assert label(html, "Texts that came").endswith("Bins of the workers: e_w00 64, then 256, then 64. Texts: 4.")
+
+
 BLOCKS = [90, 4, 3, 2, 1]
 
 

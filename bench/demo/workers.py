@@ -1,0 +1,71 @@
+"""Four workers with a bin each, while texts grow longer: the sidecar moves them, and heals the one that is killed.
+
+The workers are emulated: they wait as long as a measured engine computes, as workers on devices of their own would.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from bench.common.output import FOLDER, empty
+from bench.demo.load import FIRST_TOKENS
+from bench.polymorph.fleet import emulated_front
+from shapeshift.sidecar import run_files
+from shapeshift.triton.embedded import processes
+from shapeshift.triton.embedded.server import TritonServer
+from shapeshift.triton.metrics import HEARTBEAT, scrape
+
+FRONT = "encode_workers"
+COUNT = 4
+FIRST_PLAN = "the first plan, frozen"
+PLAN_S = 2.0
+"""Between two plans: the texts of the demo change within seconds."""
+_VICTIM = f"{FRONT}_w00"
+_HEALED_S = 15.0
+_SLO_MS = 450
+
+
+def publish() -> Path:
+    """Write the front and its workers, planned for the texts that come first; returns their repository."""
+    folder = FOLDER / "demo-workers"
+    empty(folder)
+    first = np.random.default_rng(0).lognormal(np.log(FIRST_TOKENS), 0.3, 500)
+    settings = {"workers": COUNT, "min_workers": COUNT, "max_queue_ms": 0, "slo_ms": _SLO_MS}
+    return emulated_front(folder, FRONT, first.astype(int).tolist(), bins="64,128,256,512", **settings)
+
+
+@contextmanager
+def frozen(server: TritonServer) -> Iterator[None]:
+    """The sidecar decides, and moves nothing."""
+    run_files.freeze(server.settings.run_directory)
+    try:
+        yield
+    finally:
+        run_files.thaw(server.settings.run_directory)
+
+
+def kill_and_watch(server: TritonServer, after_s: float) -> str:
+    """Kill a worker after so many seconds; says how long it took until another process of it served."""
+    time.sleep(after_s)
+    killed, start = _living(server), time.monotonic()
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    while time.monotonic() - start < _HEALED_S:
+        if _living(server) - killed:
+            return f"a worker was killed, and served again after {time.monotonic() - start:.1f} s"
+        time.sleep(0.2)
+    return f"a worker was killed, and did not serve again within {_HEALED_S:g} s"
+
+
+def _living(server: TritonServer) -> set[int]:
+    """The process of the worker, where it serves."""
+    labels = [dict(of) for name, of in scrape(server.metrics_url, 5.0) if name == HEARTBEAT]
+    pids = (int(of["pid"]) for of in labels if of.get("model") == _VICTIM)
+    return {pid for pid in pids if processes.stub(pid) is not None}
