@@ -56,7 +56,7 @@ class PolymorphSettings(ExecutorSettings):
                     need not have the capacity that it needs, and waiting texts do not add to the demand
     """
 
-    placement: str = "inline"
+    placement: str = "auto"
     slo_ms: float = 0.0
     worker_backend: str = "polymorph"
     workers: int = 0

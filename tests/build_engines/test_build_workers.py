@@ -54,7 +54,7 @@ def generated_parameters(root: Path, name: str = "encode") -> dict[str, str]:
 
 def test_inline_has_no_workers(make: Make, tmp_path: Path) -> None:
     status, out, _ = make()
-    assert status == 0 and "placement inline: the default" in out
+    assert status == 0 and "placement inline: no GPU and no workers" in out
     assert "placement inline: named in config.pbtxt" in make(placement="inline")[1]
     assert folders(tmp_path) == ["encode"]
     assert not {"workers", "max_workers", "bin_edges", "plan_histogram"} & set(generated_parameters(tmp_path))

@@ -95,9 +95,7 @@ def _write_folders(planned: Plan, engines: Path, result: Manifest, paths: BuildP
     """Write the folders with every `auto` replaced by the plan's choice. Returns the placement of the engines."""
     front = planned.front
     target = paths.generated / front.name
-    placement = choose_placement(
-        front.serving, result, len(planned.gpus), "placement" in model_config.parameters(front.config)
-    )
+    placement = choose_placement(front.serving, result, len(planned.gpus))
     parameters = {
         "provider": result.provider,
         "precision": result.precision,

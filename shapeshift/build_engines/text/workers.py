@@ -40,10 +40,10 @@ def check_name(name: str, fronts: Collection[str]) -> None:
             raise InvalidInputError("name", name, f"another name: a worker of {front} may have this one")
 
 
-def choose_placement(params: PolymorphSettings, manifest: Manifest, devices: int, is_named: bool = True) -> Placement:
+def choose_placement(params: PolymorphSettings, manifest: Manifest, devices: int) -> Placement:
     """The placement of the settings, with `auto` resolved.
 
-    devices: the GPUs of the engines, 0: the CPU; is_named: whether config.pbtxt names a placement.
+    devices: the GPUs of the engines, 0: the CPU.
     """
     if params.placement == "auto":
         # On a CPU each engine holds its own packed copy of the weights, even if engines share a file: a file's size is
@@ -52,7 +52,7 @@ def choose_placement(params: PolymorphSettings, manifest: Manifest, devices: int
         workers = params.workers or params.max_workers
         return placement.decide(len(manifest.engines), engine_mb, params.memory_mb, devices, workers)
     if params.placement == "inline":
-        return Placement("inline", 0, _NAMED if is_named else "the default")
+        return Placement("inline", 0, _NAMED)
     count = params.workers or max(params.min_workers, min(devices or 2, params.max_workers or MAX_WORKERS))
     return Placement("resident" if params.placement == "resident" else "partitioned", count, _NAMED)
 
