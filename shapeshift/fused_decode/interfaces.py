@@ -35,7 +35,7 @@ class StepBatch:
     slots    INT32 [rows]         slot of each row's text; no slot twice
     starts   INT32 [rows]         tokens of that text in the cache: the position of the row's first token
     lengths  INT32 [rows]         tokens of the row in this step, at least 1
-    wanted   INT64 [wanted rows]  rows whose last token's logits are wanted; may be empty
+    logit_rows  INT64 [n]         rows after whose last token logits are wanted; may be empty
     adapters INT32 [rows]         the adapter of each row, -1 for none; None: no row has one
     spans    INT32 [rows]         tokens that the text of each row can have in the end; None: it ends with this step
     blocks   INT32 [rows, n]      blocks of the cache that hold the text of each row, in order, `BLOCK_TOKENS` tokens
@@ -50,7 +50,7 @@ class StepBatch:
     slots: torch.Tensor
     starts: torch.Tensor
     lengths: torch.Tensor
-    wanted: torch.Tensor
+    logit_rows: torch.Tensor
     adapters: torch.Tensor | None = None
     spans: torch.Tensor | None = None
     blocks: torch.Tensor | None = None
@@ -74,7 +74,7 @@ class Runtime(Protocol):
     longest_step_s: float
     """Measured time of the largest piece of a prompt that one step computes, seconds; 0 where it was not measured."""
     feed: Callable[[torch.Tensor], None] | None
-    """feed(tokens) says what was chosen for the wanted rows of the last step: INT64 [wanted rows], on the device. The
+    """feed(tokens) says what was chosen for the `logit_rows` of the last step: INT64 [n], on the device. The
     next step may then be given before these tokens are known here. None: each step waits for the last one's."""
 
     def ready(self) -> bool:
@@ -85,7 +85,7 @@ class Runtime(Protocol):
         ...
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
-        """Write the batch's keys and values into the cache; FLOAT32 [wanted rows + n, vocab_size] logits.
+        """Write the batch's keys and values into the cache; FLOAT32 [logit rows + n, vocab_size] logits.
 
         Those of the n tokens at `further` come last. They are on the CPU or on the model's device.
         The result is valid until the next call.

@@ -84,8 +84,8 @@ def load_runtime(
     kind, ranks = device.partition(":")[0], decode.tensor_parallel_size
     architecture = Architecture.read(folder)
     require_kv_precision(decode.kv_precision, kind == "cuda")
-    stated = resolve(decode.precision, torch.device(device).index, architecture.packed_bits)
-    need = need_of(architecture, decode, stated, extra_bytes)
+    precision = resolve(decode.precision, torch.device(device).index, architecture.packed_bits)
+    need = need_of(architecture, decode, precision, extra_bytes)
     available, place = available_mb(), "available"
     if kind == "cuda":
         free, place = DEVICE_MEMORY[kind](torch.device(device).index)
@@ -95,10 +95,10 @@ def load_runtime(
     runtime = RUNTIMES[kind if ranks == 1 else "ranks"](
         folder,
         decode,
-        precision=stated,
+        precision=precision,
         device=device,
         kernel_cache=kernel_cache,
-        extra_elements=extra_bytes // COMPUTED_BYTES[computed(stated)],
+        extra_elements=extra_bytes // COMPUTED_BYTES[computed(precision)],
         checkpoint_sha256=checkpoint_sha256,
         log=log,
     )
@@ -115,8 +115,7 @@ def load(args: ModelArgs, log: Logger, open_runtime: Load = load_runtime, furthe
 
     further: settings classes of another technique, whose parameters are allowed beside these.
     """
-    known = settings.names(FusedDecodeSettings, GeneratedDecodeSettings, *further)
-    settings.refuse_unknown(args.parameters, known)
+    settings.refuse_unknown(args.parameters, settings.names(FusedDecodeSettings, GeneratedDecodeSettings, *further))
     decode = settings.read(FusedDecodeSettings, args.parameters)
     generated = settings.read(GeneratedDecodeSettings, args.parameters)
     # `make engines` writes paths relative to the model's folder, also for ids of a hub: serving downloads nothing.
@@ -128,13 +127,13 @@ def load(args: ModelArgs, log: Logger, open_runtime: Load = load_runtime, furthe
     settings.require(tokenizer_file.is_file(), "checkpoint", str(folder), f"must hold {TOKENIZER_FILE}")
     kernel_cache = (args.folder / generated.kernel_cache).resolve() if generated.kernel_cache else _DEFAULT_KERNEL_CACHE
     hashes = kernel_cache.with_name(HASHES) if generated.kernel_cache else None
-    stated = generated.checkpoint_sha256
-    if stated and stated != open_checkpoint(folder, hashes=hashes).sha256:
+    expected = generated.checkpoint_sha256
+    if expected and expected != open_checkpoint(folder, hashes=hashes).sha256:
         raise EngineError(f"the checkpoint in {folder} has changed; run `shapeshift engines`")
     device = f"cuda:{args.device_id}" if args.kind == "GPU" else "cpu"
     remedy = f", one less than max_length ({decode.max_length})"
     table = token_bytes(tokenizer_file)
-    runtime = open_runtime(folder, decode, kernel_cache, device, log, stated)
+    runtime = open_runtime(folder, decode, kernel_cache, device, log, expected)
     if not generated.tokenizer_key:
         require_tokens_of_model(table, runtime.vocab_size, decode.extra_tokens)
     vocabulary, chat = runtime.vocab_size, chat_template_files.read(tokenizer_file.parent)
@@ -161,7 +160,7 @@ def measure_longest_step_s(runtime: Runtime, prefill_tokens: int) -> float:
     first, length = torch.zeros(1, dtype=torch.int32), torch.full((1,), tokens, dtype=torch.int32)
     prompt = torch.zeros(tokens, dtype=torch.int64)
     blocks = torch.arange(blocks_of(tokens), dtype=torch.int32)[None]
-    batch = StepBatch(prompt, slots=first, starts=first, lengths=length, wanted=first.long(), blocks=blocks)
+    batch = StepBatch(prompt, slots=first, starts=first, lengths=length, logit_rows=first.long(), blocks=blocks)
 
     def run() -> float:
         start = time.monotonic()
@@ -173,10 +172,12 @@ def measure_longest_step_s(runtime: Runtime, prefill_tokens: int) -> float:
         return executor.submit(run).result()
 
 
-def need_of(architecture: Architecture, own: FusedDecodeSettings, precision: str, adapter_bytes: int = 0) -> MemoryNeed:
+def need_of(
+    architecture: Architecture, decode: FusedDecodeSettings, precision: str, adapter_bytes: int = 0
+) -> MemoryNeed:
     """What the model with these settings allocates in this precision, one of `precision.WEIGHT_BITS`."""
-    ranks, blocks = own.tensor_parallel_size, blocks_of(own.kv_cache_tokens)
-    share, slots = architecture.share(ranks), own.max_concurrency
-    cache = ranks * cache_bytes(share, slots, own.max_length, precision, blocks, own.kv_precision)
-    weights = weight_bytes(architecture, precision, own.group_size, ranks)
-    return MemoryNeed(own, weights / _MIB, cache / _MIB, adapter_bytes / _MIB)
+    ranks, blocks = decode.tensor_parallel_size, blocks_of(decode.kv_cache_tokens)
+    share, slots = architecture.share(ranks), decode.max_concurrency
+    cache = ranks * cache_bytes(share, slots, decode.max_length, precision, blocks, decode.kv_precision)
+    weights = weight_bytes(architecture, precision, decode.group_size, ranks)
+    return MemoryNeed(decode, weights / _MIB, cache / _MIB, adapter_bytes / _MIB)

@@ -325,7 +325,7 @@ def compared(
     """The logits of `model` after tokens of the texts, computed in random steps, each with those of PEFT."""
     for batch in steps(texts, adapters):
         logits = model.forward(batch)
-        for place, row in enumerate(batch.wanted):
+        for place, row in enumerate(batch.logit_rows):
             yield logits[place], expected[batch.slots[row]][batch.starts[row] + batch.lengths[row] - 1]
 
 
@@ -342,7 +342,7 @@ def steps(texts: list[tuple[str | None, torch.Tensor]], adapters: list[str]) -> 
             slots=torch.tensor(rows, dtype=torch.int32),
             starts=torch.tensor([done[row] for row in rows], dtype=torch.int32),
             lengths=torch.tensor(lengths, dtype=torch.int32),
-            wanted=torch.tensor(sorted(rng.sample(range(len(rows)), max(0, len(rows) - rng.randint(0, 2))))).long(),
+            logit_rows=torch.tensor(sorted(rng.sample(range(len(rows)), max(0, len(rows) - rng.randint(0, 2))))).long(),
             adapters=torch.tensor(owners, dtype=torch.int32) if max(owners) >= 0 else None,
         )
         for row, length in zip(rows, lengths, strict=True):

@@ -106,7 +106,7 @@ def mixed_steps(adapters: int, seed: int, texts: int = 6) -> Iterator[StepBatch]
             slots=torch.tensor([slots[row] for row in rows], dtype=torch.int32),
             starts=torch.tensor([done[row] for row in rows], dtype=torch.int32),
             lengths=torch.tensor(lengths, dtype=torch.int32),
-            wanted=wanted,
+            logit_rows=wanted,
             adapters=own if int(own.max()) >= 0 else None,
         )
         for row, length in zip(rows, lengths, strict=True):

@@ -116,6 +116,6 @@ def batch(
         slots=torch.tensor(slots, dtype=torch.int32),
         starts=torch.tensor(starts, dtype=torch.int32),
         lengths=torch.tensor([len(piece) for piece in pieces], dtype=torch.int32),
-        wanted=torch.tensor(range(len(pieces)) if wanted is None else wanted, dtype=torch.int64),
+        logit_rows=torch.tensor(range(len(pieces)) if wanted is None else wanted, dtype=torch.int64),
         spans=None if spans is None else torch.tensor(spans, dtype=torch.int32),
     )

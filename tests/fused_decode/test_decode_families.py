@@ -134,7 +134,7 @@ class Recorder:
         logits = self._model.forward(step)
         pieces = step.tokens.split(step.lengths.tolist())
         assert step.spans is not None
-        ends = {int(step.slots[row]): int(logits[place].argmax()) for place, row in enumerate(step.wanted.tolist())}
+        ends = {int(step.slots[row]): int(logits[place].argmax()) for place, row in enumerate(step.logit_rows.tolist())}
         for slot, start, piece, span in zip(
             step.slots.tolist(), step.starts.tolist(), pieces, step.spans.tolist(), strict=True
         ):

@@ -108,7 +108,7 @@ class ToyRuntime:
             owners = np.repeat(slots, lengths)
             for place in batch.fed.nonzero()[:, 0].tolist():
                 tokens[place] = int(self.latest[owners[place]])
-        self._wanted_slots = [slots[row] for row in batch.wanted.tolist()]
+        self._wanted_slots = [slots[row] for row in batch.logit_rows.tolist()]
         if max(tokens) >= self.vocab_size:
             raise IndexError("index out of range in self")
         spans = (batch.starts + batch.lengths if batch.spans is None else batch.spans).tolist()
@@ -127,7 +127,7 @@ class ToyRuntime:
             tokens = tokens[length:]
             contexts.append(text[: start + length])
         assert len(set(written)) == len(written), "two rows write into one block"
-        rows = [self.row(contexts[row]) for row in batch.wanted.tolist()]
+        rows = [self.row(contexts[row]) for row in batch.logit_rows.tolist()]
         firsts = np.cumsum([0, *lengths])
         for place in [] if batch.further is None else batch.further.tolist():
             row = int(np.searchsorted(firsts, place, side="right")) - 1

@@ -61,7 +61,7 @@ class Step:
         if not late.size:
             return self
         lengths = self.lengths.copy()
-        lengths[self.batch.wanted.numpy()[late]] -= 1
+        lengths[self.batch.logit_rows.numpy()[late]] -= 1
         return replace(self, lengths=lengths, late=late)
 
 
@@ -101,7 +101,7 @@ def compose(table: SlotTable, prefilling: Iterable[Request], prefill_tokens: int
         slots=torch.from_numpy(slots.astype(np.int32)),
         starts=torch.from_numpy(table.cached[slots].astype(np.int32)),
         lengths=torch.from_numpy(lengths.astype(np.int32)),
-        wanted=torch.from_numpy(rows),
+        logit_rows=torch.from_numpy(rows),
         adapters=_adapters(table, slots),
         spans=torch.from_numpy(table.end[slots].astype(np.int32)),
         blocks=torch.from_numpy(table.blocks[slots, : table.held[slots].max()]),
@@ -225,7 +225,7 @@ class Verified:
 
 def verify(step: Step, table: SlotTable, tokens: Slots) -> Verified:
     """Compare `tokens`, which were chosen for `step`, with the proposals in `table`."""
-    rows = len(step.batch.wanted)
+    rows = len(step.batch.logit_rows)
     if len(tokens) == rows:
         return Verified(np.arange(rows), step.lengths, 0)
     agrees = table.tokens[step.chosen, step.places] == tokens

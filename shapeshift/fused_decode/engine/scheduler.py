@@ -290,7 +290,7 @@ class Scheduler:
         return request.text.stopped
 
     def _count_tokens(self, step: Step, generated: int, accepted: int, now: float) -> None:
-        prompt_tokens, rows = int(step.lengths[step.decoding :].sum()), len(step.batch.wanted)
+        prompt_tokens, rows = int(step.lengths[step.decoding :].sum()), len(step.batch.logit_rows)
         self._metrics.observe_tokens(prompt_tokens, generated, len(step.chosen) - rows, accepted)
         # Of rows that have ended since they were launched nothing comes.
         decoding = step.decoding - max(rows - generated, 0)

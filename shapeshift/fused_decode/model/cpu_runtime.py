@@ -244,7 +244,7 @@ class DecodeModel:
 def last_tokens(batch: StepBatch) -> torch.Tensor:
     """The places in `batch.tokens` after which logits are wanted: the last of each wanted row, then further ones."""
     # By numpy, as in `_check`: of a step of one row torch's small operations would take a tenth of a millisecond.
-    last = torch.from_numpy((np.cumsum(batch.lengths.numpy(), dtype=np.int64) - 1)[batch.wanted.numpy()])
+    last = torch.from_numpy((np.cumsum(batch.lengths.numpy(), dtype=np.int64) - 1)[batch.logit_rows.numpy()])
     return last if batch.further is None else torch.cat([last, batch.further])
 
 

@@ -146,7 +146,7 @@ class GraphedModel(DecodeModel):
 
     def _run_eagerly(self, batch: StepBatch) -> torch.Tensor:
         slots = batch.slots.long()
-        self._wanted_slots = slots[batch.wanted].to(self._device)
+        self._wanted_slots = slots[batch.logit_rows].to(self._device)
         tokens = batch.tokens.to(self._device)
         if batch.fed is not None:
             owners = slots.repeat_interleave(batch.lengths.long()).to(self._device)

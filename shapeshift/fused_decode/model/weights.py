@@ -167,7 +167,7 @@ class WeightFiles:
 
     def __init__(self, folder: Path, architecture: Architecture) -> None:
         self._architecture = architecture
-        self._wanted = stored_shapes(architecture)
+        self._shapes = stored_shapes(architecture)
         self._linears = linears(architecture)
         self._folder, self._blocks = folder, gguf_tensors.read_index(folder)
         self._places: dict[str, tuple[Path, str]] = {}
@@ -175,7 +175,7 @@ class WeightFiles:
             self._place(folder / entry.file, name, entry.shape, _DTYPES[0])
         for path in () if self._blocks else _files(folder):
             self._add(path)
-        missing = sorted(self._wanted.keys() - self._places.keys())
+        missing = sorted(self._shapes.keys() - self._places.keys())
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise InvalidInputError(
@@ -253,10 +253,10 @@ class WeightFiles:
         names = self._architecture.tensors
         today = dict(names.renamed).get(name, name)
         longer = names.prefix + today
-        return longer if today not in self._wanted and longer in self._wanted else today
+        return longer if today not in self._shapes and longer in self._shapes else today
 
     def _check(self, path: Path, name: str, shape: Shape, dtype: str) -> None:
-        expected = self._wanted.get(name)
+        expected = self._shapes.get(name)
         a = self._architecture
         if expected is None:
             require(name.endswith(a.tensors.ignored), name, shape, f"this {a.family} has no such tensor ({path.name})")

@@ -58,18 +58,17 @@ class Config:
 
     def activation(self, key: str = "hidden_act", default: str = "silu", *allowed: str) -> str:
         """The activation as `network.ACTIVATIONS` calls it; `allowed`: those of the family, empty for all."""
-        stated = self.get(key) or default
+        name = self.get(key) or default
         names = allowed or tuple(_ACTIVATIONS)
-        require(stated in names, self._keys.get(key, key), stated, f"one of {', '.join(names)}")
-        return _ACTIVATIONS[stated]
+        require(name in names, self._keys.get(key, key), name, f"one of {', '.join(names)}")
+        return _ACTIVATIONS[name]
 
     def size(self) -> dict[str, Any]:
         """The fields of an Architecture that every family states."""
         hidden, heads = self.count("hidden_size"), self.count("num_attention_heads")
         kv_heads = self.count("num_key_value_heads", heads)
         require(heads % kv_heads == 0, "num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
-        stated = self.get("head_dim")
-        whole = stated is not None or hidden % heads == 0
+        whole = self.get("head_dim") is not None or hidden % heads == 0
         require(whole, "num_attention_heads", heads, f"a divisor of hidden_size ({hidden}), or head_dim beside it")
         head_dim = self.count("head_dim", hidden // heads)
         require(head_dim % 2 == 0, "head_dim", head_dim, "even")
@@ -88,18 +87,17 @@ class Config:
 
     def window(self, default: int | None = _DEFAULT_WINDOW) -> int:
         """`sliding_window`; 0 for null."""
-        stated = self.get("sliding_window", default)
-        return 0 if stated is None else self.count("sliding_window", default)
+        return 0 if self.get("sliding_window", default) is None else self.count("sliding_window", default)
 
     def windows(self, layers: int, window: int, default: list[int]) -> tuple[int, ...]:
         """The window of each layer, from `layer_types` or, without them, `default`."""
         kinds = self.get("layer_types")
         if kinds is None:
             return tuple(default)
-        known = {"full_attention": 0, "sliding_attention": window}
-        valid = isinstance(kinds, list) and len(kinds) == layers and all(kind in tuple(known) for kind in kinds)
-        require(valid, "layer_types", kinds, f"{layers} of {', '.join(known)}")
-        return tuple(known[kind] for kind in kinds)
+        widths = {"full_attention": 0, "sliding_attention": window}
+        valid = isinstance(kinds, list) and len(kinds) == layers and all(kind in tuple(widths) for kind in kinds)
+        require(valid, "layer_types", kinds, f"{layers} of {', '.join(widths)}")
+        return tuple(widths[kind] for kind in kinds)
 
 
 def positive(values: Mapping[str, Any], key: str, default: float | None = None) -> float:

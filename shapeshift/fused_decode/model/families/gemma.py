@@ -17,63 +17,63 @@ _TENSORS = Tensors(
 )
 
 
-def gemma2(config: Mapping[str, Any]) -> Architecture:
-    stated = Config(config)
-    layers = stated.count("num_hidden_layers")
-    window = stated.window()
+def gemma2(values: Mapping[str, Any]) -> Architecture:
+    config = Config(values)
+    layers = config.count("num_hidden_layers")
+    window = config.window()
     every_other = [window if layer % 2 == 0 else 0 for layer in range(layers)]
-    found, longest = _rope(stated, rope_config.stated(stated))
-    return _made(
-        stated,
-        windows=stated.windows(layers, window, every_other),
-        ropes=(found,) * layers,
+    rope, longest = _rope(config, rope_config.values_of(config))
+    return _architecture(
+        config,
+        windows=config.windows(layers, window, every_other),
+        ropes=(rope,) * layers,
         max_position=longest,
-        score_cap=stated.cap("attn_logit_softcapping", 50.0),
-        logit_cap=stated.cap("final_logit_softcapping", 30.0),
+        score_cap=config.cap("attn_logit_softcapping", 50.0),
+        logit_cap=config.cap("final_logit_softcapping", 30.0),
     )
 
 
-def gemma3(config: Mapping[str, Any]) -> Architecture:
+def gemma3(values: Mapping[str, Any]) -> Architecture:
     """Layers with a window have a rope of their own."""
-    stated = Config(config)
-    layers, window = stated.count("num_hidden_layers"), stated.window()
-    pattern = stated.count("sliding_window_pattern", 6)
-    windows = stated.windows(layers, window, [window if (layer + 1) % pattern else 0 for layer in range(layers)])
-    given = rope_config.stated(stated)
-    nested = "full_attention" in given or "sliding_attention" in given
-    older = given, {"rope_theta": stated.get("rope_local_base_freq", 1e4)}
-    today = given.get("full_attention") or {}, given.get("sliding_attention") or {}
+    config = Config(values)
+    layers, window = config.count("num_hidden_layers"), config.window()
+    pattern = config.count("sliding_window_pattern", 6)
+    windows = config.windows(layers, window, [window if (layer + 1) % pattern else 0 for layer in range(layers)])
+    rope = rope_config.values_of(config)
+    nested = "full_attention" in rope or "sliding_attention" in rope
+    older = rope, {"rope_theta": config.get("rope_local_base_freq", 1e4)}
+    today = rope.get("full_attention") or {}, rope.get("sliding_attention") or {}
     whole, near = today if nested else older
-    for kind, values in (("full_attention", whole), ("sliding_attention", near)):
-        require(isinstance(values, dict), kind, values, "an object or null")
-    far, longest = _rope(stated, {"rope_theta": 1e6} | whole)
-    local, _ = _rope(stated, {"rope_theta": 1e4} | near)
-    return _made(
-        stated,
+    for kind, one in (("full_attention", whole), ("sliding_attention", near)):
+        require(isinstance(one, dict), kind, one, "an object or null")
+    far, longest = _rope(config, {"rope_theta": 1e6} | whole)
+    local, _ = _rope(config, {"rope_theta": 1e4} | near)
+    return _architecture(
+        config,
         windows=windows,
-        ropes=tuple(local if own else far for own in windows),
+        ropes=tuple(local if window else far for window in windows),
         max_position=longest,
         qk_norm="head",
-        score_cap=stated.cap("attn_logit_softcapping"),
-        logit_cap=stated.cap("final_logit_softcapping"),
+        score_cap=config.cap("attn_logit_softcapping"),
+        logit_cap=config.cap("final_logit_softcapping"),
     )
 
 
-def _rope(stated: Config, values: Mapping[str, Any]) -> Any:
-    size = stated.size()
-    return rope_config.read(stated, values, size["head_dim"], size["max_position"])
+def _rope(config: Config, values: Mapping[str, Any]) -> Any:
+    size = config.size()
+    return rope_config.read(config, values, size["head_dim"], size["max_position"])
 
 
-def _made(stated: Config, **own: Any) -> Architecture:
-    stated.refuse("use_bidirectional_attention", "false or absent: an encoder generates no text")
-    size = stated.size()
-    bias = stated.flag("attention_bias")
+def _architecture(config: Config, **fields: Any) -> Architecture:
+    config.refuse("use_bidirectional_attention", "false or absent: an encoder generates no text")
+    size = config.size()
+    bias = config.flag("attention_bias")
     plain = {
-        "intermediate": stated.count("intermediate_size"),
-        "norm_eps": stated.positive("rms_norm_eps", 1e-6),
-        "scales": (stated.positive("query_pre_attn_scalar", 256) ** -0.5,) * size["layers"],
-        "activation": stated.activation("hidden_activation", "gelu_pytorch_tanh"),
-        "tied": stated.flag("tie_word_embeddings", True),
+        "intermediate": config.count("intermediate_size"),
+        "norm_eps": config.positive("rms_norm_eps", 1e-6),
+        "scales": (config.positive("query_pre_attn_scalar", 256) ** -0.5,) * size["layers"],
+        "activation": config.activation("hidden_activation", "gelu_pytorch_tanh"),
+        "tied": config.flag("tie_word_embeddings", True),
         "qkv_bias": bias,
         "output_bias": bias,
         "mlp_bias": False,
@@ -81,4 +81,4 @@ def _made(stated: Config, **own: Any) -> Architecture:
         "embedding_scale": size["hidden"] ** 0.5,
         "tensors": _TENSORS,
     }
-    return Architecture(**(size | plain | own))
+    return Architecture(**(size | plain | fields))

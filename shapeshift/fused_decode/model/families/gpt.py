@@ -61,39 +61,39 @@ _NEOX = Tensors(
 )
 
 
-def gpt2(config: Mapping[str, Any]) -> Architecture:
-    stated = Config(config, **_KEYS)
-    stated.refuse("add_cross_attention", "false or absent: the encoder of a pair is not served")
-    size = stated.size()
-    first = size["head_dim"] ** -0.5 if stated.flag("scale_attn_weights", True) else 1.0
-    by_layer = stated.flag("scale_attn_by_inverse_layer_idx")
-    return _made(
-        stated,
+def gpt2(values: Mapping[str, Any]) -> Architecture:
+    config = Config(values, **_KEYS)
+    config.refuse("add_cross_attention", "false or absent: the encoder of a pair is not served")
+    size = config.size()
+    first = size["head_dim"] ** -0.5 if config.flag("scale_attn_weights", True) else 1.0
+    by_layer = config.flag("scale_attn_by_inverse_layer_idx")
+    return _architecture(
+        config,
         ropes=(None,) * size["layers"],
         scales=tuple(first / (layer + 1 if by_layer else 1) for layer in range(size["layers"])),
-        intermediate=stated.count("intermediate_size", 4 * size["hidden"]),
-        norm_eps=stated.positive("layer_norm_epsilon", 1e-5),
-        activation=stated.activation("hidden_act", "gelu_new"),
-        tied=stated.flag("tie_word_embeddings", True),
+        intermediate=config.count("intermediate_size", 4 * size["hidden"]),
+        norm_eps=config.positive("layer_norm_epsilon", 1e-5),
+        activation=config.activation("hidden_act", "gelu_new"),
+        tied=config.flag("tie_word_embeddings", True),
         qkv_bias=True,
         output_bias=True,
         tensors=_GPT2,
     )
 
 
-def gptj(config: Mapping[str, Any]) -> Architecture:
-    stated = Config(config, **_KEYS)
-    size = stated.size()
-    rotated = stated.count("rotary_dim") if "rotary_dim" in config else 64
+def gptj(values: Mapping[str, Any]) -> Architecture:
+    config = Config(values, **_KEYS)
+    size = config.size()
+    rotated = config.count("rotary_dim") if "rotary_dim" in values else 64
     allowed = f"an even number of at most the size of a head ({size['head_dim']})"
     require(rotated % 2 == 0 and rotated <= size["head_dim"], "rotary_dim", rotated, allowed)
-    return _made(
-        stated,
+    return _architecture(
+        config,
         ropes=(Rope(rotated=rotated),) * size["layers"],
-        intermediate=stated.count("intermediate_size", 4 * size["hidden"]),
-        norm_eps=stated.positive("layer_norm_epsilon", 1e-5),
-        activation=stated.activation("hidden_act", "gelu_new"),
-        tied=stated.flag("tie_word_embeddings"),
+        intermediate=config.count("intermediate_size", 4 * size["hidden"]),
+        norm_eps=config.positive("layer_norm_epsilon", 1e-5),
+        activation=config.activation("hidden_act", "gelu_new"),
+        tied=config.flag("tie_word_embeddings"),
         head_bias=True,
         parallel=True,
         interleaved=True,
@@ -101,30 +101,30 @@ def gptj(config: Mapping[str, Any]) -> Architecture:
     )
 
 
-def gpt_neox(config: Mapping[str, Any]) -> Architecture:
-    stated = Config(config)
-    size = stated.size()
-    older = {"rope_theta": stated.get("rotary_emb_base"), "partial_rotary_factor": stated.get("rotary_pct", 0.25)}
-    values = {key: value for key, value in older.items() if value is not None} | rope_config.stated(stated)
-    found, longest = rope_config.read(stated, values, size["head_dim"], size["max_position"], partial=True)
-    bias = stated.flag("attention_bias", True)
-    return _made(
-        stated,
-        ropes=(found,) * size["layers"],
+def gpt_neox(values: Mapping[str, Any]) -> Architecture:
+    config = Config(values)
+    size = config.size()
+    older = {"rope_theta": config.get("rotary_emb_base"), "partial_rotary_factor": config.get("rotary_pct", 0.25)}
+    rope_values = {key: value for key, value in older.items() if value is not None} | rope_config.values_of(config)
+    rope, longest = rope_config.read(config, rope_values, size["head_dim"], size["max_position"], partial=True)
+    bias = config.flag("attention_bias", True)
+    return _architecture(
+        config,
+        ropes=(rope,) * size["layers"],
         max_position=longest,
-        intermediate=stated.count("intermediate_size"),
-        norm_eps=stated.positive("layer_norm_eps", 1e-5),
-        activation=stated.activation("hidden_act", "gelu"),
-        tied=stated.flag("tie_word_embeddings"),
+        intermediate=config.count("intermediate_size"),
+        norm_eps=config.positive("layer_norm_eps", 1e-5),
+        activation=config.activation("hidden_act", "gelu"),
+        tied=config.flag("tie_word_embeddings"),
         qkv_bias=bias,
         output_bias=bias,
-        parallel=stated.flag("use_parallel_residual", True),
+        parallel=config.flag("use_parallel_residual", True),
         tensors=_NEOX,
     )
 
 
-def _made(stated: Config, ropes: tuple[Rope | None, ...], **own: Any) -> Architecture:
-    size = stated.size()
+def _architecture(config: Config, ropes: tuple[Rope | None, ...], **fields: Any) -> Architecture:
+    size = config.size()
     plain = {
         "kv_heads": size["heads"],
         "windows": (0,) * size["layers"],
@@ -136,4 +136,4 @@ def _made(stated: Config, ropes: tuple[Rope | None, ...], **own: Any) -> Archite
         "norm": "layer",
         "gated": False,
     }
-    return Architecture(**(size | plain | own))
+    return Architecture(**(size | plain | fields))

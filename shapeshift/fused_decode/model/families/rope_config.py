@@ -15,12 +15,12 @@ _MOST = 2**31 - 1
 _ALIASES = {"su": "longrope"}
 
 
-def stated(config: Config) -> dict[str, Any]:
+def values_of(config: Config) -> dict[str, Any]:
     """`rope_parameters`, or the older `rope_theta` and `rope_scaling`, as one mapping."""
-    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    require(isinstance(found, dict), "rope_parameters", found, "an object or null")
+    inner = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    require(isinstance(inner, dict), "rope_parameters", inner, "an object or null")
     outer = {key: config.get(key) for key in ("rope_theta", "partial_rotary_factor") if config.get(key) is not None}
-    return {**outer, **found}
+    return {**outer, **inner}
 
 
 def read(
@@ -46,11 +46,11 @@ def read(
         require(2 <= original <= _MOST, _ORIGINAL, original, f"2 to {_MOST} (config.json)")
     theta = positive(values, "rope_theta", 10_000.0)
     require(theta > 1, "rope_theta", theta, "above 1 (config.json)")
-    made = _READERS[kind](values, int(original), max_position)
+    fields = _READERS[kind](values, int(original), max_position)
     for key in ("short", "long"):
-        divisors = made.get(key, ())
+        divisors = fields.get(key, ())
         require(len(divisors) in (0, rotated // 2), f"{key}_factor", len(divisors), f"{rotated // 2} numbers")
-    rope = Rope(theta=theta, kind=_ALIASES.get(kind, kind), rotated=rotated, **made)
+    rope = Rope(theta=theta, kind=_ALIASES.get(kind, kind), rotated=rotated, **fields)
     # These stretch the texts of the training; a config.json may state the length of either.
     stretched = int(rope.original * rope.factor) if kind in ("yarn", "dynamic") else 0
     return rope, max(max_position, stretched)
@@ -119,9 +119,9 @@ def _factor(values: Mapping[str, Any], original: int, max_position: int) -> floa
 
 
 def _divisors(values: Mapping[str, Any], key: str) -> tuple[float, ...]:
-    found = values.get(key)
-    require(isinstance(found, list) and bool(found), key, found, "a list of numbers above 0")
-    return tuple(positive({key: one}, key) for one in found or ())
+    divisors = values.get(key)
+    require(isinstance(divisors, list) and bool(divisors), key, divisors, "a list of numbers above 0")
+    return tuple(positive({key: one}, key) for one in divisors or ())
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any], int, int], dict[str, Any]]] = {

@@ -35,9 +35,9 @@ def common_bounds(slots: int, max_length: int, longest: int, prefill_tokens: int
     contexts = {power_of_two(chunk, LEAST_CONTEXT, longest) for chunk in (LEAST_CONTEXT, *chunks)}
     rows = {power_of_two(count, 1, slots) for count in range(1, slots + 1)}
     beside = {mixed_rows(singles, slots) for singles in range(slots)}
-    found = {GraphBounds(count, context) for count in rows for context in contexts}
-    found |= {GraphBounds(count, power_of_two(c, LEAST_CONTEXT, longest), c) for count in beside for c in chunks}
-    return sorted(found, key=lambda own: (own.rows + own.chunk, own.context), reverse=True)
+    bounds = {GraphBounds(count, context) for count in rows for context in contexts}
+    bounds |= {GraphBounds(count, power_of_two(c, LEAST_CONTEXT, longest), c) for count in beside for c in chunks}
+    return sorted(bounds, key=lambda one: (one.rows + one.chunk, one.context), reverse=True)
 
 
 def step_within(bounds: GraphBounds, slots: int, max_length: int) -> StepBatch:
@@ -47,10 +47,10 @@ def step_within(bounds: GraphBounds, slots: int, max_length: int) -> StepBatch:
     starts = torch.full_like(lengths, min(bounds.context, max_length) - 1)
     if bounds.chunk:
         lengths[-1], starts[-1] = min(bounds.chunk, max_length), 0
-    own = torch.arange(len(lengths), dtype=torch.int32)
-    blocks = torch.arange(blocks_of(bounds.context), dtype=torch.int32).repeat(len(own), 1)
+    numbers = torch.arange(len(lengths), dtype=torch.int32)
+    blocks = torch.arange(blocks_of(bounds.context), dtype=torch.int32).repeat(len(numbers), 1)
     tokens = torch.zeros(int(lengths.sum()), dtype=torch.int64)
-    return StepBatch(tokens, own, starts, lengths, own.long(), spans=starts + lengths, blocks=blocks)
+    return StepBatch(tokens, numbers, starts, lengths, numbers.long(), spans=starts + lengths, blocks=blocks)
 
 
 def capture(

@@ -44,10 +44,10 @@ def divide(rows: int, length: int, context: int, heads: int, kv_heads: int, head
     lanes = max(_LEAST_LANES, 1 << (queries * group - 1).bit_length())
     tiles = -(-length // queries)
     seen = min(context, window + queries - 1) if window else context
-    wanted = -(-PROGRAMS // (rows * tiles * kv_heads))
+    splits = -(-PROGRAMS // (rows * tiles * kv_heads))
     if length == 1:
-        wanted = max(wanted, -(-seen // _LONGEST))
-    return Division(queries, lanes, tiles, min(wanted, -(-seen // _SHORTEST)))
+        splits = max(splits, -(-seen // _LONGEST))
+    return Division(queries, lanes, tiles, min(splits, -(-seen // _SHORTEST)))
 
 
 def parts_bytes(rows: int, length: int, context: int, heads: int, kv_heads: int, head_dim: int) -> int:

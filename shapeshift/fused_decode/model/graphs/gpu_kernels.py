@@ -84,9 +84,9 @@ def _place(
     if normed:
         squares = tl.sum(first * first + second * second, 1)[:, None]
         factor = tl.where(is_turned, 1.0 / tl.sqrt(squares / (2 * half) + eps), 1.0)
-        own = tl.where(is_query[:, None], query_norm, key_norm) + lane
-        first *= factor * tl.load(own, mask=is_turned & in_half, other=1.0)
-        second *= factor * tl.load(own + half, mask=is_turned & in_half, other=1.0)
+        norm = tl.where(is_query[:, None], query_norm, key_norm) + lane
+        first *= factor * tl.load(norm, mask=is_turned & in_half, other=1.0)
+        second *= factor * tl.load(norm + half, mask=is_turned & in_half, other=1.0)
     angle = tl.load(slots + row * slot_stride) * table_stride + position * half + lane
     cosine = tl.load(cosines + angle, mask=in_half, other=1.0)
     sine = tl.load(sines + angle, mask=in_half, other=0.0)
@@ -162,14 +162,14 @@ def _attend(
             return
     element = tl.arange(0, width)
     in_head = element < head_dim
-    asked = tl.load(
+    vectors = tl.load(
         queries + line[:, None] * head_dim + element[None, :], mask=is_there[:, None] & in_head[None, :], other=0.0
     )
     if widen:
-        asked = asked.to(tl.float32)
+        vectors = vectors.to(tl.float32)
     most = tl.full((lanes,), float("-inf"), tl.float32)
     total = tl.zeros((lanes,), tl.float32)
-    made = tl.zeros((lanes, width), tl.float32)
+    mix = tl.zeros((lanes, width), tl.float32)
     for start in range(first, tl.minimum(first + share, end), turn):
         place = start + tl.arange(0, turn)
         is_text = place < end
@@ -180,7 +180,7 @@ def _attend(
         value = tl.load(values + vector[:, None] + element[None, :], mask=held, other=0.0)
         if widen:
             key, value = key.to(tl.float32), value.to(tl.float32)
-        scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
+        scores = tl.dot(vectors, tl.trans(key), input_precision="ieee") * scale
         if score_cap > 0:
             # c tanh(x / c).
             scores = score_cap - 2 * score_cap / (tl.exp(scores * (2 / score_cap)) + 1)
@@ -191,19 +191,19 @@ def _attend(
         highest = tl.maximum(most, tl.max(scores, 1))
         # A query of the tile may see no place of these.
         base = tl.where(highest == float("-inf"), 0.0, highest)
-        kept, weights = tl.exp(most - base), tl.exp(scores - base[:, None])
-        total = total * kept + tl.sum(weights, 1)
-        made = made * kept[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+        decay, weights = tl.exp(most - base), tl.exp(scores - base[:, None])
+        total = total * decay + tl.sum(weights, 1)
+        mix = mix * decay[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
         most = highest
     # 0 where a query saw no place.
     total = tl.where(total == 0.0, 1.0, total)
-    made /= total[:, None]
+    mix /= total[:, None]
     if is_split:
         target = mixed + (split.to(tl.int64) * lines + line)[:, None] * head_dim + element[None, :]
         tl.store(logs + split.to(tl.int64) * lines + line, most + tl.log(total), mask=is_there)
     else:
         target = mixed + token[:, None] * mixed_stride + head[:, None] * head_dim + element[None, :]
-    tl.store(target, made.to(mixed.dtype.element_ty), mask=is_there[:, None] & in_head[None, :])
+    tl.store(target, mix.to(mixed.dtype.element_ty), mask=is_there[:, None] & in_head[None, :])
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
@@ -222,24 +222,24 @@ def _combine(
     """One line of `mixed` [tokens, heads head_dim] from what the splits gave for it."""
     line = tl.program_id(0).to(tl.int64)
     every = tl.arange(0, most_splits)
-    found = tl.load(logs + every * lines + line, mask=every < splits, other=float("-inf"))
-    most = tl.max(found, 0)
-    total = tl.sum(tl.exp(found - most), 0)
+    sums = tl.load(logs + every * lines + line, mask=every < splits, other=float("-inf"))
+    most = tl.max(sums, 0)
+    total = tl.sum(tl.exp(sums - most), 0)
     element = tl.arange(0, width)
     in_head = element < head_dim
-    made = tl.zeros((width,), tl.float32)
+    mix = tl.zeros((width,), tl.float32)
     for low in range(0, splits, _SPLITS):
         split = low + tl.arange(0, _SPLITS)
-        own = tl.load(logs + split * lines + line, mask=split < splits, other=float("-inf"))
+        log = tl.load(logs + split * lines + line, mask=split < splits, other=float("-inf"))
         # What a program without places has left of `parts` is not read.
         part = tl.load(
             parts + (split * lines + line)[:, None] * head_dim + element[None, :],
-            mask=(own != float("-inf"))[:, None] & in_head[None, :],
+            mask=(log != float("-inf"))[:, None] & in_head[None, :],
             other=0.0,
         )
-        made += tl.sum(part * tl.exp(own - most)[:, None], 0)
+        mix += tl.sum(part * tl.exp(log - most)[:, None], 0)
     target = mixed + line // heads * mixed_stride + line % heads * head_dim + element
-    tl.store(target, (made / total).to(mixed.dtype.element_ty), mask=in_head)
+    tl.store(target, (mix / total).to(mixed.dtype.element_ty), mask=in_head)
 
 
 def write(qkv: torch.Tensor, layer: AttentionLayer, rows: FixedRows) -> torch.Tensor:
@@ -270,32 +270,32 @@ def read(queries: torch.Tensor, layer: AttentionLayer, rows: FixedRows, mixed: t
     tokens, heads, head_dim = queries.shape
     keys, positions, blocks = layer.keys, rows.positions, rows.blocks
     (count, length), kv_heads = positions.shape, keys.shape[1]
-    own = divide(count, length, blocks.shape[1] * BLOCK_TOKENS, heads, kv_heads, head_dim, layer.window)
+    division = divide(count, length, blocks.shape[1] * BLOCK_TOKENS, heads, kv_heads, head_dim, layer.window)
     width, lines = max(16, triton.next_power_of_2(head_dim)), tokens * heads
     parts = logs = mixed
-    if own.splits > 1:
-        parts = torch.empty(own.splits, lines, head_dim, dtype=torch.float32, device=mixed.device)
-        logs = torch.empty(own.splits, lines, dtype=torch.float32, device=mixed.device)
+    if division.splits > 1:
+        parts = torch.empty(division.splits, lines, head_dim, dtype=torch.float32, device=mixed.device)
+        logs = torch.empty(division.splits, lines, dtype=torch.float32, device=mixed.device)
     turn = min(max(_TURN_BYTES // (width * keys.element_size()), _LEAST_TURN), _MOST_TURN)
     # The interpreter multiplies the bits of bf16.
-    constants = {"turn": turn, "widen": _IS_INTERPRETED and keys.dtype == torch.bfloat16, "lanes": own.lanes}
-    constants |= {"own_queries": own.queries, "is_split": own.splits > 1, "group": heads // kv_heads}
+    constants = {"turn": turn, "widen": _IS_INTERPRETED and keys.dtype == torch.bfloat16, "lanes": division.lanes}
+    constants |= {"own_queries": division.queries, "is_split": division.splits > 1, "group": heads // kv_heads}
     shared = {"head_dim": head_dim, "width": width}
     with torch.cuda.device(mixed.get_device()):
-        _attend[(count * own.tiles, kv_heads, own.splits)](
+        _attend[(count * division.tiles, kv_heads, division.splits)](
             *(queries, keys, layer.values, positions, blocks, parts, logs),
             *(positions.stride(0), blocks.stride(0), keys.stride(0), keys.stride(1), mixed.stride(0)),
-            *(length, lines, own.splits, layer.scale),
+            *(length, lines, division.splits, layer.scale),
             **constants,
             **shared,
             window=layer.window,
             score_cap=layer.score_cap,
             num_stages=_STAGES,
         )
-        if own.splits > 1:
-            most = max(_SPLITS.value, triton.next_power_of_2(own.splits))
-            given = (parts, logs, mixed, mixed.stride(0), lines, own.splits)
-            _combine[(lines,)](*given, **shared, heads=heads, most_splits=most)
+        if division.splits > 1:
+            most = max(_SPLITS.value, triton.next_power_of_2(division.splits))
+            sizes = (mixed.stride(0), lines, division.splits)
+            _combine[(lines,)](parts, logs, mixed, *sizes, **shared, heads=heads, most_splits=most)
 
 
 KERNELS = StepKernels("triton", write, read, row_kernels.add_norm, row_kernels.gate)

@@ -23,7 +23,7 @@ class StepInputs:
                                         each row of one token; a view
     chunk   INT64 [2, bounds.chunk]     tokens and positions of the chunk; a view
     text    INT64 [1 + n]               slot and blocks of the chunk's text; a view
-    wanted  INT64 [2, bounds.rows + 1]  of each wanted row its place among the logits, and its slot; a view
+    chosen  INT64 [2, bounds.rows + 1]  of each of `logit_rows` its place among the logits, and its slot; a view
     """
 
     bounds: GraphBounds
@@ -31,15 +31,15 @@ class StepInputs:
     rows: torch.Tensor
     chunk: torch.Tensor
     text: torch.Tensor
-    wanted: torch.Tensor
+    chosen: torch.Tensor
 
     @classmethod
     def over(cls, bounds: GraphBounds, flat: torch.Tensor) -> StepInputs:
         """The inputs in `flat`, INT64 [`elements(bounds)`]."""
         width = _COLUMNS + bounds.blocks
         sizes = [bounds.rows * width, 2 * bounds.chunk, 1 + bounds.blocks, 2 * (bounds.rows + 1)]
-        rows, chunk, text, wanted = torch.split(flat, sizes)
-        return cls(bounds, flat, rows.view(-1, width), chunk.view(2, -1), text, wanted.view(2, -1))
+        rows, chunk, text, chosen = torch.split(flat, sizes)
+        return cls(bounds, flat, rows.view(-1, width), chunk.view(2, -1), text, chosen.view(2, -1))
 
     def fill(self, batch: StepBatch) -> None:
         """Write the step `batch`, which lies within the bounds.
@@ -63,18 +63,18 @@ class StepInputs:
         if singles:
             fed = torch.zeros(singles) if batch.fed is None else batch.fed[:singles]
             columns = torch.stack([one[:singles].long() for one in (batch.tokens, batch.starts, batch.slots, fed)], 1)
-            given = torch.cat([columns, blocks[:singles]], 1)
-            self.rows[:, :width] = given[0]
-            self.rows[:singles, :width] = given
+            filled = torch.cat([columns, blocks[:singles]], 1)
+            self.rows[:, :width] = filled[0]
+            self.rows[:singles, :width] = filled
         chunk_row = singles if self.bounds.chunk else -1
-        wanted = len(batch.wanted)
-        self.wanted[0, :wanted] = torch.where(batch.wanted == chunk_row, self.bounds.rows, batch.wanted)
-        self.wanted[1, :wanted] = batch.slots[batch.wanted]
+        count = len(batch.logit_rows)
+        self.chosen[0, :count] = torch.where(batch.logit_rows == chunk_row, self.bounds.rows, batch.logit_rows)
+        self.chosen[1, :count] = batch.slots[batch.logit_rows]
 
     def tokens(self, latest: torch.Tensor) -> torch.Tensor:
         """The tokens of the step, INT64 [rows + chunk]; latest: INT64 [slots], those that are fed."""
-        known, slots, fed = self.rows[:, 0], self.rows[:, 2], self.rows[:, 3]
-        return torch.cat([torch.where(fed > 0, latest[slots], known), self.chunk[0]])
+        tokens, slots, fed = self.rows[:, 0], self.rows[:, 2], self.rows[:, 3]
+        return torch.cat([torch.where(fed > 0, latest[slots], tokens), self.chunk[0]])
 
     def positions(self) -> torch.Tensor:
         """The place of each token in its text, INT64 [rows + chunk]."""

@@ -18,18 +18,18 @@ def are_right(errors: Callable[[], Iterable[float]], instead: str, log: Log) -> 
     errors: runs the kernels, which compiles them; see `difference`
     """
     try:
-        found = list(errors())
+        shares = list(errors())
     except Exception as error:  # noqa: BLE001  whatever a missing package, a compiler, a driver or a GPU refuses
         log(f"{instead}: its kernels cannot run here: {type(error).__name__}: {error}")
         return False
-    if all(error <= _MOST_ERROR for error in found):
+    if all(error <= _MOST_ERROR for error in shares):
         return True
-    log(f"{instead}: its kernels give something else here, by {max(found):.2g} of the largest value")
+    log(f"{instead}: its kernels give something else here, by {max(shares):.2g} of the largest value")
     return False
 
 
-def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+def difference(result: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference, as a share of the largest value; infinite where one is no number."""
     wide = expected.float()
-    share = (found.float() - wide).abs().max() / wide.abs().max()
+    share = (result.float() - wide).abs().max() / wide.abs().max()
     return float(share.nan_to_num(float("inf")))

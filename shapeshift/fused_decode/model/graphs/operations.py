@@ -100,9 +100,9 @@ class RowOperations(_KernelOperations):
         mixed = _unmixed(qkv, layer)
         for group in plan:
             rows, tokens = FixedRows(0, group.positions, group.slots, group.blocks), group.tokens.flatten()
-            own, found = qkv[tokens], mixed[tokens]
-            self._kernels.read(self._kernels.write(own, layer, rows), layer, rows, found)
-            mixed[tokens] = found
+            out = mixed[tokens]
+            self._kernels.read(self._kernels.write(qkv[tokens], layer, rows), layer, rows, out)
+            mixed[tokens] = out
         return mixed
 
 
@@ -130,8 +130,8 @@ def _read(query: torch.Tensor, layer: AttentionLayer, rows: FixedRows, mixed: to
     """See `StepKernels.read`: over a copy of the keys and values of all places."""
     seen = visible(layer, rows.positions, rows.blocks.shape[1] * BLOCK_TOKENS)
     keys, values = (gather(cache, rows.blocks, seen) for cache in (layer.keys, layer.values))
-    found = mix(query.to(keys.dtype), keys, values, seen[:, None], layer)
-    mixed.copy_(found.transpose(1, 2).flatten(2).flatten(0, 1))
+    heads = mix(query.to(keys.dtype), keys, values, seen[:, None], layer)
+    mixed.copy_(heads.transpose(1, 2).flatten(2).flatten(0, 1))
 
 
 GATHERED = StepKernels("torch", _write, _read, add_norm, gate)

@@ -71,7 +71,7 @@ class GraphStep:
         if self._copied is not None:
             self._copied.record()
         self._compute()
-        places, slots = self._inputs.wanted[:, : len(batch.wanted)]
+        places, slots = self._inputs.chosen[:, : len(batch.logit_rows)]
         return self._logits[places], slots
 
 

@@ -57,14 +57,14 @@ def _error(kernels: StepKernels, layer: AttentionLayer, heads: int, rows: int, l
     starts = torch.tensor([(longest - length) // (row + 1) for row in range(rows)])
     positions = (starts[:, None] + torch.arange(length)).to(device)
     blocks = torch.randperm(cache.shape[1], generator=chance).view(rows, -1).to(device)
-    given = FixedRows(0, positions, torch.zeros(rows, dtype=torch.int64, device=device), blocks)
+    fixed = FixedRows(0, positions, torch.zeros(rows, dtype=torch.int64, device=device), blocks)
 
-    def found(by: StepKernels) -> torch.Tensor:
+    def mixed(by: StepKernels) -> torch.Tensor:
         keys, values = cache.to(device, dtype)
-        own = replace(layer, keys=keys, values=values)
-        return GraphOperations(device, by).attention(qkv, own, (given,))
+        drawn = replace(layer, keys=keys, values=values)
+        return GraphOperations(device, by).attention(qkv, drawn, (fixed,))
 
-    return kernel_check.difference(found(kernels), found(GATHERED))
+    return kernel_check.difference(mixed(kernels), mixed(GATHERED))
 
 
 def _row_errors(kernels: StepKernels, like: torch.Tensor) -> Iterator[float]:
