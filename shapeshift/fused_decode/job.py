@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shapeshift.fused_decode.engine.detokenize import text_of
-from shapeshift.fused_decode.engine.sampling.logprobs import TokenLogprobs
+from shapeshift.fused_decode.engine.sampling.sampler import TokenLogprobs
 from shapeshift.fused_decode.request import STOP, Ids, Request
 from shapeshift.fused_decode.request_parser import TEXT, ParsedRequest
 from shapeshift.fused_decode.sampling_params import SamplingParams

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from shapeshift.errors import OverloadedError
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.sampling.logit_edits import Grammar, TokenRules
-from shapeshift.fused_decode.engine.sampling.logprobs import TokenLogprobs
+from shapeshift.fused_decode.engine.sampling.sampler import TokenLogprobs
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.settings import Choices
 

@@ -15,7 +15,8 @@ import transformers
 from tokenizers import Tokenizer
 
 from shapeshift.fused_decode.engine import batching
-from shapeshift.fused_decode.engine.sampling.logprobs import Ranking, logprobs_of, ranking
+from shapeshift.fused_decode.engine.beam_search import Ranking, ranking
+from shapeshift.fused_decode.engine.sampling.sampler import logprobs_of
 from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.model import native_operations
 from tests.fakes import PbUtils, Request, values_of

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shapeshift.fused_decode.engine.sampling.logprobs import logprobs_of
+from shapeshift.fused_decode.engine.sampling.sampler import logprobs_of
 from shapeshift.fused_decode.engine.slots import PREFILL, Slots, SlotTable
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.request import NO_ADAPTER, Request

@@ -7,9 +7,9 @@ partly filled block. Nothing else is copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import torch
 
 from shapeshift.errors import EngineError
 from shapeshift.fused_decode.engine.sampling.logit_edits import NumpyLogits
-from shapeshift.fused_decode.engine.sampling.logprobs import ranking
+from shapeshift.fused_decode.engine.sampling.sampler import largest
 from shapeshift.fused_decode.engine.slots import DECODE, SlotTable
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, Runtime
 from shapeshift.fused_decode.request import LENGTH, STOP, Reason, Request
@@ -27,6 +27,11 @@ Integers = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
+
+Ranking = Callable[[Floats, int], tuple[Floats, Integers]]
+"""(logits [rows, vocab_size], count): the `log_norms` of the rows and the `largest` of each.
+
+A row whose norm is NaN may have any places."""
 
 _WORST = np.float32(-1e9)
 """Added to the score of what may not be chosen."""
@@ -308,3 +313,29 @@ def _fork(table: SlotTable, source: int, target: int) -> tuple[int, int] | None:
 def _search(request: Request) -> BeamSearch:
     search: BeamSearch = request.beams
     return search
+
+
+def ranking(native: bool = True) -> Ranking:
+    """By the compiled kernel, where the runtime has loaded the kernels; else, and with native=False, in numpy."""
+    kernel: Any = getattr(torch.ops.shapeshift_decode, "likeliest", None) if native else None
+    if kernel is None:
+        return lambda logits, count: (log_norms(logits), largest(logits, count))
+
+    def rank(logits: Floats, count: int) -> tuple[Floats, Integers]:
+        norms, places = kernel(torch.from_numpy(logits), count)
+        return norms.numpy(), places.numpy()
+
+    return rank
+
+
+def log_norms(logits: Floats) -> Floats:
+    """What is subtracted from the logits of each row to make logprobs, FLOAT32 [rows]; NaN where one is not finite."""
+    best = logits.max(axis=1)
+    # Row by row: what fits a core's cache is several times as fast.
+    work = np.empty(logits.shape[1], np.float32)
+    sums = np.empty(len(logits), np.float32)
+    with np.errstate(invalid="ignore"):
+        for row, scores in enumerate(logits):
+            np.exp(np.subtract(scores, best[row], out=work), out=work)
+            sums[row] = work.sum()
+        return np.asarray(best + np.log(sums), np.float32)

@@ -80,7 +80,7 @@ class DecodeLoop:
             options.prefill_tokens,
         )
         self._runtime = runtime
-        self._sampler = Sampler(self.slots.sampling, runtime.vocab_size)
+        self._sampler = Sampler(self.slots.sampling)
         self._speculator = options.speculator
         self._log = log
         self.terminations = Terminations()

@@ -1,8 +1,9 @@
-"""The next token of each row: the most likely one, or a random one of those that its filters keep.
+"""The next token of each row: the most likely one, or a random one of those that its filters keep; and logprobs.
 
 Random numbers depend on a seed and a position alone: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). Its n-th number
 is a function of the seed and n, without a state. So the token of a row does not depend on the other rows, on the time
-when its request joined, or on the number of earlier iterations.
+when its request joined, or on the number of earlier iterations. Logprobs are logarithms of the probabilities that the
+model's own logits give, before any parameter changes them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import numpy.typing as npt
 import torch
 
 from shapeshift.fused_decode.engine.sampling.logit_edits import Grammar, LogitEdits, NumpyLogits, TokenRules
-from shapeshift.fused_decode.engine.sampling.logprobs import TokenLogprobs, logprobs_of
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.settings import Choices
 
@@ -24,17 +24,31 @@ Flags = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
 
-SAMPLERS: Choices[Any] = Choices("sampler", {"numpy": "shapeshift.fused_decode.engine.sampling.filters:sample"})
-"""What samples where there is no native kernel, see `filters.sample`."""
-
-ON_DEVICE: Choices[Any] = Choices("sampler", {"torch": "shapeshift.fused_decode.engine.sampling.device.choose:choose"})
-"""What samples logits that are not on the CPU, see `device.choose.choose`."""
+SAMPLERS: Choices[Any] = Choices("sampler", {"torch": "shapeshift.fused_decode.engine.sampling.device.choose:choose"})
+"""What samples logits that are not on the CPU, and random tokens where there is no native kernel."""
 
 NO_LOGPROBS = -1
+MOST_LISTED = 20
+"""Most of the most likely tokens that are listed with a token."""
 DEPTH = 64
 """Tokens in a column of the vocabulary: token t is at [t // columns, t % columns]."""
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
+
+
+class TokenLogprobs(NamedTuple):
+    """One token in its place.
+
+    logprob       of the token
+    rank          1 for the most likely token
+    top           INT64 [n]    the most likely tokens, most likely first; of equal ones the lower id
+    top_logprobs  FLOAT32 [n]
+    """
+
+    logprob: float
+    rank: int
+    top: Integers
+    top_logprobs: Floats
 
 
 class SamplingTable:
@@ -116,16 +130,11 @@ class Choice(Protocol):
 
 
 class Sampler:
-    """Chooses tokens; keeps its own working memory."""
+    """Chooses tokens. native: False does without the kernel, which exists once the runtime has loaded the kernels."""
 
-    def __init__(self, table: SamplingTable, vocab_size: int, native: bool = True) -> None:
+    def __init__(self, table: SamplingTable, native: bool = True) -> None:
         self._table = table
-        self._vocab_size = vocab_size
-        self._work = np.empty((0, DEPTH, -(-vocab_size // DEPTH)), np.float32)
-        # The operator exists once the runtime has loaded the kernels.
-        self._kernel: Any = getattr(torch.ops.shapeshift_decode, "draw", None) if native else None
-        # Without the kernel: the same in numpy.
-        self._sample: Any = SAMPLERS["numpy"] if self._kernel is None else None
+        self._draw: Any = getattr(torch.ops.shapeshift_decode, "draw", None) if native else None
 
     def choose(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> Choice:
         """The next token of each row. Logits on a device are only read there, without a wait.
@@ -135,9 +144,10 @@ class Sampler:
         lengths  INT64 [rows]  the tokens before the chosen ones in these slots: their positions
         """
         table = self._table
-        if logits.device.type != "cpu":
-            on_device: Choice = ON_DEVICE["torch"](table, logits, slots, lengths)
-            return on_device
+        is_random = np.count_nonzero(table.temperature[slots]) > 0
+        if logits.device.type != "cpu" or (is_random and self._draw is None):
+            in_torch: Choice = SAMPLERS["torch"](table, logits, slots, lengths)
+            return in_torch
         edited = table.edits.rows(slots)
         listing = np.flatnonzero(table.logprobs[slots] != NO_LOGPROBS)
         values = logits.numpy()
@@ -145,46 +155,25 @@ class Sampler:
         plain = values[listing] if listing.size else None
         if edited.size:
             table.edits.apply(NumpyLogits(values), edited, slots, lengths)
-        native = self._kernel is not None and np.count_nonzero(table.temperature[slots]) > 0
-        ids, finite = (self._draw_natively if native else self._draw)(logits, slots, lengths)
+        ids, finite = self._drawn(logits, slots, lengths) if is_random else _most_likely(values)
         logprobs = {}
         if plain is not None:
             listed = logprobs_of(plain, ids[listing], table.logprobs[slots[listing]])
             logprobs = dict(zip(listing.tolist(), listed, strict=True))
         return Chosen(ids, finite, logprobs)
 
-    def _draw(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> tuple[Integers, Flags]:
-        table, values = self._table, logits.numpy()
-        # numpy's argmax takes a fifteenth of the time of torch's argmax.
-        ids = values.argmax(axis=1)
-        best = values[np.arange(len(ids)), ids]
-        finite = np.isfinite(best)
-        rows = np.flatnonzero((table.temperature[slots] > 0) & finite)
-        if rows.size:
-            row_slots = slots[rows]
-            scores = self._scores(values if rows.size == len(ids) else values[rows], best[rows], row_slots)
-            filters = (table.top_k[row_slots], table.top_p[row_slots], table.min_p[row_slots])
-            ids[rows] = self._sample(scores, *filters, uniforms(table.seed[row_slots], lengths[rows]))
-        return ids, finite
-
-    def _draw_natively(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> tuple[Integers, Flags]:
+    def _drawn(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> tuple[Integers, Flags]:
         table = self._table
         columns = (table.temperature, table.top_k, table.top_p, table.min_p)
         values = (*(column[slots] for column in columns), uniforms(table.seed[slots], lengths))
-        ids, finite = self._kernel(logits, *map(torch.from_numpy, values))
+        ids, finite = self._draw(logits, *map(torch.from_numpy, values))
         return ids.numpy(), finite.numpy()
 
-    def _scores(self, values: Floats, best: Floats, slots: Integers) -> Floats:
-        """(logit - best) / temperature, [rows, depth, columns]; token t is at [t // columns, t % columns]."""
-        rows = len(values)
-        if len(self._work) < rows:
-            # Places beyond the vocabulary keep this value.
-            self._work = np.full((rows, *self._work.shape[1:]), -np.inf, np.float32)
-        work = self._work[:rows]
-        flat = work.reshape(rows, -1)[:, : self._vocab_size]
-        np.subtract(values, best[:, None], out=flat)
-        np.divide(flat, self._table.temperature[slots][:, None], out=flat)
-        return work
+
+def _most_likely(values: Floats) -> tuple[Integers, Flags]:
+    # numpy's argmax takes a fifteenth of the time of torch's argmax.
+    ids = values.argmax(axis=1)
+    return ids, np.isfinite(values[np.arange(len(ids)), ids])
 
 
 def uniforms(seeds: Words, positions: Integers) -> npt.NDArray[np.float64]:
@@ -203,3 +192,49 @@ def splitmix(starts: Words, numbers: Integers) -> Words:
     for shift, factor in _MIX:
         mixed = (mixed ^ (mixed >> shift)) * factor
     return np.asarray(mixed ^ (mixed >> np.uint64(31)), dtype=np.uint64)
+
+
+def logprobs_of(logits: Floats, tokens: Integers, listed: Integers) -> list[TokenLogprobs]:
+    """What `logits`, [rows, vocab_size], say of `tokens`, INT64 [rows].
+
+    listed: INT64 [rows], how many of the most likely tokens are listed, at most `MOST_LISTED`. A row's result does not
+    depend on the other rows.
+    """
+    rows = np.arange(len(logits))
+    scores = logits - logits.max(axis=1, keepdims=True)
+    norms = np.log(np.exp(scores).sum(axis=1, dtype=np.float64))
+    chosen = scores[rows, tokens]
+    ranks = (scores > chosen[:, None]).sum(axis=1) + 1
+    count = min(MOST_LISTED, scores.shape[1])
+    tops = largest(scores, count) if listed.any() else np.empty((len(rows), 0), np.int64)
+    top_scores = np.take_along_axis(scores, tops, axis=1)
+    return [
+        TokenLogprobs(
+            float(chosen[row] - norms[row]),
+            int(ranks[row]),
+            tops[row, :count],
+            (top_scores[row, :count] - norms[row]).astype(np.float32),
+        )
+        for row, count in enumerate(listed.tolist())
+    ]
+
+
+def largest(values: Floats, count: int) -> Integers:
+    """The places of the `count` largest values of each row, INT64 [rows, count], the largest first, of equal ones the
+    lower place.
+
+    A row is split into columns. Its largest values are at least the count-th largest of the columns' maxima, and few
+    others are. Several times faster than topk of torch.
+    """
+    rows, size = values.shape
+    columns = size // DEPTH
+    result = np.empty((rows, count), np.int64)
+    floors = np.full(rows, -np.inf, np.float32)
+    if count <= columns:
+        maxima = values[:, : columns * DEPTH].reshape(rows, DEPTH, columns).max(axis=1)
+        floors = np.partition(maxima, columns - count, axis=1)[:, columns - count]
+    for row, (scores, floor) in enumerate(zip(values, floors, strict=True)):
+        # Not "at least", which NaN never is.
+        places = np.flatnonzero(~(scores < floor))
+        result[row] = places[np.argsort(-scores[places], kind="stable")[:count]]
+    return result

@@ -1,8 +1,9 @@
-"""Random tokens on a device: `filters` in operations of torch that never wait for it.
+"""Random tokens from those that min_p, top_k and top_p keep, in this order: operations of torch that never wait for a
+device.
 
-A GPU sorts a vocabulary faster than it makes a shortlist. Tokens of equal weight are kept or dropped together, and the
-order in which tokens share the interval of the draw is that of `filters`: a seed gives the same token there and here,
-but where rounding decides between two.
+A GPU sorts a vocabulary faster than it makes a shortlist, as `kernels/draw.cpp` does. Tokens of equal weight are kept
+or dropped together, and the order in which tokens share the interval of the draw is that of the kernel: a seed gives
+the same token there and here, but where rounding decides between two.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ def draw(
     """One token for each row, drawn from those that its filters keep; INT64 [rows].
 
     scores    FLOAT32 [rows, vocab_size], changed; a token's weight is exp(score), the most likely one has score 0
-    top_k, top_p, min_p  [rows], see `filters.Filters`; None: no row has this filter
+    top_k  INT64 [rows]    keep this many tokens; 0: all
+    top_p  FLOAT32 [rows]  keep the most likely tokens with this share of the weight that is left; 1: all
+    min_p  FLOAT32 [rows]  keep tokens with at least this share of the most likely one's weight; 0: all
     uniforms  FLOAT64 [rows] in [0, 1)
+
+    A filter is None where no row has it.
     """
     if min_p is not None:
         scores.masked_fill_(scores < min_p.clamp(min=_LEAST_WEIGHT).log()[:, None], float("-inf"))

@@ -1,10 +1,10 @@
-"""`logprobs` on a device: of each row only what a request asks for comes back."""
+"""Logprobs on a device: of each row only what a request asks for comes back."""
 
 from __future__ import annotations
 
 import torch
 
-from shapeshift.fused_decode.engine.sampling.logprobs import MOST_LISTED, Integers, TokenLogprobs
+from shapeshift.fused_decode.engine.sampling.sampler import MOST_LISTED, Integers, TokenLogprobs
 
 
 class ListedLogprobs:
@@ -31,7 +31,7 @@ class ListedLogprobs:
 
 
 def list_logprobs(logits: torch.Tensor, tokens: torch.Tensor, listed: Integers) -> ListedLogprobs:
-    """See `sampling.logprobs.logprobs_of`; `logits` and `tokens` are on the device, which is not waited for."""
+    """See `sampler.logprobs_of`; `logits` and `tokens` are on the device, which is not waited for."""
     scores = logits - logits.amax(1, keepdim=True)
     norms = scores.exp().sum(1, dtype=torch.float64).log()
     token_scores = scores.gather(1, tokens[:, None])
