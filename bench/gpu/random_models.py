@@ -17,10 +17,9 @@ from shapeshift.fused_decode.interfaces import blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture, from_config
 from shapeshift.fused_decode.model.assembly import LinearMakers, assemble
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
-from shapeshift.fused_decode.model.graphs.operations import GATHERED
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.quantised import Levels
-from shapeshift.fused_decode.model.torch_operations import PlainLinear
+from shapeshift.fused_decode.model.torch_operations import PLAIN, PlainLinear
 from shapeshift.fused_decode.model.weights import linears, shapes
 
 Shape = Mapping[str, Any]
@@ -95,7 +94,7 @@ def decoder(shape: Shape, device: Device, slots: int, max_length: int, seed: int
 
 def gathering(model: GraphedModel) -> GraphedModel:
     """The same weights and cache, with attention in plain torch: over a copy of the keys and values of all places."""
-    return GraphedModel(model.network, model.cache, GATHERED)
+    return GraphedModel(model.network, model.cache, PLAIN)
 
 
 def reference_decoder(shape: Shape, device: Device, seed: int) -> Any:

@@ -11,8 +11,8 @@ import json
 import torch
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
-from shapeshift.fused_decode.model.graphs.operations import FixedRows, StepKernels
 from shapeshift.fused_decode.model.network import AttentionLayer
+from shapeshift.fused_decode.model.torch_operations import Rows, StepKernels
 from tests.gpu_kernels import Recorder
 
 TARGETS = ((75, torch.float16), (86, torch.float32), (90, torch.bfloat16))
@@ -33,7 +33,7 @@ def launch(
         keys, values = cache[:, 0], cache[:, 1]
         layer = AttentionLayer(keys, values, table, table, norm, norm, 1e-6, window, 0.1, score_cap)
         numbers = torch.empty(rows, length + CONTEXT // BLOCK_TOKENS + 1, dtype=torch.int64)
-        given = FixedRows(0, numbers[:, :length], numbers[:, length], numbers[:, length + 1 :])
+        given = Rows(slice(None), numbers[:, :length], numbers[:, length], numbers[:, length + 1 :])
         qkv = torch.empty(rows * length, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
         mixed = torch.empty(rows * length, heads * head_dim, dtype=dtype)
         attention.read(attention.write(qkv, layer, given), layer, given, mixed)

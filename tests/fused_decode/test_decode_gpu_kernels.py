@@ -17,10 +17,10 @@ import torch
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.graphs import device_memory, division, operations
-from shapeshift.fused_decode.model.graphs.operations import GATHERED, FixedRows, GraphOperations, StepKernels
+from shapeshift.fused_decode.model.graphs import device_memory, division, verify
 from shapeshift.fused_decode.model.graphs.verify import verified
 from shapeshift.fused_decode.model.network import AttentionLayer
+from shapeshift.fused_decode.model.torch_operations import PLAIN, Rows, StepKernels, TorchOperations
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from tests.fused_decode import families
 from tests.fused_decode.compiled_attention import ROWS, launch
@@ -74,7 +74,7 @@ class Case:
     shape: Shape
     cache: torch.Tensor
     qkv: torch.Tensor
-    rows: FixedRows
+    rows: Rows
     layer: AttentionLayer
 
     def run(self, attention: StepKernels, dtype: torch.dtype, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,11 +82,11 @@ class Case:
         cache, moved = self.cache.to(device, dtype, copy=True), _tensors(self.layer, device)
         layer = replace(self.layer, **moved | {"keys": cache[:, 0], "values": cache[:, 1]})
         rows = replace(self.rows, **_tensors(self.rows, device))
-        found = GraphOperations(device, attention).attention(self.qkv.to(device, dtype), layer, (rows,))
+        found = TorchOperations(device, attention).attention(self.qkv.to(device, dtype), layer, (rows,))
         return found.cpu(), cache.cpu()
 
 
-def _tensors(held: AttentionLayer | FixedRows, device: str) -> dict[str, Any]:
+def _tensors(held: AttentionLayer | Rows, device: str) -> dict[str, Any]:
     """The tensors of `held`, on the device."""
     return {name: value.to(device) for name, value in vars(held).items() if isinstance(value, torch.Tensor)}
 
@@ -127,12 +127,12 @@ def case_of(shape: Shape, positions: torch.Tensor, context: int, dtype: torch.dt
     table[:, 3:] = own
     slots = torch.randperm(count + 1, generator=chance)[:count]
     return Case(
-        shape, cache.to(dtype).float(), qkv.to(dtype).float(), FixedRows(0, positions, slots, table[:, 3:]), layer
+        shape, cache.to(dtype).float(), qkv.to(dtype).float(), Rows(slice(None), positions, slots, table[:, 3:]), layer
     )
 
 
 def check(case: Case, attention: StepKernels, dtype: torch.dtype, device: str = "cpu") -> None:
-    expected, cache = case.run(GATHERED, torch.float32)
+    expected, cache = case.run(PLAIN, torch.float32)
     found, held = case.run(attention, dtype, device)
     assert found.dtype == held.dtype == dtype
     assert (found.float() - expected).abs().max() <= ERRORS[dtype] * expected.abs().max()
@@ -265,7 +265,7 @@ def test_what_is_compiled_does_not_depend_on_the_size_of_a_step(kernels: Any, mo
 @pytest.mark.parametrize(("family", "count"), [("qwen3", 2), ("mistral", 1)])
 def test_steps_of_a_model(tiny: Callable[[str], Tiny], attention: StepKernels, family: str, count: int) -> None:
     """With rows that fill up, as `StepInputs.fill` writes them."""
-    model, given = open_model(tiny(family), attention=attention), texts(count, seed=15, shortest=60)
+    model, given = open_model(tiny(family), kernels=attention), texts(count, seed=15, shortest=60)
     model.memory.fill_(float("nan"))
     expected = reference(tiny(family), given)
     for text, place, logits in itertools.islice(beside_chunks(model, given, [4, 1], seed=16), 4 * count):
@@ -276,7 +276,7 @@ def test_steps_of_a_model(tiny: Callable[[str], Tiny], attention: StepKernels, f
 @pytest.mark.slow
 def test_a_step_without_a_graph(tiny: Callable[[str], Tiny], attention: StepKernels) -> None:
     """Chunks of any lengths side by side."""
-    model, given = open_model(tiny("qwen3"), attention=attention), texts(4, seed=21)
+    model, given = open_model(tiny("qwen3"), kernels=attention), texts(4, seed=21)
     model.memory.fill_(float("nan"))
     expected, lengths = reference(tiny("qwen3"), given), [5, 1, 9, 5]
     for start in (0, 1):
@@ -290,7 +290,7 @@ def test_a_step_without_a_graph(tiny: Callable[[str], Tiny], attention: StepKern
 @pytest.mark.slow
 def test_a_family_with_caps_and_windows(tmp_path: Path, attention: StepKernels) -> None:
     tiny = families.make("gemma2", tmp_path)
-    model, (text,) = open_model(tiny, attention=attention), texts(1, seed=17, shortest=60)
+    model, (text,) = open_model(tiny, kernels=attention), texts(1, seed=17, shortest=60)
     model.memory.fill_(float("nan"))
     expected = families.reference_logits(tiny, text)
     for _, place, logits in itertools.islice(beside_chunks(model, [text], [3], seed=18), 5):
@@ -322,9 +322,9 @@ def test_tiles_hold_all_tokens_of_a_chunk(heads: int, kv_heads: int, head_dim: i
 
 
 def test_they_are_used_on_a_gpu_where_the_package_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert operations.step_kernels(on_gpu=False) is GATHERED
-    monkeypatch.setattr(operations, "has_gpu_kernels", lambda: False)
-    assert operations.step_kernels(on_gpu=True) is GATHERED
+    assert verify.step_kernels(on_gpu=False) is PLAIN
+    monkeypatch.setattr(verify, "has_gpu_kernels", lambda: False)
+    assert verify.step_kernels(on_gpu=True) is PLAIN
 
 
 @pytest.mark.parametrize("name", ["heads share keys", "a cap and a window"])
@@ -339,13 +339,13 @@ def test_kernels_that_are_wrong_or_fail_are_not_taken() -> None:
     def fail(*given: Any) -> None:
         raise RuntimeError("no compiler")
 
-    def forget(queries: torch.Tensor, layer: AttentionLayer, rows: FixedRows, mixed: torch.Tensor) -> None:
-        GATHERED.read(queries, layer, rows, mixed)
+    def forget(queries: torch.Tensor, layer: AttentionLayer, rows: Rows, mixed: torch.Tensor) -> None:
+        PLAIN.read(queries, layer, rows, mixed)
         mixed[-1] = float("nan")
 
     for read, reason in ((fail, "cannot run here: RuntimeError: no compiler"), (forget, "something else here, by inf")):
         said: list[str] = []
-        assert verified(replace(GATHERED, read=read), [case.layer], 8, said.append) is GATHERED
+        assert verified(replace(PLAIN, read=read), [case.layer], 8, said.append) is PLAIN
         assert len(said) == 1 and reason in said[0]
 
 
@@ -364,8 +364,8 @@ def test_the_memory_plan_counts_what_the_kernels_need(
 
 def test_they_are_found_by_name() -> None:
     require_package()
-    found = operations.step_kernels(on_gpu=True)
-    assert found.name == "triton" and found.read is not GATHERED.read
+    found = verify.step_kernels(on_gpu=True)
+    assert found.name == "triton" and found.read is not PLAIN.read
 
 
 # What only a GPU can show.
@@ -377,7 +377,7 @@ def test_they_are_found_by_name() -> None:
 def test_on_a_gpu(name: str, dtype: torch.dtype) -> None:
     if dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
         pytest.skip("it has no bf16")
-    attention, shape = operations.step_kernels(on_gpu=True), SHAPES[name]
+    attention, shape = verify.step_kernels(on_gpu=True), SHAPES[name]
     assert attention.name == "triton"
     for positions in (torch.tensor(PLACES)[:, None], 90 + torch.arange(64).clamp(max=40)[None]):
         check(case_of(shape, positions, 320, dtype), attention, dtype, "cuda:0")
@@ -387,7 +387,7 @@ def test_on_a_gpu(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 def test_a_captured_graph_follows_texts_and_blocks() -> None:
     """Replayed with other positions and blocks than it was captured with."""
-    shape, attention = SHAPES["a cap and a window"], operations.step_kernels(on_gpu=True)
+    shape, attention = SHAPES["a cap and a window"], verify.step_kernels(on_gpu=True)
     cases = [
         case_of(shape, torch.tensor(own)[:, None], 512, torch.float32, seed)
         for seed, own in enumerate(((3, 500), (511, 40)))
@@ -395,7 +395,7 @@ def test_a_captured_graph_follows_texts_and_blocks() -> None:
     cache, qkv = cases[0].cache.to("cuda:0"), cases[0].qkv.to("cuda:0")
     rows = replace(cases[0].rows, **_tensors(cases[0].rows, "cuda:0"))
     layer = replace(cases[0].layer, **_tensors(cases[0].layer, "cuda:0") | {"keys": cache[:, 0], "values": cache[:, 1]})
-    operation, graph = GraphOperations("cuda:0", attention), torch.cuda.CUDAGraph()
+    operation, graph = TorchOperations("cuda:0", attention), torch.cuda.CUDAGraph()
     operation.attention(qkv, layer, (rows,))
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
@@ -407,10 +407,10 @@ def test_a_captured_graph_follows_texts_and_blocks() -> None:
         for target, source in (*given, *held, *tables):
             target.copy_(source)
         graph.replay()
-        expected, _ = case.run(GATHERED, torch.float32)
+        expected, _ = case.run(PLAIN, torch.float32)
         torch.testing.assert_close(mixed.cpu(), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.gpu
 def test_a_model_takes_them(tiny: Callable[[str], Tiny]) -> None:
-    assert open_model(tiny("qwen3"), "cuda:0").attention.name == "triton"
+    assert open_model(tiny("qwen3"), "cuda:0").kernels.name == "triton"

@@ -18,7 +18,7 @@ from shapeshift.fused_decode.engine.loop import DecodeLoop, LoopOptions
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds, bounds_of
-from shapeshift.fused_decode.model.graphs.operations import StepKernels
+from shapeshift.fused_decode.model.torch_operations import StepKernels
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 from shapeshift.fused_decode.request import Request
 from shapeshift.fused_decode.sampling_params import SamplingParams
@@ -30,11 +30,11 @@ SLOTS = 6
 
 
 def open_model(
-    tiny: Tiny, device: str = "cpu", precision: str = "f32", attention: StepKernels | None = None
+    tiny: Tiny, device: str = "cpu", precision: str = "f32", kernels: StepKernels | None = None
 ) -> GraphedModel:
     torch.set_num_threads(1)
     return GraphedModel.load_on(
-        device, tiny.folder, precision=precision, slots=SLOTS, max_length=LONGEST, attention=attention
+        device, tiny.folder, precision=precision, slots=SLOTS, max_length=LONGEST, kernels=kernels
     )
 
 

@@ -15,7 +15,7 @@ from shapeshift.fused_decode.model import cuda_runtime
 from shapeshift.fused_decode.model.graphs import ahead, device_memory
 from shapeshift.fused_decode.model.graphs.ahead import common_bounds, step_within
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds, bounds_of
-from shapeshift.fused_decode.model.graphs.operations import GATHERED
+from shapeshift.fused_decode.model.torch_operations import PLAIN
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from tests.fakes import logger
 from tests.fused_decode.decode_models import LONGEST, Tiny, batch, teacher_forced, texts
@@ -95,7 +95,7 @@ def test_a_model_is_loaded_with_them_on_a_gpu_alone(
 ) -> None:
     """refused: the check of the kernels has found that they cannot be used there."""
     model, asked = open_model(tiny("qwen3")), list[tuple[int, float, float]]()
-    model.attention = GATHERED if refused else replace(GATHERED, name="kernels")
+    model.kernels = PLAIN if refused else replace(PLAIN, name="kernels")
     monkeypatch.setattr(device_memory, "has_gpu_kernels", lambda: True)
     monkeypatch.setattr(cuda_device, "free_memory", lambda index: (1e6, ""))
     monkeypatch.setattr(cuda_runtime.GraphedModel, "load_on", lambda *given, **named: model)

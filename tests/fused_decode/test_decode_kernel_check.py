@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
-from shapeshift.fused_decode.model.graphs import kernel_check, operations
-from shapeshift.fused_decode.model.graphs.operations import GATHERED, FixedRows
+from shapeshift.fused_decode.model.graphs import kernel_check
 from shapeshift.fused_decode.model.graphs.verify import verified
 from shapeshift.fused_decode.model.network import AttentionLayer
-from shapeshift.fused_decode.model.torch_operations import TorchOperations
+from shapeshift.fused_decode.model.torch_operations import PLAIN, Rows
 from tests.fused_decode.decode_models import Tiny, batch, texts
 from tests.fused_decode.test_decode_graphs import TOLERANCE, open_model, reference
 
@@ -77,19 +76,19 @@ class Tried:
     """Plain torch that keeps what it is asked: rows and tokens of each, blocks of each, window and places."""
 
     def __init__(self) -> None:
-        self.rows: list[FixedRows] = []
+        self.rows: list[Rows] = []
         self.layers: list[AttentionLayer] = []
-        self.attention = replace(GATHERED, read=self._read)
+        self.kernels = replace(PLAIN, read=self._read)
 
-    def _read(self, queries: Any, own: AttentionLayer, rows: FixedRows, mixed: torch.Tensor) -> None:
+    def _read(self, queries: Any, own: AttentionLayer, rows: Rows, mixed: torch.Tensor) -> None:
         self.rows.append(rows)
         self.layers.append(own)
-        GATHERED.read(queries, own, rows, mixed)
+        PLAIN.read(queries, own, rows, mixed)
 
 
 def test_single_tokens_and_chunks_are_tried_over_short_and_long_texts() -> None:
     tried = Tried()
-    assert verified(tried.attention, [layer()], HEADS, pytest.fail) is tried.attention
+    assert verified(tried.kernels, [layer()], HEADS, pytest.fail) is tried.kernels
     sizes = [(tuple(rows.positions.shape), rows.blocks.shape[1] * BLOCK_TOKENS) for rows in tried.rows]
     assert sizes == [((3, 1), 64), ((3, 1), 256), ((1, 24), 64), ((1, 24), 256)]
     for rows in tried.rows:
@@ -103,7 +102,7 @@ def test_single_tokens_and_chunks_are_tried_over_short_and_long_texts() -> None:
 
 def test_texts_are_no_longer_than_those_of_the_model() -> None:
     tried = Tried()
-    verified(tried.attention, [layer(places=20)], HEADS, pytest.fail)
+    verified(tried.kernels, [layer(places=20)], HEADS, pytest.fail)
     assert [tuple(rows.positions.shape) for rows in tried.rows] == [(3, 1), (3, 1), (1, 20), (1, 20)]
     assert max(int(rows.positions.max()) for rows in tried.rows) == 19
 
@@ -111,30 +110,29 @@ def test_texts_are_no_longer_than_those_of_the_model() -> None:
 def test_layers_of_one_kind_are_tried_once() -> None:
     tried = Tried()
     layers = [layer(), layer(window=32), layer(cap=30.0), layer(norm=True)]
-    verified(tried.attention, [*layers, *layers], HEADS, pytest.fail)
+    verified(tried.kernels, [*layers, *layers], HEADS, pytest.fail)
     kinds = [(own.window, own.score_cap, own.query_norm is None) for own in tried.layers]
     assert len(kinds) == 4 * 4
     assert set(kinds) == {(0, 0.0, True), (32, 0.0, True), (0, 30.0, True), (0, 0.0, False)}
 
 
-def test_plain_torch_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_check, "are_right", lambda *given: pytest.fail())
-    assert verified(GATHERED, [layer()], HEADS, pytest.fail) is GATHERED
+def test_plain_torch_is_not_tried() -> None:
+    nowhere = replace(layer(), keys=torch.empty(0), values=torch.empty(0))
+    assert verified(PLAIN, [nowhere], HEADS, pytest.fail) is PLAIN
 
 
 def test_the_kernels_do_not_change_the_cache_of_the_model() -> None:
     own = layer()
-    verified(Tried().attention, [own], HEADS, pytest.fail)
+    verified(Tried().kernels, [own], HEADS, pytest.fail)
     assert not own.keys.any() and not own.values.any()
 
 
 def test_steps_without_a_graph_use_the_kernels_too(tiny: Callable[[str], Tiny]) -> None:
     """Chunks of several lengths side by side have no graph."""
     tried = Tried()
-    model, given = open_model(tiny("qwen3"), attention=tried.attention), texts(2, seed=21)
+    model, given = open_model(tiny("qwen3"), kernels=tried.kernels), texts(2, seed=21)
     pieces = [text[:size] for text, size in zip(given, (5, 9), strict=True)]
     logits = model.forward(batch(pieces, [3, 0], [0, 0]))
     assert not model.graphs and sorted({rows.positions.shape[1] for rows in tried.rows}) == [5, 9]
     for row, expected in enumerate(reference(tiny("qwen3"), given)):
         assert (logits[row] - expected[len(pieces[row]) - 1]).abs().max() < TOLERANCE
-    assert type(operations.eager_operations(torch.device("cpu"), GATHERED)) is TorchOperations

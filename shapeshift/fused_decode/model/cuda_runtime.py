@@ -32,12 +32,11 @@ from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel, warn
 from shapeshift.fused_decode.model.graphs import ahead
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds, bounds_of
 from shapeshift.fused_decode.model.graphs.device_memory import require_room
-from shapeshift.fused_decode.model.graphs.operations import GATHERED, StepKernels, eager_operations, step_kernels
 from shapeshift.fused_decode.model.graphs.step import GraphStep, new_pool
-from shapeshift.fused_decode.model.graphs.verify import kernels_for
+from shapeshift.fused_decode.model.graphs.verify import kernels_for, step_kernels
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.network import Network
-from shapeshift.fused_decode.model.torch_operations import PlainLinear
+from shapeshift.fused_decode.model.torch_operations import PLAIN, PlainLinear, StepKernels, TorchOperations
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from shapeshift.serving.model_args import Log
@@ -66,9 +65,9 @@ def load(
         extra_elements=extra_elements,
         log=log.warning,
     )
-    log.info(f"{model.architecture.family}, {precision}, {device}, attention in {model.attention.name}")
+    log.info(f"{model.architecture.family}, {precision}, {device}, {model.kernels.name} kernels")
     if torch.device(device).type == "cuda":
-        in_place, index = model.attention is not GATHERED, torch.device(device).index
+        in_place, index = model.kernels is not PLAIN, torch.device(device).index
         most = require_room(model.architecture, decode, precision, in_place, index, log.warning)
         model.capture_common(decode.prefill_tokens, most, lambda: torch.cuda.memory_reserved(device), log.info)
     return model
@@ -79,16 +78,16 @@ class GraphedModel(DecodeModel):
     device.
 
     uses_graphs: False computes every step without a graph.
-    attention: of all steps; graphs: those captured so far; longest: places of the longest text.
+    kernels: of all steps; graphs: those captured so far; longest: places of the longest text.
     """
 
     uses_graphs: bool = True
 
-    def __init__(self, network: Network, cache: KeyValueCache, attention: StepKernels | None = None) -> None:
-        """attention: None: the one for the device of the cache."""
+    def __init__(self, network: Network, cache: KeyValueCache, kernels: StepKernels | None = None) -> None:
+        """kernels: None: those for the device of the cache."""
         self._device = cache.keys.device
-        self.attention = attention or step_kernels(self._device.type == "cuda")
-        super().__init__(network, eager_operations(self._device, self.attention), cache)
+        self.kernels = kernels or step_kernels(self._device.type == "cuda")
+        super().__init__(network, TorchOperations(self._device, self.kernels), cache)
         self.graphs: dict[GraphBounds, GraphStep] = {}
         self.longest = cache.text_blocks * BLOCK_TOKENS
         self._pool: Any = new_pool() if self._device.type == "cuda" else None
@@ -107,12 +106,12 @@ class GraphedModel(DecodeModel):
         max_length: int,
         blocks: int = 0,
         extra_elements: int = 0,
-        attention: StepKernels | None = None,
+        kernels: StepKernels | None = None,
         log: Log = warn,
     ) -> GraphedModel:
         """The model of a checkpoint folder on `device`, such as "cuda:0"; the rest as for `DecodeModel.load`.
 
-        attention: None: the one for the device, where it proves right there.
+        kernels: None: those for the device, where they prove right there.
 
         Raises InvalidInputError as `DecodeModel.load` does, and the errors of `cuda_device.require_usable`.
         """
@@ -125,7 +124,7 @@ class GraphedModel(DecodeModel):
             architecture, slots, max_length, dtype, blocks=blocks, device=device, extra_elements=extra_elements
         )
         network = assemble(architecture, files, cache, dtype, LinearMakers(PlainLinear, PlainLinear, dtype))
-        return cls(network, cache, attention or kernels_for(network, cache.keys.device, log))
+        return cls(network, cache, kernels or kernels_for(network, cache.keys.device, log))
 
     def capture_common(self, prefill_tokens: int, most_bytes: float, used_bytes: Callable[[], float], log: Log) -> None:
         """Capture the graphs of `ahead.common_bounds`; see `ahead.capture`. No text may be in the cache."""
@@ -155,6 +154,6 @@ class GraphedModel(DecodeModel):
 
     def _run_graph(self, batch: StepBatch, bounds: GraphBounds, hook: GraphHook | None) -> torch.Tensor:
         if bounds not in self.graphs or self.graphs[bounds].hook is not hook:
-            self.graphs[bounds] = GraphStep(bounds, self.network, self._latest, self._pool, batch, self.attention, hook)
+            self.graphs[bounds] = GraphStep(bounds, self.network, self._latest, self._pool, batch, self.kernels, hook)
         logits, self._wanted_slots = self.graphs[bounds].run(batch)
         return logits

@@ -1,13 +1,12 @@
-"""The decode step in plain torch: what needs no compiler, and the reference of the native operations.
+"""The decode step in torch: what needs no compiler, the reference of the native operations, and the steps of a GPU.
 
 Linears for few rows have their weights packed once in oneDNN's layout, where this build of torch can.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn import functional
@@ -72,30 +71,52 @@ def packs(dtype: torch.dtype, kind: type[PlainLinear] | type[PackedLinear] = Pac
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """Rows of equal length, computed together.
 
-    tokens     INT64 [rows, length]  places in the batch
+    tokens     their places in the batch: INT64 [rows length], or a slice where they lie side by side
     positions  INT64 [rows, length]  places in the text
     slots      INT64 [rows]
     blocks     INT64 [rows, n]       the blocks of each text
     """
 
-    tokens: torch.Tensor
+    tokens: torch.Tensor | slice
     positions: torch.Tensor
     slots: torch.Tensor
     blocks: torch.Tensor
 
 
+@dataclass(frozen=True)
+class StepKernels:
+    """What a step computes beside its linears. On a GPU none of it waits for the device.
+
+    name   for the log
+    write  write(qkv, layer, rows): normalise and rotate queries and keys of `qkv`, the tokens of the rows [tokens,
+           (heads + 2 kv_heads) head_dim], and write keys and values into the cache. Returns the queries as `read` wants
+           them
+    read   read(queries, layer, rows, mixed): the attention of these queries over their texts, to `mixed` [tokens, heads
+           head_dim]
+    add_norm, gate  see `network.Operations`
+    """
+
+    name: str
+    write: Callable[[torch.Tensor, AttentionLayer, Rows], torch.Tensor]
+    read: Callable[[torch.Tensor, AttentionLayer, Rows, torch.Tensor], None]
+    add_norm: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float, torch.dtype], torch.Tensor]
+    gate: Callable[[torch.Tensor], torch.Tensor]
+
+
 class TorchOperations:
-    """See `network.Operations`. Needs no compiler; the native operations are tested against it."""
+    """See `network.Operations`: by `kernels`, which are those of a GPU or `PLAIN`. A plan is a sequence of `Rows`."""
 
-    name = "torch"
-
-    def __init__(self, device: torch.device | str = "cpu") -> None:
+    def __init__(self, device: torch.device | str = "cpu", kernels: StepKernels | None = None) -> None:
+        """kernels: None: `PLAIN`, against which the native operations are tested."""
         self._device = device
+        self._kernels = kernels or PLAIN
+        self.name = self._kernels.name
+        self.add_norm, self.gate = self._kernels.add_norm, self._kernels.gate
 
-    def plan(self, batch: StepBatch, kv_heads: int) -> list[_Rows]:
+    def plan(self, batch: StepBatch, kv_heads: int) -> list[Rows]:
         assert batch.blocks is not None
         lengths, starts = batch.lengths.long(), batch.starts.long()
         firsts = lengths.cumsum(0) - lengths
@@ -105,33 +126,21 @@ class TorchOperations:
             steps = torch.arange(length)
             positions = starts[rows, None] + steps
             blocks = batch.blocks[rows, : int(positions.max()) // BLOCK_TOKENS + 1].long()
-            places = firsts[rows, None] + steps, positions, batch.slots[rows].long(), blocks
-            groups.append(_Rows(*(place.to(self._device) for place in places)))
+            places = (firsts[rows, None] + steps).flatten(), positions, batch.slots[rows].long(), blocks
+            groups.append(Rows(*(place.to(self._device) for place in places)))
         return groups
 
-    def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
-        kv_heads, head_dim = layer.keys.shape[1], layer.keys.shape[3]
-        heads = qkv.shape[1] // head_dim - 2 * kv_heads
-        out = qkv.new_empty(qkv.shape[0], heads * head_dim)
-        for rows in plan:
-            parts = qkv[rows.tokens].float().view(*rows.tokens.shape, -1, head_dim)
-            query, key, value = torch.split(parts, [heads, kv_heads, kv_heads], dim=2)
-            slots = rows.slots[:, None]
-            query = rotate(norm_heads(query, layer.query_norm, layer.eps), slots, rows.positions, layer)
-            key = rotate(norm_heads(key, layer.key_norm, layer.eps), slots, rows.positions, layer)
-            store(key, layer.keys, rows.blocks, rows.positions, layer.key_scales)
-            store(value, layer.values, rows.blocks, rows.positions, layer.value_scales)
-            mixed = _attend(query.transpose(1, 2), layer, rows)
-            out[rows.tokens] = mixed.transpose(1, 2).flatten(2).to(out.dtype)
-        return out
-
-    def add_norm(
-        self, state: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
-    ) -> torch.Tensor:
-        return add_norm(state, delta, weight, eps, dtype)
-
-    def gate(self, both: torch.Tensor) -> torch.Tensor:
-        return gate(both)
+    def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Sequence[Rows]) -> torch.Tensor:
+        _, kv_heads, _, head_dim = layer.keys.shape
+        mixed = qkv.new_empty(len(qkv), qkv.shape[1] - 2 * kv_heads * head_dim)
+        # All are written before any is read: what fills the rows of a graph may be a token of its chunk.
+        queries = [self._kernels.write(qkv[rows.tokens], layer, rows) for rows in plan]
+        for query, rows in zip(queries, plan, strict=True):
+            part = mixed[rows.tokens]
+            self._kernels.read(query, layer, rows, part)
+            if not isinstance(rows.tokens, slice):
+                mixed[rows.tokens] = part
+        return mixed
 
     def fused_forward(self, network: Network) -> None:
         return None
@@ -201,12 +210,30 @@ def visible(layer: AttentionLayer, positions: torch.Tensor, context: int) -> tor
     return seen
 
 
-def _attend(query: torch.Tensor, layer: AttentionLayer, rows: _Rows) -> torch.Tensor:
-    """Attention of queries [rows, heads, length, head_dim] over the keys and values of their texts."""
+def _write(qkv: torch.Tensor, layer: AttentionLayer, rows: Rows) -> torch.Tensor:
+    """See `StepKernels.write`; queries [rows, heads, length, head_dim]."""
+    kv_heads, head_dim = layer.keys.shape[1], layer.keys.shape[3]
+    heads = qkv.shape[1] // head_dim - 2 * kv_heads
+    parts = qkv.float().view(*rows.positions.shape, -1, head_dim)
+    query, key, value = torch.split(parts, [heads, kv_heads, kv_heads], dim=2)
+    slots = rows.slots[:, None]
+    query = rotate(norm_heads(query, layer.query_norm, layer.eps), slots, rows.positions, layer)
+    key = rotate(norm_heads(key, layer.key_norm, layer.eps), slots, rows.positions, layer)
+    store(key, layer.keys, rows.blocks, rows.positions, layer.key_scales)
+    store(value, layer.values, rows.blocks, rows.positions, layer.value_scales)
+    return query.transpose(1, 2)
+
+
+def _read(query: torch.Tensor, layer: AttentionLayer, rows: Rows, mixed: torch.Tensor) -> None:
+    """See `StepKernels.read`: over a copy of the keys and values of all places."""
     seen = visible(layer, rows.positions, rows.blocks.shape[1] * BLOCK_TOKENS)
-    held = ((layer.keys, layer.key_scales), (layer.values, layer.value_scales))
-    keys, values = (gather(cache, rows.blocks, seen, scales).float() for cache, scales in held)
-    return mix(query, keys, values, seen[:, None], layer)
+    caches = ((layer.keys, layer.key_scales), (layer.values, layer.value_scales))
+    keys, values = (gather(cache, rows.blocks, seen, scales) for cache, scales in caches)
+    # A GPU multiplies numbers of 16 bits faster; on a CPU arithmetic is f32.
+    if not keys.is_cuda:
+        keys, values = keys.float(), values.float()
+    heads = mix(query.to(keys.dtype), keys, values, seen[:, None], layer)
+    mixed.copy_(heads.transpose(1, 2).flatten(2).flatten(0, 1))
 
 
 def mix(
@@ -221,3 +248,6 @@ def mix(
     keys, values = (one.repeat_interleave(query.shape[1] // one.shape[1], dim=1) for one in (keys, values))
     scores = cap((query @ keys.transpose(2, 3)).float() * layer.scale, layer.score_cap)
     return scores.masked_fill(~seen, float("-inf")).softmax(dim=-1).to(values.dtype) @ values
+
+
+PLAIN = StepKernels("torch", _write, _read, add_norm, gate)

@@ -15,11 +15,10 @@ from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.assembly import LinearMakers, assemble, linear_makers
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel, in_temporary_thread
-from shapeshift.fused_decode.model.graphs.operations import eager_operations
 from shapeshift.fused_decode.model.graphs.verify import kernels_for
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.network import Linear, Network
-from shapeshift.fused_decode.model.torch_operations import PlainLinear
+from shapeshift.fused_decode.model.torch_operations import PlainLinear, TorchOperations
 from shapeshift.fused_decode.ranks.collective import RankGroup
 from shapeshift.fused_decode.ranks.shards import RankWeights
 from shapeshift.serving.model_args import Log
@@ -94,7 +93,7 @@ def load_member(spec: RankSpec, group: RankGroup, log: Log = _warn) -> MemberMod
             make = LinearMakers(PlainLinear, PlainLinear, dtype)
         network = joined(assemble(files.architecture, files, cache, dtype, make), group)
         device = torch.device(spec.device)
-        operations = compiled or eager_operations(device, kernels_for(network, device, log))
+        operations = compiled or TorchOperations(device, kernels_for(network, device, log))
         return MemberModel(network, operations, cache)
 
     return in_temporary_thread(build)

@@ -35,7 +35,7 @@ class Division:
 def divide(rows: int, length: int, context: int, heads: int, kv_heads: int, head_dim: int, window: int = 0) -> Division:
     """The division of rows of `length` tokens each, over `context` places of each text.
 
-    window: see `operations.AttentionLayer`.
+    window: see `network.AttentionLayer`.
     """
     group = heads // kv_heads
     most = min(max(_LANE_ELEMENTS // head_dim, _LEAST_LANES), _MOST_LANES)

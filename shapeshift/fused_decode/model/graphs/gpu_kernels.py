@@ -22,8 +22,8 @@ import triton.language as tl
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.graphs import row_kernels
 from shapeshift.fused_decode.model.graphs.division import divide
-from shapeshift.fused_decode.model.graphs.operations import FixedRows, StepKernels
 from shapeshift.fused_decode.model.network import AttentionLayer
+from shapeshift.fused_decode.model.torch_operations import Rows, StepKernels
 
 _TURN_BYTES = 16384
 """Of the keys of a turn, and of its values: with two turns in flight, four times as much fits any GPU."""
@@ -242,7 +242,7 @@ def _combine(
     tl.store(target, (mix / total).to(mixed.dtype.element_ty), mask=in_head)
 
 
-def write(qkv: torch.Tensor, layer: AttentionLayer, rows: FixedRows) -> torch.Tensor:
+def write(qkv: torch.Tensor, layer: AttentionLayer, rows: Rows) -> torch.Tensor:
     """See `StepKernels.write`. Queries have the dtype of the cache: [tokens, heads, head_dim]."""
     keys, slots, positions, blocks = layer.keys, rows.slots, rows.positions, rows.blocks
     kv_heads, head_dim = keys.shape[1], keys.shape[3]
@@ -265,7 +265,7 @@ def write(qkv: torch.Tensor, layer: AttentionLayer, rows: FixedRows) -> torch.Te
     return queries
 
 
-def read(queries: torch.Tensor, layer: AttentionLayer, rows: FixedRows, mixed: torch.Tensor) -> None:
+def read(queries: torch.Tensor, layer: AttentionLayer, rows: Rows, mixed: torch.Tensor) -> None:
     """See `StepKernels.read`."""
     tokens, heads, head_dim = queries.shape
     keys, positions, blocks = layer.keys, rows.positions, rows.blocks

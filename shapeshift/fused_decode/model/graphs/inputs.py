@@ -8,7 +8,7 @@ import torch
 
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds
-from shapeshift.fused_decode.model.graphs.operations import FixedRows
+from shapeshift.fused_decode.model.torch_operations import Rows
 
 _COLUMNS = 4
 """Of a row of one token before its blocks: token, position, slot, whether it is fed."""
@@ -80,12 +80,13 @@ class StepInputs:
         """The place of each token in its text, INT64 [rows + chunk]."""
         return torch.cat([self.rows[:, 1], self.chunk[1]])
 
-    def plan(self) -> tuple[FixedRows, ...]:
-        """The plan of `GraphOperations`."""
-        singles = FixedRows(0, self.rows[:, 1:2], self.rows[:, 2], self.rows[:, _COLUMNS:])
-        if not self.bounds.chunk:
+    def plan(self) -> tuple[Rows, ...]:
+        """The plan of `TorchOperations`."""
+        rows, chunk = self.bounds.rows, self.bounds.chunk
+        singles = Rows(slice(0, rows), self.rows[:, 1:2], self.rows[:, 2], self.rows[:, _COLUMNS:])
+        if not chunk:
             return (singles,)
-        return singles, FixedRows(self.bounds.rows, self.chunk[1:], self.text[:1], self.text[None, 1:])
+        return singles, Rows(slice(rows, rows + chunk), self.chunk[1:], self.text[:1], self.text[None, 1:])
 
     def last(self) -> torch.Tensor:
         """The places in `tokens` after which the step gives logits: all rows, then the end of the chunk; INT64."""

@@ -11,8 +11,8 @@ from shapeshift.engines import cuda_device
 from shapeshift.fused_decode.interfaces import GraphHook, StepBatch
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds
 from shapeshift.fused_decode.model.graphs.inputs import StepInputs, elements
-from shapeshift.fused_decode.model.graphs.operations import GraphOperations, StepKernels
 from shapeshift.fused_decode.model.network import Network
+from shapeshift.fused_decode.model.torch_operations import StepKernels, TorchOperations
 
 _WARM_UPS = 3
 
@@ -45,7 +45,7 @@ class GraphStep:
         delta = None if self._terms is None else self._terms.delta
         # Kept as long as the graph: a replay reads what lay outside of its pool at the addresses of the capture.
         self._last = self._inputs.last()
-        inputs, last, operations = self._inputs, self._last, GraphOperations(device, kernels)
+        inputs, last, operations = self._inputs, self._last, TorchOperations(device, kernels)
         self._logits = torch.empty(len(last), network.architecture.vocab_size, device=device)
         self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
