@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ import torch
 
 from shapeshift.fused_decode.interfaces import blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.torch_operations import TorchOperations
-from shapeshift.fused_decode.ranks import member
+from shapeshift.fused_decode.model.native_operations import NativeLinear
 from shapeshift.fused_decode.ranks.collective import RankGroup
 from shapeshift.fused_decode.ranks.member import Gathered, RankSpec, Summed, load_member
 from tests.fused_decode.checkpoints import make_checkpoint
@@ -24,65 +23,38 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("member") / "small")
 
 
-class Noted:
-    """What `load_member` asked for; `compiled` stands for the kernels, None: there is no compiler."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, compiled: Any = None) -> None:
-        self.kernels: list[Path] = []
-        self.threads: list[int] = []
-        self.makers: list[tuple[Any, ...]] = []
-        self._real, self._compiled = member.linear_makers, compiled
-        monkeypatch.setattr(member.native_operations, "load", self._load)
-        monkeypatch.setattr(member, "linear_makers", self._make)
-        monkeypatch.setattr(member.torch, "set_num_threads", self.threads.append)
-
-    def _load(self, cache: Path, log: Any) -> Any:
-        self.kernels.append(cache)
-        return self._compiled
-
-    def _make(self, precision: str, group_size: int, dtype: torch.dtype, native: bool, log: Any) -> Any:
-        self.makers.append((precision, group_size, dtype, native))
-        return self._real(precision, group_size, dtype, False, log)
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_kernels_are_compiled_where_they_are_asked_for(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, native: bool
+    folder: Path, kernel_cache: Path, native: bool, precision: str
 ) -> None:
-    noted = Noted(monkeypatch)
-    made = load_member(spec(folder, 0, 1, native=native, kernel_cache="kept", threads=3), RankGroup(0, 1))
-    assert noted.kernels == ([Path("kept")] if native else [])
-    # Without a compiler, and where they are not wanted, it is plain torch.
-    assert noted.makers == [("f32", 0, torch.float32, False)] and made.operations.name == "torch"
-    assert noted.threads[0] == 3
-
-
-def test_compiled_kernels_are_the_operations_and_make_the_linears(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled = TorchOperations("cpu")
-    noted = Noted(monkeypatch, compiled)
-    made = load_member(spec(folder, 0, 1, precision="bf16"), RankGroup(0, 1))
-    assert noted.makers == [("bf16", 0, torch.bfloat16, True)] and made.operations is compiled
+    options = {"native": native, "kernel_cache": str(kernel_cache), "threads": 3, "precision": precision}
+    made = load_member(spec(folder, 0, 1, **options), RankGroup(0, 1))
+    assert made.operations.name == ("native" if native else "torch")
+    assert isinstance(made.network.layers[0].qkv, NativeLinear) == native
+    assert made.network.embedding.dtype == (torch.float32 if precision == "f32" else torch.bfloat16)
+    assert torch.get_num_threads() == 3
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_has_its_part_of_each_layer_and_the_cache_of_its_heads(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, rank: int
-) -> None:
-    Noted(monkeypatch)
+def test_a_rank_has_its_part_of_each_layer_and_the_cache_of_its_heads(folder: Path, rank: int) -> None:
     whole = Architecture.read(folder)
     made = load_member(spec(folder, rank, 2, native=False, slots=3, max_length=64), RankGroup(rank, 2))
     network, cache = made.network, made.cache
     assert (made.slots, made.max_length, made.blocks) == (3, 64, 3 * blocks_of(64))
-    numbers = 2 * cache.keys.numel()
     alone = load_member(spec(folder, 0, 1, native=False, slots=3, max_length=64), RankGroup(0, 1))
-    assert numbers == alone.cache.keys.numel()
+    assert 2 * cache.keys.numel() == alone.cache.keys.numel()
     assert made.vocab_size == whole.vocab_size and len(network.layers) == whole.layers
     for layer in network.layers:
         assert isinstance(layer.output, Summed) and isinstance(layer.down, Summed)
     assert isinstance(network.head, Gathered)
-    assert network.head._outputs == whole.vocab_size
 
 
 def test_what_a_rank_loads_survives_its_way_to_the_process(folder: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from shapeshift.engines.hardware import cores
 from shapeshift.errors import EngineError, InvalidInputError, UnsupportedError
 from shapeshift.fused_decode.interfaces import StepBatch, blocks_of
 from shapeshift.fused_decode.ranks import messages, runtime
@@ -51,8 +52,8 @@ class FakeLauncher:
     def close(self) -> None:
         self.calls.append("close")
 
-    def send(self, message: bytes, limit_s: float) -> None:
-        self.calls.append((message, limit_s))
+    def send(self, message: bytes) -> None:
+        self.calls.append(message)
 
     def ended(self, wait_s: float = 0.0) -> str:
         return self.dead
@@ -104,8 +105,7 @@ def test_a_step_may_take_five_of_the_longest_and_at_least_four_seconds(
 ) -> None:
     made.runtime.longest_step_s = longest_s
     assert made.runtime.forward(BATCH).shape == (1, 10)
-    (sent,) = made.launcher.calls
-    assert sent[1] == made.group.timeout_s == pytest.approx(limit_s)
+    assert made.group.timeout_s == pytest.approx(limit_s)
 
 
 def test_blocks_are_copied_here_at_once_and_elsewhere_before_the_next_step_alone(made: Made) -> None:
@@ -114,8 +114,7 @@ def test_blocks_are_copied_here_at_once_and_elsewhere_before_the_next_step_alone
     assert made.model.copies == [([1, 2], [3, 4]), ([5], [6])]
     for _ in range(2):
         made.runtime.forward(BATCH)
-    sent = [call[0] for call in made.launcher.calls]
-    assert sent == [messages.encode(BATCH, [1, 2, 5], [3, 4, 6]), messages.encode(BATCH, [], [])]
+    assert made.launcher.calls == [messages.encode(BATCH, [1, 2, 5], [3, 4, 6]), messages.encode(BATCH, [], [])]
 
 
 def test_a_rank_that_ended_between_steps_is_replaced_and_said_once(made: Made) -> None:
@@ -159,7 +158,7 @@ def test_a_step_that_a_rank_breaks_fails_with_the_reason(made: Made, error: Exce
     made.model.fails, made.launcher.dead = None, ""
     made.runtime.forward(BATCH)
     # The new processes have no cache to copy in.
-    assert made.launcher.calls[-1][0] == messages.encode(BATCH, [], [])
+    assert made.launcher.calls[-1] == messages.encode(BATCH, [], [])
     assert made.runtime.starting is None
 
 
@@ -188,60 +187,31 @@ def test_ranks_that_cannot_start_again_fail_the_next_step_which_tries_again(made
 # From the settings to the ranks.
 
 
-class Start:
-    """Stands for `TensorParallelModel.start`."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, devices: int = 0, cores: int = 6) -> None:
-        self.specs: list[RankSpec] = []
-        monkeypatch.setattr(TensorParallelModel, "start", lambda spec, log: self.specs.append(spec))
-        monkeypatch.setattr(runtime, "cores", lambda: cores)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
-
-    def load(self, device: str = "cpu", precision: str = "f32", extra: int = 0, **settings: Any) -> RankSpec:
-        stated = {"max_concurrency": 3, "max_length": 100, "tensor_parallel_size": 2} | settings
-        runtime.load(
-            Path("m"),
-            FusedDecodeSettings("m", **stated),
-            precision=precision,
-            device=device,
-            kernel_cache=Path("k"),
-            extra_elements=extra,
-            checkpoint_sha256="",
-            log=logger(),
-        )
-        return self.specs[-1]
+def spec(device: str = "cpu", precision: str = "f32", **settings: Any) -> RankSpec:
+    stated = {"max_concurrency": 3, "max_length": 100, "tensor_parallel_size": 2} | settings
+    return runtime.spec_of(Path("m"), FusedDecodeSettings("m", **stated), precision, device, Path("k"))
 
 
-@pytest.mark.parametrize(
-    ("ranks", "threads", "own"), [(2, 0, 3), (2, 5, 2), (4, 3, 1), (4, 0, 1), (1, 0, 6), (1, 2, 2)]
-)
-def test_the_threads_are_divided_among_the_ranks(
-    monkeypatch: pytest.MonkeyPatch, ranks: int, threads: int, own: int
-) -> None:
-    spec = Start(monkeypatch).load(tensor_parallel_size=ranks, threads=threads)
-    assert (spec.rank, spec.ranks, spec.threads) == (0, ranks, own)
-    assert (spec.slots, spec.max_length, spec.blocks) == (3, 100, blocks_of(0))
-    assert (spec.folder, spec.kernel_cache) == (str(Path("m").resolve()), str(Path("k").resolve()))
+@pytest.mark.parametrize(("ranks", "threads", "own"), [(2, 5, 2), (4, 3, 1), (1, 2, 2), (1, 0, cores())])
+def test_the_threads_are_divided_among_the_ranks(ranks: int, threads: int, own: int) -> None:
+    found = spec(tensor_parallel_size=ranks, threads=threads)
+    assert (found.rank, found.ranks, found.threads) == (0, ranks, own)
+    assert (found.slots, found.max_length, found.blocks) == (3, 100, blocks_of(0))
+    assert (found.folder, found.kernel_cache) == (str(Path("m").resolve()), str(Path("k").resolve()))
 
 
-@pytest.mark.parametrize(
-    ("device", "devices", "starts"), [("cuda:0", 2, True), ("cuda:1", 2, False), ("cuda:1", 3, True)]
-)
-def test_as_many_gpus_as_ranks_follow_the_first(
-    monkeypatch: pytest.MonkeyPatch, device: str, devices: int, starts: bool
-) -> None:
-    start = Start(monkeypatch, devices)
-    if starts:
-        assert start.load(device).device == device
-        return
-    with pytest.raises(UnsupportedError, match=f"got 2 from {device} on; torch finds {devices} CUDA devices"):
-        start.load(device)
+def test_as_many_gpus_as_ranks_follow_the_first() -> None:
+    devices = torch.cuda.device_count()
+    with pytest.raises(UnsupportedError, match=f"got 2 from cuda:{devices} on; torch finds {devices} CUDA devices"):
+        spec(f"cuda:{devices}")
+    if devices > 1:
+        assert spec(f"cuda:{devices - 2}").device == f"cuda:{devices - 2}"
 
 
-def test_what_ranks_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = Start(monkeypatch)
+def test_what_ranks_cannot_do_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="^precision: got 'int8'"):
-        start.load(precision="int8")
+        spec(precision="int8")
+    decode = FusedDecodeSettings("m", tensor_parallel_size=2)
+    options: dict[str, Any] = {"precision": "f32", "device": "cpu", "kernel_cache": Path("k"), "checkpoint_sha256": ""}
     with pytest.raises(InvalidInputError, match="^tensor_parallel_size: got 2; 1 for a model that shares its cache"):
-        start.load(extra=1)
-    assert start.specs == []
+        runtime.load(Path("m"), decode, **options, extra_elements=1, log=logger())

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 
 from shapeshift import installation
 from shapeshift.errors import EngineError
 from shapeshift.fused_decode.ranks.collective import RankGroup
-from shapeshift.fused_decode.ranks.frames import Connection
 from shapeshift.fused_decode.ranks.member import RankSpec
 
 START_S = 600.0
@@ -27,13 +26,13 @@ _PAUSE_S = 0.01
 
 
 class RankProcess:
-    """One child. It ends when its parent does, even if the parent is killed: it inherits one end of a socket, and the
+    """One child. It ends when its parent does, even if the parent is killed: it inherits one end of a pipe, and the
     kernel closes the other.
     """
 
     def __init__(self, spec: RankSpec) -> None:
         self.rank = spec.rank
-        parent, inherited = socket.socketpair()
+        self._connection, inherited = Pipe()
         paths = [str(installation.IMPORT_PATH), os.environ.get("PYTHONPATH", "")]
         with inherited:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
@@ -44,25 +43,24 @@ class RankProcess:
                 # Ctrl-C in a terminal reaches only the parent.
                 start_new_session=True,
             )
-        self._connection = Connection(parent)
-        self._connection.send(spec.to_json(), _CONNECT_S)
+        self.send(spec.to_json())
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, content: bytes, timeout_s: float) -> None:
-        """See `frames.Connection.send`."""
-        self._connection.send(content, timeout_s)
+    def send(self, content: bytes) -> None:
+        """Give the child a message, which it reads at once, whatever it computes. Raises OSError where it is gone."""
+        self._connection.send_bytes(content)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the child has loaded its part; again: until it is connected. Raises EngineError."""
+        reason = f"it has not started within {timeout_s:.0f} s"
         try:
-            reason = str(json.loads(self._connection.receive(timeout_s))["error"])
-        except EOFError:
+            if self._connection.poll(timeout_s):
+                reason = str(json.loads(self._connection.recv_bytes())["error"])
+        except (EOFError, OSError):
             reason = "its process has ended; its messages are in the log"
-        except TimeoutError:
-            reason = f"it has not started within {timeout_s:.0f} s"
         if reason:
             raise EngineError(f"rank {self.rank}: {reason}")
 
@@ -121,10 +119,10 @@ class Launcher:
         finally:
             self._remove_folder()
 
-    def send(self, content: bytes, timeout_s: float) -> None:
-        """To all children. Raises OSError where one does not take it."""
+    def send(self, content: bytes) -> None:
+        """To all children. Raises OSError where one is gone."""
         for child in self._children:
-            child.send(content, timeout_s)
+            child.send(content)
 
     def ended(self, patience_s: float = 0.0) -> str:
         """Which child has ended, as an error text; empty where none has within `patience_s`."""

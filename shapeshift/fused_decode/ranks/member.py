@@ -1,15 +1,18 @@
-"""One rank's part of a model: its weights, its part of the cache, and the linears that meet those of the others."""
+"""One rank's part of a model: its weights, its part of the cache, the linears that meet those of the others, and what
+a child does with them."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from shapeshift.errors import ShapeshiftError
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.architecture import Architecture
@@ -19,6 +22,7 @@ from shapeshift.fused_decode.model.graphs.verify import kernels_for
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.network import Linear, Network
 from shapeshift.fused_decode.model.torch_operations import PlainLinear, TorchOperations
+from shapeshift.fused_decode.ranks import messages
 from shapeshift.fused_decode.ranks.collective import RankGroup
 from shapeshift.fused_decode.ranks.shards import RankWeights
 from shapeshift.serving.model_args import Log
@@ -127,3 +131,29 @@ class Gathered:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return self._group.gather(self._linear(rows))[:, : self._outputs]
+
+
+def run(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> int:
+    """What a child does: load its part, meet the other ranks, compute each batch that rank 0 sends.
+
+    Returns only where the model cannot be loaded. An error of a step ends the process, which rank 0 notices. Sends its
+    state when the part is loaded, and when the ranks have met.
+    """
+    spec = RankSpec.from_json(receive())
+    group = RankGroup(spec.rank, spec.ranks, spec.device)
+    try:
+        model = load_member(spec, group)
+    except (ShapeshiftError, OSError, RuntimeError, MemoryError) as error:
+        send(_state(f"{type(error).__name__}: {error}"))
+        return 1
+    send(_state())
+    group.connect(Path(spec.meeting))
+    send(_state())
+    while True:
+        batch, sources, targets = messages.decode(receive())
+        model.copy_blocks(sources, targets)
+        model.forward(batch)
+
+
+def _state(error: str = "") -> bytes:
+    return json.dumps({"error": error}).encode()

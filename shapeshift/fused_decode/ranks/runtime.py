@@ -39,18 +39,25 @@ def load(
     checkpoint_sha256: str,
     log: Logger,
 ) -> TensorParallelModel:
-    """The model that the settings `decode` describe, on `decode.tensor_parallel_size` processes of this machine.
+    """The model that the settings `decode` describe, on `decode.tensor_parallel_size` processes of this machine."""
+    require(
+        not extra_elements, "tensor_parallel_size", decode.tensor_parallel_size, "1 for a model that shares its cache"
+    )
+    return TensorParallelModel.start(spec_of(folder, decode, precision, device, kernel_cache), log)
+
+
+def spec_of(folder: Path, decode: FusedDecodeSettings, precision: str, device: str, kernel_cache: Path) -> RankSpec:
+    """What rank 0 loads. Raises InvalidInputError and UnsupportedError for what ranks cannot do.
 
     device: cpu, or that of rank 0; further ranks have the GPUs behind it. The threads are divided among the ranks.
     """
     ranks = decode.tensor_parallel_size
     require(precision in DTYPES, "precision", precision, f"one of {', '.join(DTYPES)} with several ranks")
-    require(not extra_elements, "tensor_parallel_size", ranks, "1 for a model that shares its cache")
     if device != "cpu" and (devices := torch.cuda.device_count()) < int(device.partition(":")[2]) + ranks:
         raise UnsupportedError(
             f"tensor_parallel_size: got {ranks} from {device} on; torch finds {devices} CUDA devices"
         )
-    spec = RankSpec(
+    return RankSpec(
         rank=0,
         ranks=ranks,
         folder=str(folder.resolve()),
@@ -64,7 +71,6 @@ def load(
         native=decode.native,
         kernel_cache=str(kernel_cache.resolve()),
     )
-    return TensorParallelModel.start(spec, log)
 
 
 class TensorParallelModel:
@@ -126,7 +132,7 @@ class TensorParallelModel:
             if self.starting is not None:
                 self.starting.result()
                 self.starting = None
-            self.launcher.send(message, limit_s)
+            self.launcher.send(message)
             return self._model.forward(batch)
         except (RuntimeError, OSError) as error:
             # Of a connection. The process at its other end may be ending still.
