@@ -319,26 +319,25 @@ class Executor:
         self._count_utility({image.request for image in images}, result.ended_ms)
 
     def _record_images(self, kind: str, images: Sequence[RequestImage], now: float, took_ms: float, **of: int) -> None:
-        """Record a batch that has ended, or images that were dropped. Where that fails, nothing else does.
+        """Record a batch that has ended, or images that were dropped.
 
         With what they earn in time at each gamma, and the device time of one image there.
         """
         if not events.is_recording():
             return
-        with contextlib.suppress(Exception):
-            costs = self._scheduler.costs
-            by_gamma = np.sum([image.expected_utility for image in images], axis=0)
-            events.record(
-                kind,
-                images=len(images),
-                in_time=sum(image.request.outcomes[image.index] == IN_TIME for image in images),
-                **of,
-                ms=round(took_ms, 1),
-                waited=round(now - took_ms - max(image.arrival for image in images), 1),
-                slack=round(min(image.deadline for image in images) - now, 1),
-                earns=np.round(by_gamma, 2).tolist(),
-                costs=np.round(costs.times([costs.max_size])[0] / costs.max_size, 3).tolist(),
-            )
+        costs = self._scheduler.costs
+        by_gamma = np.sum([image.expected_utility for image in images], axis=0)
+        events.record(
+            kind,
+            images=len(images),
+            in_time=sum(image.request.outcomes[image.index] == IN_TIME for image in images),
+            **of,
+            ms=round(took_ms, 1),
+            waited=round(now - took_ms - max(image.arrival for image in images), 1),
+            slack=round(min(image.deadline for image in images) - now, 1),
+            earns=np.round(by_gamma, 2).tolist(),
+            costs=np.round(costs.times([costs.max_size])[0] / costs.max_size, 3).tolist(),
+        )
 
     def _count_utility(self, requests: Iterable[ImageRequest], now: float) -> None:
         """Count what requests, of which images were settled just now, have gained by ending in time."""

@@ -35,7 +35,7 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class GammaProfile:
-    """Measured costs of one gamma: tokens after the last block, median latency [ms] by batch size, MB per image."""
+    """Measured costs of one gamma: tokens after the last block, latency [ms] by batch size, MB per image."""
 
     gamma: int
     tokens: int

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from shapeshift.errors import EngineError
-from shapeshift.serving import events
 from shapeshift.token_adapt.executor import Executor
 from shapeshift.token_adapt.interfaces import Task
 from shapeshift.token_adapt.policy.costs import Costs
@@ -157,19 +156,3 @@ def test_a_batch_is_recorded_with_what_it_earned(desk: Desk, tmp_path: Path) -> 
         wait_for(is_read, 20.0)
     assert (batches[0]["images"], batches[0]["in_time"]) == (2, 2)
     assert len(batches[0]["earns"]) == len(desk.costs.gammas)
-
-
-def test_a_batch_that_cannot_be_recorded_has_succeeded(
-    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(kind: str, **values: object) -> None:
-        raise ValueError("cannot be recorded")
-
-    with recording(tmp_path):
-        monkeypatch.setattr(events, "record", fail)
-        held = desk.run_held(2)
-        desk.gate.opened.set()
-        wait_for(lambda: desk.metrics.utility.value > 0)
-        later = desk.submit(1)
-        wait_for(lambda: later in desk.finished)
-    assert held.error is None and later.error is None and desk.lines == []

@@ -19,7 +19,10 @@ BATCHES = (1, 4, 16, 64)
 
 @dataclass(frozen=True)
 class BatchLatency:
-    """One measured point: a batch of `images`, milliseconds."""
+    """One measured point: a batch of `images`, milliseconds.
+
+    The scheduler reads `best_ms`: what the batch takes when nothing else runs, as far as it can be told.
+    """
 
     images: int
     median_ms: float

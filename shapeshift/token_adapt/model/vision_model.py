@@ -126,7 +126,7 @@ class VisionModel:
             entry.gamma: GammaProfile(
                 entry.gamma,
                 entry.tokens,
-                {point.images: point.median_ms for point in entry.latency},
+                {point.images: point.best_ms for point in entry.latency},
                 entry.memory_mb,
             )
             for entry in manifest.engines

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,7 @@ from safetensors.numpy import save_file
 from shapeshift import files
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.engines.interfaces import Array
-from shapeshift.token_adapt.interfaces import Probabilities, Task
+from shapeshift.token_adapt.interfaces import Task
 from shapeshift.token_adapt.model.vision_model import VisionModel
 from shapeshift.token_adapt.tasks import folder as task_folder
 from shapeshift.token_adapt.tasks.examples import Examples
@@ -24,7 +20,6 @@ from shapeshift.token_adapt.tasks.folder import TaskParts
 from shapeshift.token_adapt.tasks.training import Progress, TrainedTask
 
 _CHUNK = 64
-_ROUNDS = 3
 
 
 def write_task(folder: Path, description: dict[str, Any], trained: TrainedTask) -> None:
@@ -55,11 +50,10 @@ def write_object(file: Path, value: dict[str, Any]) -> None:
 
 
 def profile(model: VisionModel, parts: TaskParts, held_out: Examples, progress: Progress) -> dict[str, Any]:
-    """The content of profile.json: accuracy on `held_out` and latency by gamma, and how they were measured."""
+    """The content of profile.json: accuracy on `held_out` by gamma, and how it was measured."""
     task = model.task(parts, {})
     return {
         "accuracy": {str(gamma): share for gamma, share in accuracies(model, task, held_out, progress).items()},
-        "latency_ms": {str(gamma): ms for gamma, ms in latencies(model, task, progress).items()},
         "images": len(held_out),
         "hardware": cpu_model(),
         "command": "shapeshift tasks register",
@@ -79,32 +73,6 @@ def accuracies(model: VisionModel, task: Task, examples: Examples, progress: Pro
             num_correct += int((np.array(predicted) == examples.classes[chunk]).sum())
         accuracy[gamma] = num_correct / len(examples)
     return accuracy
-
-
-def latencies(model: VisionModel, task: Task, progress: Progress) -> dict[int, dict[int, float]]:
-    """Median milliseconds by gamma and profiled batch size. Each round runs every pair once, in random order."""
-    size, noise = model.preprocessing.size, np.random.default_rng(0)
-    calls: list[tuple[int, int, Callable[[], Sequence[Probabilities]]]] = []
-    for gamma in model.gammas:
-        for images in model.profiles[gamma].latency_ms:
-            pixels = noise.integers(0, 256, (images, size, size, 3), dtype=np.uint8)
-            calls.append((gamma, images, partial(model.run, gamma, pixels, [task] * images)))
-    samples: dict[tuple[int, int], list[float]] = {(gamma, images): [] for gamma, images, _ in calls}
-    shuffler = random.Random(0)
-    for number in range(_ROUNDS + 1):
-        progress(f"latency, round {number} of {_ROUNDS}" if number else "latency, warm-up")
-        shuffler.shuffle(calls)
-        for gamma, images, call in calls:
-            before = time.perf_counter()
-            call()
-            if number:
-                samples[gamma, images].append((time.perf_counter() - before) * 1e3)
-    return {
-        gamma: {
-            images: round(float(np.median(samples[gamma, images])), 3) for images in model.profiles[gamma].latency_ms
-        }
-        for gamma in model.gammas
-    }
 
 
 def _half(values: Array) -> Array:
