@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,9 +56,7 @@ class View:
     events    by model, of the last `HISTORY_S`, in order
     status    as `shapeshift status --json`; empty where it could not be asked
     silent    models whose last process has ended or hangs since then
-    decisions of the sidecar, the last ones last
-    since     by model and kind, when the first of these events was recorded where earlier ones are missing
-    lost      by model, records that were overwritten before they could be read
+    decisions  of the sidecar, the last ones last
     """
 
     now: float
@@ -69,8 +66,6 @@ class View:
     status: Mapping[str, Any] = field(default_factory=dict)
     silent: Sequence[str] = ()
     decisions: Sequence[Mapping[str, str]] = ()
-    since: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    lost: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def minute_s(self) -> float:
@@ -96,10 +91,6 @@ class View:
         """The events of one kind in the last seconds, in order."""
         since = self.now - seconds
         return [event for event in self.events.get(model, ()) if event.kind == kind and event.at >= since]
-
-    def span(self, model: str, kind: str, seconds: float = HISTORY_S) -> float:
-        """Of how many of the last seconds `recent` has all events: fewer where too many came."""
-        return min(seconds, self.now - self.since.get((model, kind), -math.inf))
 
 
 class Source:
@@ -164,8 +155,6 @@ class Source:
             self._status,
             self._live.silent(now, now - HISTORY_S),
             run_files.read_report(self.addresses.run_directory).get("decisions", []),
-            self._rings.since(),
-            self._rings.lost(),
         )
         self.problem = ""
 
@@ -226,9 +215,7 @@ class Rings:
                     # What an ended process was doing is of no interest any more.
                     if not any(events.model_of(other) == model for other in files - {file}):
                         self._events.pop(model, None)
-                reader, before = self._readers[file], self._readers[file].lost
-                read = reader.read()
-                self._events.setdefault(model, RecentEvents()).add(read, reader.lost - before)
+                self._events.setdefault(model, RecentEvents()).add(self._readers[file].read())
         for recent in self._events.values():
             recent.forget(now - HISTORY_S)
 
@@ -236,44 +223,23 @@ class Rings:
         """By model, in order."""
         return {model: recent.events() for model, recent in self._events.items()}
 
-    def since(self) -> dict[tuple[str, str], float]:
-        """See `View`."""
-        return {(model, kind): at for model, recent in self._events.items() for kind, at in recent.since.items()}
-
-    def lost(self) -> dict[str, int]:
-        """See `View`."""
-        return {model: recent.lost for model, recent in self._events.items()}
-
 
 class RecentEvents:
-    """Of one model: the last ones of each kind, and those of requests that hold slots, however long they do.
-
-    since  by kind, the time of the first event that is there, where earlier ones were lost or are too many
-    lost   records that were overwritten before they could be read
-    """
+    """Of one model: the last ones of each kind, and those of requests that hold slots, however long they do."""
 
     def __init__(self) -> None:
-        self.since: dict[str, float] = {}
-        self.lost = 0
         self._numbers = itertools.count()
         # With the number of each, which is their order.
         self._kinds: dict[str, deque[tuple[int, Event]]] = {}
         # By slot: that its request joined, and has its first token.
         self._in_slots: dict[int, list[tuple[int, Event]]] = {}
 
-    def add(self, read: Sequence[Event], lost: int) -> None:
-        """Add what was read; lost: records that came before it and could not be read."""
-        self.lost += lost
+    def add(self, read: Iterable[Event]) -> None:
+        """Add what was read."""
         for event in read:
-            if event.kind not in self._kinds:
-                self._kinds[event.kind] = deque(maxlen=_MOST_EVENTS)
-            one, kind = (next(self._numbers), event), self._kinds[event.kind]
-            kind.append(one)
-            if len(kind) == _MOST_EVENTS:
-                self.since[event.kind] = kind[0][1].at
+            one = next(self._numbers), event
+            self._kinds.setdefault(event.kind, deque(maxlen=_MOST_EVENTS)).append(one)
             self._note_slot(one)
-        if lost and read:
-            self.since |= dict.fromkeys(self._kinds, read[0].at)
 
     def forget(self, before: float) -> None:
         """Forget what was recorded before that time."""

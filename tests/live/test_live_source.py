@@ -11,7 +11,7 @@ import pytest
 
 from shapeshift.live.counters import Change, LivePages
 from shapeshift.live.source import HISTORY_S, RecentEvents, Source
-from shapeshift.serving.events import RECORDS, Event
+from shapeshift.serving.events import Event
 from shapeshift.triton import metrics
 from tests.live.servers import MetricsServer, page, page_text, ring
 from tests.waiting import wait_for
@@ -170,25 +170,18 @@ def test_a_kind_does_not_push_another_out(server: MetricsServer, tmp_path: Path)
         source.look()
     view = source.view
     assert view is not None
-    assert len(view.recent("m", "rare", 60.0)) == 1 and view.span("m", "rare") == HISTORY_S
-    often = view.recent("m", "often", 60.0)
-    assert 3000 <= len(often) < 9000
-    assert view.span("m", "often") == pytest.approx(view.now - often[0].at) and view.lost["m"] == 0
-    for number in range(RECORDS + 10):
-        written.write("often", {"n": number})
-    source.look()
-    assert source.view is not None and source.view.lost["m"] == 10
-    assert source.view.span("m", "rare") < HISTORY_S, "some of these may be among the lost ones"
+    assert len(view.recent("m", "rare", 60.0)) == 1
+    assert 3000 <= len(view.recent("m", "often", 60.0)) < 9000
 
 
 def test_who_holds_a_slot_is_known_however_long_that_is(tmp_path: Path) -> None:
     values = {"slot": 0, "slots": [0, 1]}
     recent = RecentEvents()
-    recent.add([Event("join", 1.0, values), Event("first", 2.0, {"slot": 1}), Event("pack", 3.0, {})], 0)
-    recent.add([Event("join", 4.0, {"slot": 2, "slots": [2]}), Event("leave", 5.0, {"slot": 2})], 0)
+    recent.add([Event("join", 1.0, values), Event("first", 2.0, {"slot": 1}), Event("pack", 3.0, {})])
+    recent.add([Event("join", 4.0, {"slot": 2, "slots": [2]}), Event("leave", 5.0, {"slot": 2})])
     recent.forget(100.0)
     assert [(event.kind, event.at) for event in recent.events()] == [("join", 1.0), ("first", 2.0)]
-    recent.add([Event("leave", 101.0, {"slot": 1})], 0)
+    recent.add([Event("leave", 101.0, {"slot": 1})])
     recent.forget(100.0)
     assert [event.kind for event in recent.events()] == ["leave"]
 
