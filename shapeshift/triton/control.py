@@ -16,6 +16,7 @@ from shapeshift.errors import (
     CancelledRequestError,
     EngineError,
     InvalidInputError,
+    ModelGoneError,
     NotFoundError,
     OverloadedError,
     ShapeshiftError,
@@ -31,6 +32,8 @@ _ERRORS: dict[str, type[ShapeshiftError]] = {
     "UNIMPLEMENTED": UnsupportedError,
     "CANCELLED": CancelledRequestError,
     "RESOURCE_EXHAUSTED": OverloadedError,
+    # The server does not answer or is ending, or it has not loaded the model.
+    "UNAVAILABLE": ModelGoneError,
 }
 _QUERY_TIMEOUT_S = 5.0
 _RECONNECT_MS = 500
@@ -42,7 +45,7 @@ class ModelControl:
     tls: for a server that asks for mutual TLS; None for plain text. Raises NotFoundError for a missing file of it.
 
     Every call ends within its timeout. It raises InvalidInputError for an invalid model name, UnsupportedError for a
-    wrong key, and ShapeshiftError if no server answers.
+    wrong key, and ModelGoneError if no server answers.
     """
 
     def __init__(self, url: str, key: str = "", tls: Tls | None = None) -> None:
@@ -154,6 +157,7 @@ class ModelControl:
             return UnsupportedError(f"cannot {action}: {self.url} requires its key; set SHAPESHIFT_KEY")
         if status == "DEADLINE_EXCEEDED":
             return OverloadedError(f"cannot {action}: {self.url} did not answer in time; try again")
+        # For whoever reads it; programs go by the class.
         if status == "UNAVAILABLE" and "failed to connect" in text.lower():
-            return ShapeshiftError(f"cannot {action}: no server answers at {self.url}; is it running?")
+            text = f"no server answers at {self.url}; is it running?"
         return _ERRORS.get(status, default)(f"cannot {action}: {text}")

@@ -13,7 +13,7 @@ from shapeshift.cli.main import main
 from shapeshift.cli.running.server import Loader
 from shapeshift.engines import capacity
 from shapeshift.engines.capacity import Machine
-from shapeshift.errors import EngineError
+from shapeshift.errors import EngineError, ModelGoneError
 
 GENERATES = {"checkpoint": "c", "checkpoint_sha256": "1", "precision": "bf16", "max_length": "8192"}
 
@@ -49,6 +49,38 @@ def test_models_are_loaded_while_others_are_given_and_failures_are_named(tmp_pat
         "skipping bad, which could not be loaded: cannot load bad: no such head",
         "skipping bad_unary: it needs bad",
     ]
+
+
+@pytest.mark.parametrize(("returns_s", "loaded"), [(600.0, {"good"}), (0.0, set())], ids=["back in time", "too late"])
+def test_a_server_that_is_started_again_loads_what_is_built_meanwhile(
+    tmp_path: Path, returns_s: float, loaded: set[str]
+) -> None:
+    add(tmp_path, "good", {})
+    answers, said = [ModelGoneError("no server answers"), ModelGoneError("socket closed"), None], list[str]()
+
+    def load(name: str) -> None:
+        if (error := answers.pop(0)) is not None:
+            raise error
+
+    with Loader(load, tmp_path, said.append, returns_s) as loader:
+        loader.start("good")
+    assert loader.loaded == loaded
+    assert said == ([] if loaded else ["skipping good, which could not be loaded: no server answers"])
+
+
+def test_an_error_beside_it_ends_the_wait_for_a_server(tmp_path: Path) -> None:
+    add(tmp_path, "good", {})
+    is_away, said = threading.Event(), list[str]()
+
+    def load(name: str) -> None:
+        is_away.set()
+        raise ModelGoneError("no server answers")
+
+    with pytest.raises(KeyboardInterrupt), Loader(load, tmp_path, said.append, 600.0) as loader:
+        loader.start("good")
+        assert is_away.wait(60)
+        raise KeyboardInterrupt
+    assert loader.loaded == set()
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from tritonclient.utils import InferenceServerException
 from shapeshift.errors import (
     EngineError,
     InvalidInputError,
+    ModelGoneError,
     NotFoundError,
     ShapeshiftError,
     UnsupportedError,
@@ -182,7 +183,7 @@ def test_model_control_errors(server: TritonServer, control: ModelControl) -> No
     for key in ("", "0" * 32):
         with ModelControl(server.grpc_url, key) as stranger, pytest.raises(UnsupportedError, match="key"):
             stranger.load("echo")
-    with ModelControl("127.0.0.1:1", "") as unreachable, pytest.raises(ShapeshiftError, match="no server answers"):
+    with ModelControl("127.0.0.1:1", "") as unreachable, pytest.raises(ModelGoneError, match="no server answers"):
         unreachable.version()
 
 

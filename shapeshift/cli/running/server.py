@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,8 @@ from shapeshift.cli.checks import memory
 from shapeshift.cli.served_models import models_called_by
 from shapeshift.cli.sidecar import addresses, server_key
 from shapeshift.engines import hardware
-from shapeshift.errors import InvalidInputError, ShapeshiftError
+from shapeshift.errors import InvalidInputError, ModelGoneError, ShapeshiftError
+from shapeshift.loops import Backoff
 from shapeshift.triton.endpoint import tls_from_environment
 
 if TYPE_CHECKING:
@@ -55,11 +57,16 @@ def _answers(address: str) -> bool:
 class Loader:
     """Loads models of a generated repository, as many at once as there are cores, beside what its caller does.
 
-    The end of its block waits for the loads. say: takes one line, from any thread, for each model that is left out.
+    The end of its block waits for the loads. load: raises ModelGoneError while the server is away: one that is started
+    again within `returns_s` loads the model. say: takes one line, from any thread, for each model that is left out.
     """
 
-    def __init__(self, load: Callable[[str], None], repository: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, load: Callable[[str], None], repository: Path, say: Callable[[str], None], returns_s: float = 120.0
+    ) -> None:
         self._load = load
+        self._returns_s = returns_s
+        self._is_ended = threading.Event()
         self._repository = repository
         self._say = say
         self._pool = ThreadPoolExecutor(hardware.cores())
@@ -75,6 +82,8 @@ class Loader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:
+            self._is_ended.set()
         self._pool.shutdown(wait=kind is None, cancel_futures=kind is not None)
 
     @property
@@ -97,10 +106,19 @@ class Loader:
                 return False
             self._accepted.append(name)
         try:
-            self._load(name)
+            self._load_once_it_is_back(name)
         except ShapeshiftError as error:
             self._say(f"skipping {name}, which could not be loaded: {str(error).partition(chr(10))[0]}")
             with self._lock:
                 self._accepted.remove(name)
             return False
         return True
+
+    def _load_once_it_is_back(self, name: str) -> None:
+        backoff, begun = Backoff(), time.monotonic()
+        while True:
+            try:
+                return self._load(name)
+            except ModelGoneError:
+                if self._is_ended.wait(backoff.pause(0.0)) or time.monotonic() - begun > self._returns_s:
+                    raise
