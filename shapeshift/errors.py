@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
+NO_ADAPTER = 3
+"""The exit status of `shapeshift adapters` for a name that its registry does not have."""
 _PATH = re.compile(r"\.{0,2}/.*")
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 _MAX_PAUSE_S = 10.0
 
@@ -57,6 +58,15 @@ class Failures:
         else:
             if self.in_a_row:
                 self.in_a_row, self.pause_s, self._backoff = 0, 0.0, Backoff(max_s=_MAX_PAUSE_S)
+
+
+async def repeat(name: str, step: Callable[[], Awaitable[None]], period_s: float, log: Callable[[str], None]) -> None:
+    """As `Loop` on an event loop, until the task is cancelled. period_s: seconds between two rounds."""
+    failures = Failures(log, f"a round of {name}")
+    while True:
+        with failures.caught():
+            await step()
+        await asyncio.sleep(period_s + failures.pause_s)
 
 
 class Loop:

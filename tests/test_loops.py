@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 
 import pytest
 
-from shapeshift.loops import Backoff, Failures, Loop
+from shapeshift.loops import Backoff, Failures, Loop, repeat
 from tests.waiting import wait_for
 
 
@@ -63,6 +65,28 @@ def test_a_loop_goes_on_after_a_round_that_fails_until_it_is_stopped() -> None:
     count = len(rounds)
     assert loop.stopped.is_set() and lines == ["a round of test failed, 1 in a row: ValueError('first')"]
     assert "test" not in [thread.name for thread in threading.enumerate()] and len(rounds) == count
+
+
+def test_rounds_on_an_event_loop_go_on_until_their_task_is_cancelled() -> None:
+    rounds: list[int] = []
+    lines: list[str] = []
+
+    async def step() -> None:
+        rounds.append(len(rounds))
+        if len(rounds) == 1:
+            raise ValueError("first")
+
+    async def run() -> int:
+        task = asyncio.create_task(repeat("test", step, 0.001, lines.append))
+        while len(rounds) < 3:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        return len(rounds)
+
+    count = asyncio.run(asyncio.wait_for(run(), 60))
+    assert lines == ["a round of test failed, 1 in a row: ValueError('first')"] and len(rounds) == count
 
 
 def test_a_loop_that_was_never_started_can_be_stopped() -> None:

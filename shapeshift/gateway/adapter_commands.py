@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from shapeshift.errors import TimedOutError
+from shapeshift.errors import NO_ADAPTER, TimedOutError
 from shapeshift.gateway.errors import ApiError, invalid
 from shapeshift.gateway.settings import GatewaySettings
 
@@ -73,7 +73,7 @@ class AdapterCommands:
         if status:
             lines = said.decode(errors="replace").strip().splitlines() or ["the command ended without a word"]
             text = lines[-1].removeprefix("shapeshift adapters: ")
-            if "no adapter" in text:
+            if status == NO_ADAPTER:
                 raise ApiError(404, text, param="lora_name", code="adapter_not_found")
             raise ApiError(400, text, param="lora_path" if arguments[0] == "add" else "lora_name", code="invalid_value")
 

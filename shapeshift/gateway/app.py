@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Sequence
 
 from fastapi import FastAPI, Request, Response
@@ -22,9 +23,11 @@ from shapeshift.gateway.http.api_keys import ApiKeys
 from shapeshift.gateway.http.entrance import Entrance, Traffic
 from shapeshift.gateway.settings import GatewaySettings, Limits
 from shapeshift.gateway.upstream import Upstream
+from shapeshift.loops import repeat
 from shapeshift.triton.async_client import AsyncClient
 from shapeshift.triton.endpoint import tls_from_environment
 
+_LOG = logging.getLogger("shapeshift.gateway")
 _APIS = (models, chat, completions, embeddings, rerank, classify, adapters, probes)
 
 
@@ -37,7 +40,7 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = (), lim
         settings,
         limits,
         upstream,
-        Catalogue(upstream, limits.refresh_s),
+        Catalogue(upstream),
         Traffic(),
         AdapterCommands(settings),
         None if settings.api_keys is None else ApiKeys(settings.api_keys),
@@ -46,7 +49,7 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = (), lim
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        looking = asyncio.create_task(gateway.catalogue.run())
+        looking = asyncio.create_task(repeat("the catalogue", gateway.catalogue.refresh, limits.refresh_s, _LOG.error))
         gateway.templates.start()
         yield
         looking.cancel()

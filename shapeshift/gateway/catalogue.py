@@ -70,13 +70,11 @@ class Target:
 class Catalogue:
     """Asks every front of every server to describe itself, and finds fronts by name.
 
-    refresh_s: seconds between two looks; reloads_s: for so long after it was seen last, a model may be one that is
-    loaded again.
+    reloads_s: for so long after it was seen last, a model may be one that is loaded again.
     """
 
-    def __init__(self, upstream: Upstream, refresh_s: float, reloads_s: float = 30.0) -> None:
+    def __init__(self, upstream: Upstream, reloads_s: float = 30.0) -> None:
         self._upstream = upstream
-        self._refresh_s = refresh_s
         self._reloads_s = reloads_s
         # All that requests may name and /v1/models lists.
         self.targets: dict[str, Target] = {}
@@ -94,12 +92,6 @@ class Catalogue:
     def fronts(self) -> list[Front]:
         """The fronts, by name; of two models of one generator only the one that streams."""
         return [front for _, front in sorted(self._fronts.items()) if front.stream in (front.name, "")]
-
-    async def run(self) -> None:
-        """Look again and again, until cancelled."""
-        while True:
-            await self.refresh()
-            await asyncio.sleep(self._refresh_s)
 
     async def refresh(self, since: float = math.inf) -> None:
         """Look at all servers once, unless that was done after the time `since` (of time.monotonic).

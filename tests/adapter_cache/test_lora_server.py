@@ -207,7 +207,7 @@ def test_what_cannot_be_served_is_refused_by_the_command(
     wrong = make_adapter(tmp_path / "wrong", small_base, Spec(4), base_model_name_or_path="owner/other")
     assert "base_model_name_or_path" in adapters("add", "wrong", str(wrong), status=2)
     assert "letters, digits" in adapters("add", "../wrong", str(wrong), status=2)
-    assert "no adapter 'nobody'; known: attention" in adapters("remove", "nobody", status=2)
+    assert "no adapter 'nobody'; known: attention" in adapters("remove", "nobody", status=3)
     assert "got 129" not in adapters("list") and "wrong" not in adapters("list")
     large = make_adapter(tmp_path / "large", small_base, Spec(65))
     assert "a rank of 1 to max_rank (64)" in adapters("add", "big", str(large), status=2)

@@ -21,9 +21,10 @@ KEY = "sk-of-this-test"
 COMMAND = """
 import sys
 if "refused" in sys.argv:
-    sys.exit("shapeshift adapters: rank: got 999; at most 64")
+    sys.exit("shapeshift adapters: rank: got 999; at most 64; no adapter")
 if "absent" in sys.argv:
-    sys.exit("shapeshift adapters: name: no adapter 'absent'; known: none")
+    sys.stderr.write("shapeshift adapters: name: 'absent' is not known\\n")
+    sys.exit(3)
 open("{log}", "a").write(" ".join(sys.argv[1:]) + "\\n")
 """
 # One that waits for a file before it ends, and undoes what it did at SIGTERM.

@@ -76,7 +76,7 @@ class SlowTriton(FakeTriton):
 
 def test_one_look_answers_all_who_wait_for_it() -> None:
     async def ask() -> list[Any]:
-        catalogue = Catalogue(Upstream([triton]), refresh_s=3600)
+        catalogue = Catalogue(Upstream([triton]))
         requests = (catalogue.find("absent", ("embedding",)) for _ in range(100))
         return await asyncio.gather(*requests, return_exceptions=True)
 
@@ -91,7 +91,7 @@ def test_a_model_that_has_left_just_now_is_not_unknown(model: str) -> None:
 
     async def ask(reloads_s: float) -> list[Any]:
         triton = FakeTriton(dict(FRONTS))
-        catalogue = Catalogue(Upstream([triton]), refresh_s=3600, reloads_s=reloads_s)
+        catalogue = Catalogue(Upstream([triton]), reloads_s)
         errors: list[Any] = []
         await catalogue.refresh()
         front = triton.fronts.pop("cross")

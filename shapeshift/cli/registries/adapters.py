@@ -15,7 +15,7 @@ from shapeshift.adapter_cache.settings import AdapterCacheSettings
 from shapeshift.build_engines.hub.sources import find_adapter
 from shapeshift.cli.registries import front_model
 from shapeshift.cli.stop_signals import stop_on_sigterm
-from shapeshift.errors import NotFoundError
+from shapeshift.errors import NO_ADAPTER, NotFoundError
 from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.registry import FILE
 
@@ -41,7 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Change the registry, or write it to standard output. Raises ShapeshiftError for invalid options."""
+    """Change the registry, or write it to standard output. Returns `NO_ADAPTER` for a name that is not registered.
+
+    Raises ShapeshiftError for invalid options.
+    """
     model, values = front_model.read(options)
     if "adapters_dir" not in values:
         raise NotFoundError(f"model: {options.model} serves no adapters")
@@ -51,7 +54,13 @@ def run(options: argparse.Namespace) -> int:
         _list(store.read(folder), fixed, options.json)
         return 0
     with stop_on_sigterm("adapters"):
-        _change(options, folder, fixed, model, values)
+        try:
+            _change(options, folder, fixed, model, values)
+        except NotFoundError as error:
+            if options.action == "add":
+                raise
+            sys.stderr.write(f"shapeshift adapters: {error}\n")
+            return NO_ADAPTER
     sys.stdout.write(f"{options.name}: {_DONE[options.action]}; a running server applies it within two seconds\n")
     return 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from shapeshift.fleet.forwarding.peers import Peers
 from shapeshift.fleet.forwarding.relay import HeldRequest, Relay
 from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.fleet.policy.placement import LOOK_S, least_unread, least_work
+from shapeshift.loops import repeat
 from shapeshift.serving import error_codes
 from shapeshift.serving.bounds import unloading
 from shapeshift.serving.description import Description
@@ -60,7 +60,7 @@ class FleetEntry:
             Gauge("requests_on_other_nodes", "Requests that other nodes serve for this", lambda: len(self._relays)),
             Gauge("fleet_nodes", "Nodes that serve this model", lambda: len(self.others.loads()) + 1),
         ]
-        self._ticking = self._clients.start(self._tick())
+        self._ticking = self._clients.start(repeat("forwarding", self._tick, _TICK_S, front.log.error))
 
     def describe(self) -> Description:
         """What the front is, and its load."""
@@ -171,9 +171,7 @@ class FleetEntry:
 
     async def _tick(self) -> None:
         """Count the steps of the event loop, and give up on nodes that do not answer."""
-        while True:
-            await asyncio.sleep(_TICK_S)
-            self.steps[0].step()
-            for relay in list(self._relays):
-                if self.others.is_stuck(relay.node):
-                    relay.cancel(ModelGoneError(f"node {relay.node} does not answer; retry later"))
+        self.steps[0].step()
+        for relay in list(self._relays):
+            if self.others.is_stuck(relay.node):
+                relay.cancel(ModelGoneError(f"node {relay.node} does not answer; retry later"))
