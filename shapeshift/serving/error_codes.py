@@ -31,15 +31,17 @@ _CODES: tuple[tuple[type[ShapeshiftError], str], ...] = (
 CODES = ("OK", *dict.fromkeys(code for _, code in _CODES), "INTERNAL")
 """Every way in which a request can end."""
 
-# How Triton's own sentences begin, where nothing but their text says what has happened: it gives no code with an error
-# of a stream or of a call between its models (24.10). Fronts of ours put their code before the text, see `with_code`:
-# no text of a client is taken for one of these.
-_WRAPPED = r"(Model \S+ - Error when running inference: )?(Failed for execute the inference request\. )?"
-_DIED = re.compile(
-    rf"{_WRAPPED}(Failed to process the request\(s\).*)?(Stub process .* is not healthy|unexpected termination)"
+# Triton's own sentences, where nothing but their text says what has happened: it gives no code with an error of a
+# stream or of a call between its models (24.10). They count at the beginning of a text only, word by word but for the
+# names of models: what a client or an exception says comes later. Fronts of ours put their code before the text, see
+# `with_code`.
+_WRAPPED = (
+    r"(Model \S+ - Error when running inference: )?(Failed for execute the inference request\. )?"
+    r"(Failed to process the request\(s\)( for model (instance )?'[^']*')?, (message: )?)?"
 )
+_DIED = re.compile(rf"{_WRAPPED}(Stub process ('[^']*' )?is not healthy|unexpected termination)")
 _GONE = re.compile(
-    rf"{_WRAPPED}(Request for unknown model: |[Mm]odel '[^']*'.* (is not ready|is unavailable|no version is available)"
+    rf"{_WRAPPED}(Request for unknown model: |[Mm]odel '[^']*'( version \S+)? is (not ready|unavailable)"
     r"|BLS is only supported|the model is being unloaded)"
 )
 _CODED = re.compile(r"\[([A-Z_]+)\] ")
@@ -97,7 +99,7 @@ def error_of(text: str, code: str = "") -> ShapeshiftError:
 
     ModelError with the code that a front of ours gave, in its text (see `with_code`) or as `code`; ModelGoneError where
     the model is not loaded or its server not reached, ModelDiedError where the model's process has died, EngineError
-    for any other failure.
+    for any other failure. Without any code the sentence with which Triton begins decides, never a word of a client.
     """
     coded = _CODED.match(text)
     if coded and coded[1] in CODES:

@@ -89,8 +89,21 @@ def test_a_code_that_the_server_lacks_becomes_internal() -> None:
         # What a client's own words are in.
         ("[NOT_FOUND] parameter task: no task 'Stub process x is not healthy'", None, ModelError),
         ("a task 'not healthy' failed", None, EngineError),
+        ("task: got 'Stub process x is not healthy'; one of a, b", None, EngineError),
         (
-            "Failed to process the request(s) for model 'w', message: Stub process 'w_0' is not healthy.",
+            "Failed to process the request(s) for model 'w', message: ValueError: Stub process 'x' is not healthy",
+            None,
+            EngineError,
+        ),
+        (
+            "Failed to process the request(s) for model 'w', message: KeyError: \"model 'x' is not ready\"",
+            None,
+            EngineError,
+        ),
+        ("Model 'w' refused the text 'x is not ready'", None, EngineError),
+        ("unknown text: Request for unknown model: 'x'", None, EngineError),
+        (
+            "Failed to process the request(s) for model instance 'w_0', message: Stub process 'w_0' is not healthy.",
             None,
             ModelDiedError,
         ),
