@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from shapeshift import settings
 from shapeshift.errors import ShapeshiftError
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line for each concurrency. Returns 2, with a line on standard error, for errors that the user can fix."""
     parser = argparse.ArgumentParser(prog="python -m client.loadtest", description=__doc__)
     parser.add_argument("--model", default="encode")
@@ -29,7 +30,7 @@ def main() -> int:
     parser.add_argument("--images", default="", help="folder of JPEG and PNG files (default: made images)")
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         return _run(options)
     except ShapeshiftError as error:

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import grpc
 import numpy as np
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 VECTOR = 384
 
@@ -22,11 +22,13 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     Request parameters control it: `delay_s` (wait, in parallel), `service_s` (wait, one request at a time), `fail`
     (abort with this status). `failures` holds statuses for the next requests. `received`: all requests in order.
+    `config`: of every model.
     """
 
     def __init__(self) -> None:
         self.received: list[service_pb2.ModelInferRequest] = []
         self.failures: deque[grpc.StatusCode] = deque()
+        self.config = model_config_pb2.ModelConfig()
         self._one_at_a_time = threading.Lock()
         self._stopping = threading.Event()
         self._server = grpc.server(ThreadPoolExecutor(max_workers=100))
@@ -40,6 +42,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     def ServerLive(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
         return service_pb2.ServerLiveResponse(live=True)
+
+    def ModelConfig(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
+        return service_pb2.ModelConfigResponse(config=self.config)
 
     def ModelInfer(  # noqa: N802
         self, request: service_pb2.ModelInferRequest, context: grpc.ServicerContext
