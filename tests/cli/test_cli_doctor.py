@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shapeshift import installation
 from shapeshift.cli.checks import machine, software
 from shapeshift.cli.checks.finding import MISSING, NOTE, OK
 from shapeshift.cli.main import main
+from shapeshift.engines import hardware
 from shapeshift.engines.providers import lookup
-from shapeshift.errors import UnsupportedError
 
 
 def findings(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, tuple[str, str]]]:
@@ -65,41 +67,41 @@ def test_tokens_are_not_shown() -> None:
     assert text == "HF_ENDPOINT=https://hub.example/v1, HF_TOKEN is set"
 
 
-def test_packages_are_held_against_the_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_are_held_against_the_pins(tmp_path: Path) -> None:
     numpy = importlib.metadata.version("numpy")
     pins = tmp_path / "lock.txt"
-    monkeypatch.setattr(installation, "PINS", pins)
     states = []
     for text in (f"numpy=={numpy}\n", "numpy==0.1\n", f"numpy=={numpy}\nabsent-package==1\n"):
         pins.write_text(text)
-        states.append(next(one for one in software.check(tmp_path) if one.name == "packages"))
+        states.append(software.packages(pins))
     assert [one.state for one in states] == [OK, NOTE, MISSING]
     assert f"numpy {numpy}, not 0.1" in states[1].text and "absent-package" in states[2].text
     # As in a wheel.
     pins.unlink()
-    (needed,) = (one for one in software.check(tmp_path) if one.name == "packages")
+    needed = software.packages(pins)
     assert needed.state == OK and "it pins no versions" in needed.text
 
 
-def test_the_default_provider_is_needed_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken:
-        def version(self) -> str:
-            raise UnsupportedError("provider x: not installed; run `pip install x`")
+def test_the_default_provider_is_needed_and_others_are_not(tmp_path: Path) -> None:
+    for name in ("openvino", "onnxruntime", "tensorrt"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('badly installed')\n")
+    command = [sys.executable, "-m", "shapeshift.cli.main", "doctor", "--json", "--build", str(tmp_path)]
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    states = {one["name"]: one["state"] for one in json.loads(done.stdout)["findings"]}
+    default = lookup.resolve("auto", range(hardware.gpus()))
+    for name in ("openvino", "onnxruntime", "tensorrt"):
+        assert states[f"provider {name}"] == (MISSING if name == default else NOTE), name
 
-    monkeypatch.setattr(software, "PROVIDERS", {"openvino": Broken(), "tensorrt": Broken()})
-    monkeypatch.setattr(lookup, "resolve", lambda requested, gpus: "openvino")
-    assert [software.provider(name).state for name in ("openvino", "tensorrt")] == [MISSING, NOTE]
 
-
-def test_ports_disk_and_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_disk_and_shared_memory(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
         assert (machine.ports([number]).state, str(number) in machine.ports([number]).text) == (NOTE, True)
     assert [machine.shared_memory(free << 20).state for free in (1, 64, 1024)] == [MISSING, NOTE, OK]
-    assert str(tmp_path) in machine.disk(tmp_path / "absent" / "build").text
-    for free_gib, state in ((0.5, MISSING), (3, NOTE), (20, OK)):
-        usage = type("Usage", (), {"free": free_gib * 2**30, "total": 100 * 2**30})
-        monkeypatch.setattr(machine.shutil, "disk_usage", lambda path, usage=usage: usage)
-        assert machine.disk(tmp_path).state == state
+    (disk,) = [one.text for one in machine.check(tmp_path / "absent" / "build") if one.name == "disk"]
+    assert str(tmp_path) in disk and "absent" not in disk
+    for free_mib, state in ((500, MISSING), (3000, NOTE), (20_000, OK)):
+        assert machine.disk(tmp_path, free_mib << 20, 100 << 30).state == state

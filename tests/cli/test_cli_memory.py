@@ -9,7 +9,7 @@ import pytest
 
 from shapeshift.cli.checks import memory
 from shapeshift.cli.served_models import without_misfits
-from shapeshift.engines import capacity, hardware
+from shapeshift.engines import hardware
 from shapeshift.engines.capacity import Machine
 from shapeshift.errors import UnsupportedError
 from shapeshift.triton import model_config
@@ -80,9 +80,8 @@ GENERATES = {"checkpoint": "c", "checkpoint_sha256": "1", "precision": "bf16", "
 
 
 @pytest.fixture
-def generators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`a` is too large, `b` and `c` fit as they have the same weights; `a_unary` calls `a`."""
-    monkeypatch.setattr(capacity, "this_machine", lambda: Machine(2, 1000.0))
+def generators(tmp_path: Path) -> Path:
+    """For a machine of 1000 MiB `a` is too large, `b` and `c` fit, with the same weights; `a_unary` calls `a`."""
     for name, memory_of, stated in (
         ("a", '{"engines": 200, "KV": 40960}', {"max_concurrency": "4096"}),
         ("b", '{"engines": 500, "KV": 100}', {}),
@@ -94,7 +93,8 @@ def generators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_generator_that_does_not_fit_is_named_with_what_fits(generators: Path) -> None:
-    lines, refused = memory.plan([generators], ["a", "a_unary", "b", "c"])
+    free = memory.Free(Machine(2, 1000.0))
+    lines, refused = memory.plan([generators], ["a", "a_unary", "b", "c"], free)
     assert "2 cores, 1000 MiB available; models in MiB: a 41160, b 600, c 650" in lines
     most = "max_concurrency: got 4096; at most 80 with max_length 8192 in 1000 MiB (left for it)"
     assert refused == {"a": most}

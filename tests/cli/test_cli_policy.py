@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 
 from shapeshift.cli import main as cli
 from shapeshift.cli import policy as policy_command
+from shapeshift.errors import InvalidInputError
 from shapeshift.policy_api import Policy, integer
 
 BINS = {"hist": [3, 0, 1], "latency": [1, 2, 3], "k": 2}
@@ -50,12 +50,6 @@ def test_a_list_gives_a_list(run: Callable[..., tuple[int, str, str]]) -> None:
     assert status == 0
     assert json.loads(out) == [BINS_ANSWER, {"edges": [3], "mean_latency": 3.0}]
     assert run("polymorph.bins", given=[])[:2] == (0, "[]\n")
-
-
-def test_reads_standard_input(run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(BINS)))
-    status, out, _ = run("polymorph.bins", "--input", "-")
-    assert (status, json.loads(out)) == (0, BINS_ANSWER)
 
 
 def test_list_names_every_policy_on_a_line_of_its_own(run: Callable[..., tuple[int, str, str]]) -> None:
@@ -136,16 +130,12 @@ def test_unknown_policy_and_unreadable_files(run: Callable[..., tuple[int, str, 
     assert (status, out) == (2, "") and "no 'polymorph.guess'; known: " in err and "polymorph.bins" in err
 
 
-def test_the_algorithm_is_always_in_the_answer(
-    run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = Policy("t.pick", "picks", lambda n, algorithm: {"n": n, "by": algorithm}, {"n": integer()}, ("best", "fair"))
-    monkeypatch.setattr(policy_command, "policies", lambda: {made.name: made})
-    assert json.loads(run("t.pick", given={"n": 1})[1]) == {"n": 1, "by": "best", "algorithm": "best"}
-    given = [{"n": 1, "algorithm": "fair"}, {"n": 2}]
-    assert [answer["algorithm"] for answer in json.loads(run("t.pick", given=given)[1])] == ["fair", "best"]
-    status, out, err = run("t.pick", given={"n": 1, "algorithm": "worst"})
-    assert (status, out) == (2, "") and "algorithm: got 'worst'; one of best, fair" in err
+def test_the_algorithm_is_always_in_the_answer() -> None:
+    pick = Policy("t.pick", "picks", lambda n, algorithm: {"n": n, "by": algorithm}, {"n": integer()}, ("best", "fair"))
+    assert pick.evaluate({"n": 1}) == {"n": 1, "by": "best", "algorithm": "best"}
+    assert pick.evaluate({"n": 1, "algorithm": "fair"})["algorithm"] == "fair"
+    with pytest.raises(InvalidInputError, match="algorithm: got 'worst'; one of best, fair"):
+        pick.evaluate({"n": 1, "algorithm": "worst"})
 
 
 def test_exit_status() -> None:

@@ -26,7 +26,7 @@ _LEAST_DISK, _LITTLE_DISK = _GIB, 5 * _GIB
 
 def check(build: Path) -> list[Finding]:
     """All findings; `build`: the build folder, which may be missing."""
-    return [_cpu(), _precision(), _capacity(), shared_memory(_free(_SHARED_MEMORY)), _gpu(), disk(build), ports()]
+    return [_cpu(), _precision(), _capacity(), shared_memory(_free(_SHARED_MEMORY)), _gpu(), _disk(build), ports()]
 
 
 def _cpu() -> Finding:
@@ -73,16 +73,21 @@ def _gpu() -> Finding:
     return Finding("gpu", OK, f"{count} NVIDIA devices, driver {version[1] if version else 'unknown'}")
 
 
-def disk(folder: Path) -> Finding:
+def _disk(folder: Path) -> Finding:
     """Of the file system that holds `folder`, or its nearest parent that exists."""
     place = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
     usage = shutil.disk_usage(place)
-    text = f"{usage.free / _GIB:.1f} of {usage.total / _GIB:.1f} GiB free at {place}"
+    return disk(place, usage.free, usage.total)
+
+
+def disk(place: Path, free: int, total: int) -> Finding:
+    """Of a folder, on a file system with so many bytes."""
+    text = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB free at {place}"
     if not os.access(place, os.W_OK):
         return Finding("disk", NOTE, f"{text}, which this user cannot write: nothing can be built there")
-    if usage.free < _LEAST_DISK:
+    if free < _LEAST_DISK:
         return Finding("disk", MISSING, f"{text}: logs, engines and kernels need at least {_LEAST_DISK / _GIB:.0f} GiB")
-    if usage.free < _LITTLE_DISK:
+    if free < _LITTLE_DISK:
         return Finding("disk", NOTE, f"{text}: a set-up and the engines of the demo take about 3 GiB")
     return Finding("disk", OK, text)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.engines import capacity, device_plan, gpu, hardware
+from shapeshift.engines.capacity import Machine
 from shapeshift.errors import ShapeshiftError
 from shapeshift.polymorph.settings import worker_name
 from shapeshift.triton import model_config
@@ -17,8 +18,8 @@ from shapeshift.triton import model_config
 class Free:
     """The memory that is free before the first of several plans: of the machine now, of a GPU when it is asked for."""
 
-    def __init__(self) -> None:
-        self.machine = capacity.this_machine()
+    def __init__(self, machine: Machine | None = None) -> None:
+        self.machine = machine or capacity.this_machine()
         self.of_gpu = cache(lambda device: (gpu.describe(device), gpu.free_mb(device)))
 
 

@@ -31,8 +31,8 @@ def check(build: Path, triton: Path | None = None) -> list[Finding]:
     """All findings; `build`: the build folder, which may be missing; triton: the server, None for the one in there."""
     return [
         _python(),
-        _packages(),
-        *(provider(name) for name in PROVIDERS if name != "emulated"),
+        packages(),
+        *(_provider(name) for name in PROVIDERS if name != "emulated"),
         _torch(),
         _compiler(),
         _gurobi(),
@@ -62,11 +62,11 @@ def _required_python() -> str:
     return str(metadata["Requires-Python"] or "")
 
 
-def _packages() -> Finding:
-    """In a checkout the exact pins; in a wheel, which has none, what the project says it needs."""
-    if not installation.PINS.is_file():
+def packages(file: Path = installation.PINS) -> Finding:
+    """In a checkout the exact pins of `file`; in a wheel, which has none, what the project says it needs."""
+    if not file.is_file():
         return _needed()
-    pins = {project: pin.version for project, pin in wheels.read_pins(installation.PINS).items()}
+    pins = {project: pin.version for project, pin in wheels.read_pins(file).items()}
     versions = {project: _version(project) for project in pins}
     absent = [project for project, version in versions.items() if not version]
     other = [f"{project} {versions[project]}, not {pin}" for project, pin in pins.items() if versions[project] != pin]
@@ -74,7 +74,7 @@ def _packages() -> Finding:
         return Finding("packages", MISSING, f"not installed: {listed(absent, _MOST_LISTED)}; run `make setup`")
     if other:
         return Finding("packages", NOTE, f"not the versions that are tested together: {listed(other, _MOST_LISTED)}")
-    return Finding("packages", OK, f"{len(pins)} as pinned in {installation.PINS.name}")
+    return Finding("packages", OK, f"{len(pins)} as pinned in {file.name}")
 
 
 def _needed() -> Finding:
@@ -98,7 +98,7 @@ def _version(project: str) -> str:
         return ""
 
 
-def provider(name: str) -> Finding:
+def _provider(name: str) -> Finding:
     """Whether a provider's library can be imported. MISSING for the one that `auto` means."""
     label = f"provider {name}"
     try:
