@@ -2,63 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
 from shapeshift.cascade import candidates
 from shapeshift.cli.main import main
-from shapeshift.cli.registries import cascade
+from tests.live.servers import MetricsServer, page_text
+from tests.model_control import FakeControl
 
 DEMO = Path(__file__).resolve().parents[2] / "checkpoints" / "text-classifiers" / "candidates"
-METRICS = "http://localhost:8002/metrics"
 
 
+class Page(MetricsServer):
+    """A page on which the cascade has swapped once more at each look."""
+
+    looks = 0
+
+    @property
+    def text(self) -> str:
+        self.looks += 1
+        return page_text({"classify_text candidate_swaps_total": float(self.looks)})
+
+    @text.setter
+    def text(self, text: str) -> None:
+        """Whatever it was."""
+
+
+@dataclass
 class Server:
     """Its models are ready; `encode` is no cascade, `flowers` serves another task. A selection swaps at once."""
 
-    def __init__(self) -> None:
-        self.loaded: list[str] = []
-        self.unloaded: list[str] = []
-        self.scrapes = 0
+    control: FakeControl
+    page: Page
 
-    def __call__(self, url: str, key: str, tls: object) -> Self:
-        return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def is_ready(self, name: str) -> bool:
-        return name in ("encode", "flowers", "classify_text")
-
-    def config(self, name: str) -> dict[str, Any]:
-        if name == "encode":
-            return {"backend": "polymorph", "parameters": {}}
-        task = {"flowers": "flowers", "classify_text": "clinc150"}[name]
-        return {"backend": "cascade", "parameters": {"task": {"string_value": task}}}
-
-    def load(self, name: str) -> None:
-        self.loaded.append(name)
-
-    def unload(self, name: str) -> None:
-        self.unloaded.append(name)
-
-    def scrape(self, url: str, tls: object = None) -> dict[Any, float]:
-        assert url == METRICS
-        self.scrapes += 1
-        return {("shapeshift_candidate_swaps_total", (("model", "classify_text"),)): float(self.scrapes)}
+    def options(self, folder: Path, candidate: str) -> list[str]:
+        address = f"http://127.0.0.1:{self.page.port}/metrics"
+        return [
+            *("--dir", str(folder), "--task", "clinc150", "--candidate", candidate),
+            *("--url", self.control.address, "--metrics", address),
+        ]
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Server:
-    made = Server()
-    monkeypatch.setattr(cascade, "ModelControl", made)
-    monkeypatch.setattr(cascade.metrics, "scrape", made.scrape)
-    return made
+def server() -> Iterator[Server]:
+    def serves(task: str) -> dict[str, Any]:
+        return {"backend": "cascade", "parameters": {"task": {"string_value": task}}}
+
+    models = {"flowers": serves("flowers"), "classify_text": serves("clinc150"), "encode": {"backend": "polymorph"}}
+    server = Server(FakeControl(models), Page())
+    yield server
+    server.page.close()
+    server.control.close()
 
 
 @pytest.fixture
@@ -77,7 +75,7 @@ def other(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("front", "said"),
     [
-        ("absent", "front: no model absent is ready at localhost:8001; name the cascade with --front"),
+        ("absent", "front: no model absent is ready at 127.0.0.1:"),
         ("encode", "front: got 'encode'; a cascade that serves task clinc150; this model has the backend polymorph"),
         ("flowers", "this model has task flowers. Name the cascade with --front"),
     ],
@@ -86,17 +84,15 @@ def test_the_wrong_front_is_refused_before_anything_changes(
     front: str, said: str, server: Server, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = candidates.serving(folder, "clinc150").candidate
-    given = ["--dir", str(folder), "--task", "clinc150", "--candidate", other(folder), "--url", "localhost:8001"]
-    assert main(["cascade", "select", *given, "--metrics", METRICS, "--front", front]) == 2
+    assert main(["cascade", "select", *server.options(folder, other(folder)), "--front", front]) == 2
     assert said in capsys.readouterr().err
     assert candidates.serving(folder, "clinc150").candidate == before
-    assert server.loaded == [] and server.scrapes == 0
+    assert server.control.loads == [] and server.page.looks == 0
 
 
 def test_the_wait_is_announced(server: Server, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = other(folder)
-    given = ["--dir", str(folder), "--task", "clinc150", "--candidate", wanted, "--url", "localhost:8001"]
-    assert main(["cascade", "select", *given, "--metrics", METRICS]) == 0
+    assert main(["cascade", "select", *server.options(folder, wanted)]) == 0
     assert candidates.serving(folder, "clinc150").candidate.name == wanted
     assert "waiting until classify_text has swapped its candidate, at most 90 s\n" in capsys.readouterr().out
 

@@ -2,60 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Self
 
 import pytest
 
 from shapeshift.cli.main import main
-from shapeshift.triton import control
-
-
-class Server:
-    """The models `encode` (generation 4) and `other` of another repository."""
-
-    loads: list[tuple[str, Any]]
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def index(self) -> list[SimpleNamespace]:
-        return [SimpleNamespace(name=name) for name in ("encode", "other")]
-
-    def is_ready(self, name: str) -> bool:
-        return True
-
-    def parameters(self, name: str) -> dict[str, str]:
-        return {"generation": "4"}
-
-    def load(self, name: str, config: dict[str, Any] | None) -> None:
-        self.loads.append((name, config))
+from tests.model_control import FakeControl
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[Server]:
-    monkeypatch.setattr(control, "ModelControl", Server)
-    Server.loads = []
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeControl]:
+    """It has the models `encode` (generation 4), and `other` of another repository."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "build" / "repository" / "encode"
     folder.mkdir(parents=True)
     (folder / "config.pbtxt").write_text(
         'name: "encode"\nparameters { key: "queue_rows" value { string_value: "9" } }\n'
     )
-    return Server
+    control = FakeControl({"encode": {"parameters": {"generation": {"string_value": "4"}}}, "other": {}})
+    yield control
+    control.close()
 
 
-def test_a_model_is_loaded_as_its_files_say_now(server: type[Server], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reload", "encode", "other"]) == 0
+def test_a_model_is_loaded_as_its_files_say_now(server: FakeControl, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reload", "encode", "other", "--server", server.address]) == 0
     (encode, config), other = server.loads
-    assert encode == "encode" and other == ("other", None)
+    assert encode == "encode" and other == ("other", None) and config is not None
     assert {name: value["string_value"] for name, value in config["parameters"].items()} == {
         "queue_rows": "9",
         "generation": "5",
@@ -64,8 +37,8 @@ def test_a_model_is_loaded_as_its_files_say_now(server: type[Server], capsys: py
 
 
 def test_an_unknown_model_is_refused_before_anything_is_loaded(
-    server: type[Server], capsys: pytest.CaptureFixture[str]
+    server: FakeControl, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["reload", "encode", "othr"]) == 2
+    assert main(["reload", "encode", "othr", "--server", server.address]) == 2
     assert "the server has no model othr; did you mean other? there are: encode, other" in capsys.readouterr().err
     assert server.loads == []
