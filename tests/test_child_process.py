@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import subprocess
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from shapeshift import child_process
 from shapeshift.child_process import ChildProcess
-from shapeshift.loops import Backoff
 from tests.waiting import wait_for
 
 
 def test_one_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when a machine has no memory or no processes left: what serves must not end for a helper."""
-    failures = [errno.EAGAIN, errno.ENOMEM, errno.EAGAIN]
-    real = subprocess.Popen
+    """What serves must not end for a helper."""
+    now, options = [0.0], [f"--build={tmp_path}", "--server=127.0.0.1:1", "--metrics=http://127.0.0.1:1/metrics"]
+    # No process is started with a variable of that length.
+    monkeypatch.setenv("TOO_LONG", "x" * (1 << 18))
 
-    def popen(*args: Any, **options: Any) -> Any:
-        if failures:
-            number = failures.pop()
-            raise OSError(number, os.strerror(number))
-        return real(["sleep", "60"], **options)
+    def came_up() -> bool:
+        now[0] += 100.0
+        child.restart_if_ended()
+        return child.is_running
 
-    monkeypatch.setattr(child_process.subprocess, "Popen", popen)
-    monkeypatch.setattr(child_process, "Backoff", lambda: Backoff(0.001, 0.001))
-    with ChildProcess("sidecar", [], tmp_path / "logs" / "sidecar.log") as child:
+    with ChildProcess("sidecar", options, tmp_path / "logs" / "sidecar.log", clock=lambda: now[0]) as child:
         child.start()
-
-        def came_up() -> bool:
-            child.restart_if_ended()
-            return child.is_running
-
+        assert not came_up() and not came_up() and child.log.read_text().count("could not be started: [Errno 7]") == 2
+        monkeypatch.delenv("TOO_LONG")
         wait_for(came_up, pause_s=0.005)
-        assert not failures and child.log.read_text().count("could not be started") == 3
-        (first,) = own_children()
+        (first,) = psutil.Process().children()
         first.kill()
-        wait_for(lambda: came_up() and first not in own_children(), pause_s=0.005)
+        wait_for(lambda: came_up() and first not in psutil.Process().children(), pause_s=0.005)
     child.restart_if_ended()
     assert not child.is_running, "it was stopped"
 
@@ -53,10 +41,6 @@ def test_one_that_was_started_is_not_started_twice(tmp_path: Path) -> None:
         wait_for(lambda: not child.is_running)
         child.start()
         assert not child.is_running and not (tmp_path / "log.1").exists()
-
-
-def own_children() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children() if one.name() == "sleep"]
 
 
 def test_one_that_keeps_ending_is_started_again_after_growing_pauses(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import errno
+import json
 import os
+import resource
 import shutil
 import threading
 import time
@@ -55,23 +56,16 @@ def test_text_is_replaced_atomically(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "replace", [files.replace_private, lambda path, content: files.replace_text(path, content.decode())]
+    "replace",
+    [files.replace_private, lambda path, content: files.replace_text(path, content.decode(), durable=False)],
+    ids=["private", "text"],
 )
 def test_threads_that_write_one_file_do_not_disturb_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace: Callable[[Path, bytes], None]
+    tmp_path: Path, replace: Callable[[Path, bytes], None]
 ) -> None:
-    both = threading.Barrier(2, timeout=60)
-    rename = os.replace
-
-    def meet(source: Path, target: Path) -> None:
-        # Both drafts are written, and neither has taken its place.
-        both.wait()
-        rename(source, target)
-
-    monkeypatch.setattr(os, "replace", meet)
-    texts = [b"1" * 1000, b"2" * 1000]
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda text: replace(tmp_path / "file", text), texts))
+    texts = [f"{number}".encode() * 100_000 for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda text: replace(tmp_path / "file", text), texts * 10))
     assert (tmp_path / "file").read_bytes() in texts and [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
@@ -150,16 +144,16 @@ def test_a_folder_is_on_the_disk_before_it_has_its_name(tmp_path: Path, calls: l
     assert {path for _, path in calls[:-3]} == {str(work / "inner"), str(work / "inner" / "file")}
 
 
-def test_a_disk_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "file"
     files.replace_text(path, "old")
-
-    def fail(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "the disk is full")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="full"):
-        files.replace_text(path, "new")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            files.replace_text(path, "new" * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -225,19 +219,14 @@ def test_a_private_file_is_its_owners_alone(tmp_path: Path) -> None:
 def test_a_young_file_is_not_remembered_whatever_this_machines_clock_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
 ) -> None:
-    hashed: list[str] = []
-
-    def sha256(path: Path) -> str:
-        hashed.append(path.name)
-        return "0"
-
-    monkeypatch.setattr(files, "file_sha256", sha256)
     clock = time.time
     monkeypatch.setattr(files.time, "time", lambda: clock() + ahead_s)
-    young, old = tmp_path / "young", tmp_path / "old"
+    young, old, store = tmp_path / "young", tmp_path / "old", tmp_path / "hashes.json"
     for file in (young, old):
         file.write_bytes(b"one")
     os.utime(old, (1e9, 1e9))
-    for file in (young, young, old, old):
-        files.RememberedHashes(tmp_path / "hashes.json").sha256(file)
-    assert hashed == ["young", "young", "old"]
+    hashes = {file: files.RememberedHashes(store).sha256(file) for file in (young, old)}
+    assert hashes[young] == hashes[old] == files.file_sha256(old)
+    assert [*json.loads(store.read_text())] == [str(old.resolve())]
+    store.write_text(store.read_text().replace(hashes[old], "remembered"))
+    assert files.RememberedHashes(store).sha256(old) == "remembered"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 
 import pytest
@@ -24,12 +26,13 @@ def test_a_file_gets_a_line_for_each_stage_and_no_escape_codes(capsys: pytest.Ca
     assert capsys.readouterr().err == "encode: 5/s\n"
 
 
-def test_a_terminal_gets_one_line_with_a_bar_that_is_cleared_at_the_end(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    work(Progress("encode"))
-    said = capsys.readouterr().err
+def test_a_terminal_gets_one_line_with_a_bar_that_is_cleared_at_the_end() -> None:
+    terminal, end = os.openpty()
+    program = "from tests.test_progress import work; from shapeshift.progress import Progress; work(Progress('encode'))"
+    subprocess.run([sys.executable, "-c", program], stderr=end, check=True)
+    os.close(end)
+    said = os.read(terminal, 4096).decode()
+    os.close(terminal)
     assert "\n" not in said
     _, read, first, second, cleared = said.split("\r\033[K")
     assert read == "encode:    0 s  read", "no bar where it is not known how many there are"

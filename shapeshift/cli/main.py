@@ -59,9 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     command_line = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        status = _run(command_line)
-        sys.stdout.flush()
-        return status
+        return _run(command_line)
     except KeyboardInterrupt:
         sys.stderr.write(f"shapeshift {' '.join(command_line[:1])}: interrupted\n")
         return 130
@@ -85,7 +83,9 @@ def _run(command_line: list[str]) -> int:
         _refuse(unknown, REMOVED_OPTIONS.get(options.command, {}))
         if unknown:
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return int(importlib.import_module(COMMANDS[options.command][0]).run(options))
+        status = int(importlib.import_module(COMMANDS[options.command][0]).run(options))
+        sys.stdout.flush()
+        return status
     except ShapeshiftError as error:
         sys.stderr.write(f"shapeshift {options.command}: {error}\n")
         return 2

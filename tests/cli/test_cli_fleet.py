@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,17 +67,3 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest
     assert main(["fleet", "up", str(file)]) == 2
     error = capsys.readouterr().err
     assert f"{tmp_path}/file" in error and "Not a directory" in error and error.count("\n") == 1
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_a_full_or_read_only_disk_is_one_line(
-    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(number, os.strerror(number), "/srv/registry.json")
-
-    monkeypatch.setattr("shapeshift.fleet.cli.main.render", full)
-    assert main(["fleet", "manifests", "kubernetes"]) == 2
-    assert (
-        capsys.readouterr().err == f"shapeshift fleet: cannot write or read /srv/registry.json: {os.strerror(number)}\n"
-    )

@@ -70,6 +70,15 @@ def test_a_reader_that_has_ended_gets_no_traceback(command: list[str], build: Pa
     assert (done.stderr, done.returncode) == ("", 141)
 
 
+@pytest.mark.parametrize("command", [["fleet", "manifests", "kubernetes"], ["policy", "--list"]])
+def test_a_full_disk_is_one_line(command: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        line = [sys.executable, "-m", "shapeshift.cli.main", *command]
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    said = f"shapeshift {command[0]}: cannot write or read: No space left on device\n"
+    assert (done.stderr, done.returncode) == (said, 2)
+
+
 @pytest.mark.parametrize(
     ("command", "hint"),
     [

@@ -119,9 +119,10 @@ def test_a_forced_function(client: openai.OpenAI, triton: FakeTriton) -> None:
     assert "".join(call.function.arguments for call in calls) == "<user>hello you <assistant>"
 
 
-def test_tools_are_given_to_the_template(url: str, triton: FakeTriton, monkeypatch: Any) -> None:
-    own = {**FRONTS["generate"], "tool_use_template": "{{ tools[0].function.name }}"}
-    monkeypatch.setitem(triton.fronts, "tools", {**own, "stream": "tools"})
+def test_tools_are_given_to_the_template(start_gateway: Callable[..., str]) -> None:
+    front = {**FRONTS["generate"], "tool_use_template": "{{ tools[0].function.name }}", "stream": "tools"}
+    triton = FakeTriton({"tools": front})
+    url = start_gateway(triton)
     ask = {**ASK, "model": "tools", "tools": [TOOL]}
     # A new name has the servers asked again, at most once a second.
     wait_for(lambda: httpx2.post(f"{url}/v1/chat/completions", json=ask).status_code == 200, pause_s=0.3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -51,9 +52,13 @@ def test_a_url_holds_no_secret(url: str) -> None:
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(UnsupportedError, match=r"tasks_dir: a registry at s3:// .* s3fs, .* install them with pip"):
-        mirror("s3://bucket/tasks")
+    absent, package = next(
+        (kind, package)
+        for kind, package in (("s3", "s3fs"), ("gs", "gcsfs"), ("abfs", "adlfs"))
+        if not importlib.util.find_spec(package)
+    )
+    with pytest.raises(UnsupportedError, match=rf"tasks_dir: a registry at {absent}:// .* {package}.* install them"):
+        mirror(f"{absent}://bucket/tasks")
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(UnsupportedError, match="fsspec"):
         mirror("memory://tasks")

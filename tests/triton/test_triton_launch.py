@@ -153,12 +153,15 @@ def test_environment_puts_this_python_first(
 
 
 def test_numpy_2_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_line, "version", lambda name: "2.1.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed = tmp_path / "numpy-2.1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 2.1.0\n")
     command_line.require_matching_environment(tmp_path)
     (tmp_path / STAMP).write_text(f'{{"python": "{sys.version_info.major}.{sys.version_info.minor}"}}')
     with pytest.raises(UnsupportedError, match="numpy 2.1.0"):
         command_line.require_matching_environment(tmp_path)
-    monkeypatch.setattr(command_line, "version", lambda name: "1.26.4")
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 1.26.4\n")
     command_line.require_matching_environment(tmp_path)
 
 
