@@ -9,13 +9,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from shapeshift.cli.main import main
-from shapeshift.errors import EngineError, NotFoundError, TimedOutError
+from shapeshift.errors import EngineError, TimedOutError
+from shapeshift.fleet import settings
 from shapeshift.fleet.cli import versions
-from shapeshift.fleet.cli.status import format_fleet
+from shapeshift.fleet.cli.status import format_fleet, sidecar_directory
 from shapeshift.fleet.cli.versions import FrontVersions
 from shapeshift.fleet.node import Node
-from shapeshift.sidecar import overview
 from shapeshift.triton.async_client import AsyncClient, ModelCall
 from shapeshift.triton.endpoint import Endpoint
 
@@ -93,19 +92,12 @@ def test_the_status_finds_the_sidecar_that_fleet_up_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, build: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("fleets").mkdir()
-    Path("fleets/fleet.toml").write_text(f'name = "demo"\n{source}')
-    asked: list[Path] = []
-
-    def note(connections: object, run_directory: Path, *others: object) -> None:
-        asked.append(run_directory)
-        raise NotFoundError("no server in this test")
-
-    monkeypatch.setattr(overview, "overview", note)
-    assert main(["fleet", "status", "fleets/fleet.toml"]) == 2
-    assert asked[0].resolve() == tmp_path / build / "fleet" / "demo"
-    assert main(["fleet", "status", "fleets/fleet.toml", "--build", "other"]) == 2
-    assert asked[1] == Path("other/fleet/demo")
+    file = Path("fleets/fleet.toml")
+    file.parent.mkdir()
+    file.write_text(f'name = "demo"\n{source}')
+    fleet = settings.read(file)
+    assert sidecar_directory(file, fleet).resolve() == tmp_path / build / "fleet" / "demo"
+    assert sidecar_directory(file, fleet, Path("other")) == Path("other/fleet/demo")
 
 
 def test_the_status_shows_versions_and_what_differs() -> None:

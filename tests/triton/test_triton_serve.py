@@ -18,7 +18,7 @@ import pytest
 
 from shapeshift.cli import main
 from shapeshift.engines import failures
-from shapeshift.errors import NotFoundError
+from shapeshift.triton.embedded import command_line
 from shapeshift.triton.embedded.server import ServerEndedError, TritonServer
 from shapeshift.triton.settings import ALLOW_PUBLIC, ServerSettings
 from tests.engines.families import save_model, save_modules
@@ -60,25 +60,23 @@ def test_known_errors_are_one_line(
     assert error.count("\n") == 1
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
-    """The servers that the command would start; none is started."""
-    servers: list[ServerSettings] = []
-
-    def start(settings: ServerSettings) -> None:
-        servers.append(settings)
-        raise NotFoundError("no server here")
-
-    monkeypatch.setattr("shapeshift.cli.serve.TritonServer", start)
-    return servers
-
-
-def test_only_configurations_of_other_folders_are_completed(tmp_path: Path, asked: list[ServerSettings]) -> None:
-    (tmp_path / "repository" / "m").mkdir(parents=True)
-    (tmp_path / "repository" / "m" / "config.pbtxt").touch()
-    for given in ([], ["--repository", str(tmp_path / "repository")]):
-        main.main(["serve", "--build", str(tmp_path), *given])
-    assert [settings.complete_configs for settings in asked] == [False, True]
+def test_only_configurations_of_other_folders_are_completed(
+    tmp_path: Path, free_ports: Callable[[int], list[int]]
+) -> None:
+    model, triton, log = tmp_path / "repository" / "m", tmp_path / "triton", tmp_path / "options"
+    for folder in (model, triton / "backends", triton / "bin"):
+        folder.mkdir(parents=True)
+    (model / "config.pbtxt").touch()
+    # It lists its options, or notes those that it got and ends.
+    options = "".join(f"  --{name} <x>\n" for name in {*command_line.REQUIRED_OPTIONS, command_line.AS_WRITTEN})
+    server = triton / "bin" / "tritonserver"
+    server.write_text(f'#!/bin/sh\n[ "$1" = --help ] && cat <<END || echo "$@" >> {log}\n{options}END\n')
+    server.chmod(0o755)
+    ports = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True)]
+    for more in ([], ["--repository", str(tmp_path / "repository")]):
+        assert main.main(["serve", "--build", str(tmp_path), "--no-gateway", "--no-sidecar", *ports, *more]) == 1
+    first, second = log.read_text().splitlines()
+    assert f"--{command_line.AS_WRITTEN}" in first.split() and f"--{command_line.AS_WRITTEN}" not in second.split()
 
 
 @pytest.mark.parametrize(
@@ -98,17 +96,16 @@ def test_a_model_that_could_not_be_built_is_skipped(
     said: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    asked: list[ServerSettings],
 ) -> None:
     for name in ("good", "bad"):
         # There is an older build of `bad`, which does not match its config.pbtxt.
         (tmp_path / "repository" / name).mkdir(parents=True)
         (tmp_path / "repository" / name / "config.pbtxt").touch()
     failures.record(tmp_path, {"bad": "no folder"})
-    assert main.main(["serve", "--build", str(tmp_path), *arguments]) == 2
-    assert [settings.models for settings in asked] == ([tuple(served)] if served else [])
-    lines = [line.removeprefix("shapeshift serve: ") for line in capsys.readouterr().err.splitlines()]
-    assert lines == [*said, *(["no server here"] if served else [])]
+    status = main.main(["serve", "--build", str(tmp_path), "--print-models", *arguments])
+    out, err = capsys.readouterr()
+    assert (status, out.split()) == ((0, served) if served else (2, []))
+    assert [line.removeprefix("shapeshift serve: ") for line in err.splitlines()] == said
 
 
 class Served:
@@ -308,9 +305,7 @@ def test_loads_into_an_external_server(
         assert main.main(["serve", *arguments[:-1], "absent"]) == 2
 
 
-def test_the_models_that_a_front_calls_are_loaded_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: list[ServerSettings]
-) -> None:
+def test_the_models_that_a_front_calls_are_loaded_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     configs = {
         "generate": 'backend: "fused_decode"',
         "unary": 'backend: "fused_decode" parameters { key: "forward_to" value { string_value: "generate" } }',
@@ -319,6 +314,7 @@ def test_the_models_that_a_front_calls_are_loaded_too(
     for name, text in configs.items():
         (tmp_path / "repository" / name).mkdir(parents=True)
         (tmp_path / "repository" / name / "config.pbtxt").write_text(text)
-    assert main.main(["serve", "--build", str(tmp_path), "--models", "broken,unary"]) == 2
-    assert [settings.models for settings in asked] == [("broken", "unary", "generate")]
-    assert "shapeshift serve: unary needs generate: loading it too" in capsys.readouterr().err.splitlines()
+    assert main.main(["serve", "--build", str(tmp_path), "--print-models", "--models", "broken,unary"]) == 0
+    out, err = capsys.readouterr()
+    assert out.split() == ["broken", "unary", "generate"]
+    assert "shapeshift serve: unary needs generate: loading it too" in err.splitlines()

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     connections = FleetConnections(open_membership(options.file, options.node), journal)
     quiet = Journal(logging.Logger("quiet", logging.CRITICAL + 1), lambda report: None, {})
     servers = servers_of(connections, quiet, _LIMIT_S)
-    run_directory = run_directory_of(options.build or _build_of(options.file, fleet), fleet.name)
+    run_directory = sidecar_directory(options.file, fleet, options.build)
     shown = overview(servers, run_directory, ProcessTracker(local=False), options.seconds)
     by_node = versions.read(connections.nodes)
     for node in shown["nodes"]:
@@ -64,11 +64,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _build_of(file: Path, fleet: FleetSettings) -> Path:
-    """The build folder of the fleet's sidecar, where none is named."""
-    if not isinstance(fleet.source, RaySettings):
-        return Path("build")
-    return file.resolve().parent / fleet.source.folder / SIDECAR
+def sidecar_directory(file: Path, fleet: FleetSettings, build: Path | None = None) -> Path:
+    """The run directory of the fleet's sidecar. build: its build folder, None where none is named."""
+    if build is None and isinstance(fleet.source, RaySettings):
+        build = file.resolve().parent / fleet.source.folder / SIDECAR
+    return run_directory_of(build or Path("build"), fleet.name)
 
 
 def format_fleet(name: str, shown: dict[str, Any]) -> str:
