@@ -100,5 +100,6 @@ def test_every_pin_is_needed_and_nothing_else() -> None:
     assert pins("lock.txt", "torch-cpu.txt") == needed
     for_fleets = required([*roots, *extras["fleet"]])
     assert pins("fleet.txt") == for_fleets - needed
-    for_tests = required([*imported("tests", "bench", "checkpoints") - set(extras["fleet"]), *OPTIONAL, *TOOLS])
+    used = imported("tests", "bench", "checkpoints", "docker") - set(extras["fleet"])
+    for_tests = required([*used, *OPTIONAL, *TOOLS])
     assert pins("test.txt") == for_tests - needed - LEFT_OUT
