@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import logging
 import os
+import socket
 import sys
 import threading
 from collections.abc import Collection
@@ -32,6 +33,7 @@ _PORTS = ("http", "grpc", "metrics")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `shapeshift sidecar`; the defaults are those of SidecarSettings."""
+    parser.add_argument("url", nargs="?", metavar="HOST:GRPCPORT", help="as --server, with metrics on port 8002")
     parser.add_argument("--server", metavar="HOST:GRPCPORT", help="gRPC address; default: from the build folder")
     parser.add_argument("--metrics", metavar="URL", help="metrics page; default: from the build folder")
     parser.add_argument("--fleet", type=Path, metavar="FILE", help="fleet file: one sidecar for all nodes of a fleet")
@@ -41,6 +43,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     period_s = SidecarSettings.plan_period_s
     parser.add_argument(
         "--plan-period", type=float, default=period_s, metavar="SECONDS", help="seconds between two plans"
+    )
+    parser.add_argument("--watch-all", action="store_true", help="reload every Python model that dies or hangs")
+    parser.add_argument(
+        "--hang-seconds",
+        type=float,
+        default=SidecarSettings.hang_seconds,
+        metavar="N",
+        help="with --watch-all: a model hangs if requests wait and none ends for so long; 0: not looked at",
+    )
+    parser.add_argument(
+        "--except", dest="spared", action="append", metavar="MODEL", help="with --watch-all: not this one; repeatable"
+    )
+    parser.add_argument(
+        "--most-reloads",
+        type=int,
+        default=SidecarSettings.most_reloads,
+        metavar="N",
+        help="with --watch-all: then a model that dies again and again is left alone",
     )
     parser.add_argument("--dry-run", action="store_true", help="log each decision and its reason, change nothing")
     parser.add_argument("--freeze", action="store_true", help="let the sidecar decide but change nothing, and exit")
@@ -58,8 +78,11 @@ def run(options: argparse.Namespace) -> int:
         (run_files.freeze if options.freeze else run_files.thaw)(run_directory)
         sys.stdout.write(f"{'frozen' if options.freeze else 'thawed'}: {run_directory / run_files.FREEZE_FILE}\n")
         return 0
-    if fleet and (options.server or options.metrics):
-        raise InvalidInputError("fleet", str(options.fleet), "names the servers: --server and --metrics do not apply")
+    if fleet and (options.url or options.server or options.metrics or options.watch_all):
+        text = "names the servers: --server, --metrics and --watch-all do not apply"
+        raise InvalidInputError("fleet", str(options.fleet), text)
+    if options.url and options.server:
+        raise InvalidInputError("server", options.server, f"{options.url} is named, too: name one")
     settings = _settings(options, run_directory, bool(fleet))
     process_log.set_up(options.log, sys.stdout)
     with contextlib.nullcontext() if settings.dry_run else run_files.sole_sidecar(run_directory):
@@ -140,6 +163,10 @@ def _settings(options: argparse.Namespace, run_directory: Path, is_fleet: bool) 
         repositories=tuple(options.repository or repositories),
         plan_period_s=options.plan_period,
         dry_run=options.dry_run,
+        watch_all=options.watch_all,
+        hang_seconds=options.hang_seconds,
+        spared=tuple(options.spared or ()),
+        most_reloads=options.most_reloads,
     )
 
 
@@ -159,9 +186,11 @@ def _run(settings: SidecarSettings, options: argparse.Namespace, fleet: Fleet | 
         else:
             folder = settings.run_directory
             running = addresses(folder) or DEFAULT_ADDRESSES
+            if options.url:
+                running = options.url, f"http://{options.url.rpartition(':')[0]}:{ServerSettings.metrics_port}/metrics"
             server, page, key = options.server or running[0], options.metrics or running[1], server_key(folder)
-            is_local = _is_local(folder, server)
-            sidecar = Sidecar(settings, lambda _: connect(server, page, key), f"server {server}", is_local)
+            is_local, port = _is_local(folder, server), _port_here(server)
+            sidecar = Sidecar(settings, lambda _: connect(server, page, key), f"server {server}", is_local, port)
         sidecar.start()
         if options.until_eof:
             threading.Thread(target=_wait_for_eof, args=(stop,), name="input", daemon=True).start()
@@ -178,6 +207,18 @@ def _is_local(run_directory: Path, server: str) -> bool:
     if running is None or not processes.is_alive(running.server):
         return False
     return server.endswith(f":{running.about.get('ports', {}).get('grpc')}")
+
+
+def _port_here(server: str) -> int | None:
+    """The port of HOST:PORT if the host is this machine, else None."""
+    host, _, port = server.rpartition(":")
+    try:
+        # Only an address of this machine can be bound to.
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+        return int(port)
+    except (OSError, ValueError):
+        return None
 
 
 def _wait_for_eof(stop: threading.Event) -> None:

@@ -95,8 +95,8 @@ class Actuator:
         (24.10) would go on to give a dead process requests, which are never answered. Without it they are refused at
         once.
 
-        dead.hung: a process of the model that never answers, which is killed then: the server (24.10) would wait for
-        it for ever. dead.suspended: are killed first: one that goes on after so long crashes, and the server with it.
+        dead.hung: processes of the model that never answer, which are killed then: the server (24.10) would wait for
+        them for ever. dead.suspended: are killed first: one that goes on after so long crashes, and the server with it.
         Does nothing while another thread changes the model, or while the model is in backoff.
         """
         reason = dead.reason
@@ -112,17 +112,17 @@ class Actuator:
                 return False
             self._journal.log("health", model, f"{reason}: reloading", logging.WARNING)
             start = time.monotonic()
-            hung = None if dead.hung is None else processes.stub(dead.hung)
+            hung = [*filter(None, map(processes.stub, dead.hung))]
             for suspended in filter(None, map(processes.stub, dead.suspended)):
                 self._kill(model, suspended, "suspended")
-            failed = self._attempt(lambda: self._replace(model, dead.ended or bool(dead.suspended)))
+            failed = self._attempt(lambda: self._replace(model, dead.ended))
             self.backoff.record(model, time.monotonic())
             seconds = f"{time.monotonic() - start:.1f} s"
             self._journal.log(
                 "health", model, f"not loaded: {failed}" if failed else f"loaded in {seconds}", _level(failed)
             )
-            if not failed and hung is not None:
-                self._kill(model, hung, "old")
+            for old in () if failed else hung:
+                self._kill(model, old, "old")
             return not failed
 
     def _kill(self, model: str, process: Stub, said: str) -> None:

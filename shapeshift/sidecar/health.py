@@ -42,13 +42,14 @@ class HealthLimits:
 class DeadModel:
     """Why a model is dead.
 
-    certain: false if its process exists and may only be slow. hung: a process to end once another has replaced it.
-    suspended: processes to end before that. ended: whether none of its processes is left.
+    certain: false if its process exists and may only be slow. hung: processes to end once others have replaced them.
+    suspended: processes to end before that. ended: whether none of its processes is left, and the server must give it
+    no more requests: it is unloaded first.
     """
 
     reason: str
     certain: bool
-    hung: int | None = None
+    hung: tuple[int, ...] = ()
     suspended: tuple[int, ...] = ()
     ended: bool = False
 
@@ -141,7 +142,7 @@ class HealthTracker:
         if unchanged < limit:
             return None
         suspended = tuple(pid for pid, state in by_pid.items() if certain and state is ProcessState.SUSPENDED)
-        return DeadModel(reason, certain, suspended=suspended, ended=ended)
+        return DeadModel(reason, certain, suspended=suspended, ended=ended or bool(suspended))
 
     def _unanswered(self, model: _Model, timeouts: int, settling: bool) -> DeadModel | None:
         if settling:
@@ -161,7 +162,7 @@ class HealthTracker:
         thread = max(growing, key=lambda thread: stalled[thread])
         subject = f"thread {thread.name} of {listed([thread.pid])}"
         text = f"{subject} has work and has done no step for {stalled[thread]:.0f} s"
-        return DeadModel(text, False, thread.pid)
+        return DeadModel(text, False, (thread.pid,))
 
 
 class ReloadBackoff:
@@ -186,6 +187,15 @@ class ReloadBackoff:
     def record(self, model: str, now: float) -> None:
         """Count an attempt to load the model that has just ended, successful or not."""
         self._attempts[model] = (self._current(model, now)[0] + 1, now)
+
+    def attempts(self, model: str) -> int:
+        """Attempts in a row; they count until `seen_alive` after the model was healthy."""
+        return self._attempts.get(model, (0, 0.0))[0]
+
+    def seen_alive(self, model: str, now: float) -> None:
+        """Start again at once if the model has been healthy for long enough."""
+        if not self._current(model, now)[0]:
+            self._attempts.pop(model, None)
 
     def _current(self, model: str, now: float) -> tuple[int, float]:
         attempts, last = self._attempts.get(model, (0, now))

@@ -16,6 +16,7 @@ from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.observe import MetricsPage, listed, timeouts_in_a_row
 from shapeshift.sidecar.process_tracker import ProcessState, ProcessTracker
 from shapeshift.sidecar.servers import Changes
+from shapeshift.sidecar.watch_all import WatchAll
 from shapeshift.triton.metrics import Heartbeats
 from shapeshift.triton.names import split
 
@@ -31,7 +32,7 @@ class HealthLoop:
     page: the last scrape, None before the first.
 
     expected: models that are loaded and should have a heartbeat; any thread may set it. slow_reload_s: after so long a
-    reload of a slow model holds up no other.
+    reload of a slow model holds up no other. others: judges the models without a heartbeat; None: nothing does.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class HealthLoop:
         journal: Journal,
         processes: ProcessTracker,
         slow_reload_s: float = 10.0,
+        others: WatchAll | None = None,
     ) -> None:
         self.page: MetricsPage | None = None
         self.expected: frozenset[str] = frozenset()
@@ -51,6 +53,7 @@ class HealthLoop:
         self._journal = journal
         self._processes = processes
         self._slow_reload_s = slow_reload_s
+        self._others = others
         # By node: only what a node reports now is judged.
         self._health: dict[str, HealthTracker] = {}
         # Models of nodes that have not answered since these were changed.
@@ -83,7 +86,8 @@ class HealthLoop:
         timed_out = timeouts_in_a_row(page, self._living(heartbeats))
         self._changed |= self._actuator.take_changed()
         own_heartbeats, own_timeouts, own_stalled = _by_node(heartbeats), _by_node(timed_out), _by_node(page.stalled())
-        loading = _by_node(dict.fromkeys(self._changed | self.pending, True))
+        changing = self._changed | self.pending
+        loading = _by_node(dict.fromkeys(changing, True))
         expected = _by_node(dict.fromkeys(self.expected, True))
         dead: dict[str, DeadModel] = {}
         for node in page.nodes:
@@ -95,6 +99,8 @@ class HealthLoop:
                 expected.get(node, ()) if node in own_heartbeats else (),
                 own_stalled.get(node, {}),
             )
+        if self._others is not None:
+            dead |= self._others.dead(page, changing)
         self._changed = frozenset(model for model in self._changed if split(model)[0] not in page.nodes)
         owed = {name: _OWED for name in self._actuator.owed.names() if split(name)[0] in page.nodes}
         if dead or owed:

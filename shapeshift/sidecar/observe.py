@@ -22,6 +22,8 @@ RUNNING = "shapeshift_requests_running"
 OUTSTANDING = "shapeshift_worker_outstanding"
 TIMEOUTS = "shapeshift_worker_timeouts"
 STALLED = "shapeshift_thread_stalled_seconds"
+PENDING = "nv_inference_pending_request_count"
+DONE = ("nv_inference_request_success", "nv_inference_request_failure")
 
 K = TypeVar("K")
 
@@ -79,18 +81,29 @@ class StalledThread:
     name: str
 
 
+class ServerCounts(NamedTuple):
+    """What the server itself counts of a model: requests that wait in its queue now, and requests that have ended."""
+
+    pending: float = 0.0
+    done: float = 0.0
+
+
 class MetricsPage:
     """One scrape: the series of this project by model. `at`: monotonic clock of the reader, seconds.
 
     node: the node that was scraped; models and workers get qualified names. host: a number of its own for each machine
-    whose processes are not visible here. nodes: those that answered this scrape.
+    whose processes are not visible here. nodes: those that answered this scrape. counts: by model, of every model that
+    the server has loaded since its start.
     """
 
     def __init__(self, samples: Samples, at: float, node: str = "", host: int = 0) -> None:
         self.at = at
         self.nodes = frozenset({node})
         self.models: dict[str, list[Series]] = {}
+        self.counts: dict[str, ServerCounts] = {}
         for (name, labels), value in samples.items():
+            if name == PENDING or name in DONE:
+                self._count(qualified(node, dict(labels).get("model", "")), name, value)
             owner = _owner(labels, node, host) if name.startswith(_OURS) and math.isfinite(value) else None
             if owner is not None:
                 model, pid, label = owner
@@ -103,7 +116,14 @@ class MetricsPage:
         page_of_all.nodes = nodes
         for page in pages:
             page_of_all.models |= page.models
+            page_of_all.counts |= page.counts
         return page_of_all
+
+    def _count(self, model: str, name: str, value: float) -> None:
+        # Each version of a model and each reason of a failure has a series.
+        pending, done = self.counts.get(model, ServerCounts())
+        is_pending = name == PENDING
+        self.counts[model] = ServerCounts(pending + value * is_pending, done + value * (not is_pending))
 
     def series(self, model: str, name: str) -> Iterator[Series]:
         """The model's series of one metric."""

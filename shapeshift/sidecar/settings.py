@@ -16,6 +16,10 @@ class SidecarSettings:
     repositories   folders with the worker models; a model that is in none is loaded from the server's own files
     plan_period_s  seconds between two plans
     dry_run        log decisions, change nothing
+    watch_all      reload every Python model of the server, not only those of this project
+    hang_seconds   of such a model: none of its waiting requests ends for so long; 0: not looked at
+    spared         models that `watch_all` leaves alone
+    most_reloads   after so many reloads in a row it is left alone, too
     Raises InvalidInputError with the name of the field.
     """
 
@@ -23,7 +27,13 @@ class SidecarSettings:
     repositories: tuple[Path, ...] = (Path("build/repository"),)
     plan_period_s: float = 120.0
     dry_run: bool = False
+    watch_all: bool = False
+    hang_seconds: float = 0.0
+    spared: tuple[str, ...] = ()
+    most_reloads: int = 10
 
     def __post_init__(self) -> None:
         value = self.plan_period_s
         require(0.05 <= value <= 86_400, "plan_period_s", value, "must be 0.05 to 86400 seconds")
+        require(0 <= self.hang_seconds <= 86_400, "hang_seconds", self.hang_seconds, "must be 0 to 86400 seconds")
+        require(self.most_reloads >= 1, "most_reloads", self.most_reloads, "must be at least 1")

@@ -20,6 +20,7 @@ from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.sidecar.run_files import OwedLoads
 from shapeshift.sidecar.servers import Servers
 from shapeshift.sidecar.settings import SidecarSettings
+from shapeshift.sidecar.watch_all import WatchAll
 
 # Seconds between two scrapes: models of ours beat once a second.
 _PERIOD_S = 1.0
@@ -34,6 +35,7 @@ class Sidecar:
     """Works from `start` to `stop`. connect: opens the connections to the servers, and logs what is wrong with them.
 
     watched: their kind and name, such as `server 127.0.0.1:8001`. is_local: whether their processes are visible here.
+    port: of gRPC of a server on this machine.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Sidecar:
         connect: Callable[[Journal], Servers],
         watched: str,
         is_local: bool = False,
+        port: int | None = None,
     ) -> None:
         self._settings = settings
         self._watched = watched
@@ -52,7 +55,11 @@ class Sidecar:
         servers = connect(self._journal)
         actuator = Actuator(servers.control, settings.repositories, self._journal, self._blocked, owed)
         processes = ProcessTracker(is_local)
-        self._health = HealthLoop(servers.scrape, servers.control, actuator, self._journal, processes)
+        others = WatchAll(settings, servers.control, actuator.backoff, self._journal, port)
+        self._health = HealthLoop(
+            *(servers.scrape, servers.control, actuator, self._journal, processes),
+            others=others if settings.watch_all else None,
+        )
         self._plan = PlanLoop(
             settings, servers.reader, actuator, self._journal, lambda: self._health.page, servers.demands
         )

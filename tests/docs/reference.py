@@ -147,7 +147,7 @@ def options(module: str) -> str:
             f"`{action.default}`" if action.default not in (None, "", []) and action.default is not False else "none"
         )
         text = (action.help or "").replace(" (%(default)s)", "").replace("%(default)s", str(action.default))
-        rows.append((f"`{action.option_strings[0]}{words}`", default, text))
+        rows.append((f"`{' '.join(action.option_strings[:1])}{words}`".replace("` ", "`"), default, text))
     return table(("option", "default", "meaning"), rows)
 
 

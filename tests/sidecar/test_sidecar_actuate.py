@@ -133,7 +133,7 @@ def test_a_suspended_process_is_killed_before_it_is_replaced(
     process = stubs.start(f"{model}_0_0")
     process.send_signal(signal.SIGSTOP)
     # A process of another program with the pid of one that has ended is left alone.
-    assert case.actuator.reload(model, DeadModel("suspended", True, suspended=(process.pid, os.getpid())))
+    assert case.actuator.reload(model, DeadModel("suspended", True, suspended=(process.pid, os.getpid()), ended=True))
     assert process.wait() == -signal.SIGKILL
     assert [call[0] for call in case.server.calls] == calls
     killed = next(
@@ -145,7 +145,7 @@ def test_a_suspended_process_is_killed_before_it_is_replaced(
 def test_nothing_is_killed_while_no_change_is_allowed(case: Case, stubs: Stubs) -> None:
     process = stubs.start("enc_0_0")
     case.blocked = "frozen"
-    assert not case.actuator.reload("enc", DeadModel("suspended", True, suspended=(process.pid,)))
+    assert not case.actuator.reload("enc", DeadModel("suspended", True, suspended=(process.pid,), ended=True))
     assert process.poll() is None and case.server.calls == []
 
 

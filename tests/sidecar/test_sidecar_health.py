@@ -184,7 +184,7 @@ def test_a_stalled_thread_is_dead_when_its_time_grows() -> None:
     assert stalls.scrape({STUCK: 6.0}) is None
     assert stalls.scrape({STUCK: 6.0}) is None
     found = stalls.scrape({STUCK: 7.0, OTHER: 6.0})
-    assert found == DeadModel("thread engine-0 of process 1 has work and has done no step for 7 s", False, 1)
+    assert found == DeadModel("thread engine-0 of process 1 has work and has done no step for 7 s", False, (1,))
 
 
 def test_a_thread_that_was_within_its_limit_is_dead_in_the_first_scrape_that_shows_it_stalled() -> None:
@@ -192,7 +192,7 @@ def test_a_thread_that_was_within_its_limit_is_dead_in_the_first_scrape_that_sho
     assert stalls.scrape({STUCK: 0.0}) is None
     assert stalls.scrape({STUCK: 0.0}) is None
     found = stalls.scrape({STUCK: 5.2})
-    assert found is not None and found.hung == 1
+    assert found is not None and found.hung == (1,)
 
 
 def test_the_series_of_an_ended_process_kill_nothing() -> None:
@@ -213,7 +213,7 @@ def test_threads_that_stalled_before_a_load_do_not_count() -> None:
     new = StalledThread(2, "engine-0")
     assert stalls.scrape({STUCK: 9.0, new: 0.0}) is None
     found = stalls.scrape({STUCK: 9.0, new: 6.0})
-    assert found is not None and found.hung == 2
+    assert found is not None and found.hung == (2,)
 
 
 def test_a_recorded_death() -> None:

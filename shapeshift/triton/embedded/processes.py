@@ -25,6 +25,8 @@ _SHM = Path("/dev/shm")
 _STUB = "triton_python_backend_stub"[:15]
 # Arguments of a stub (24.10): its shared-memory region, and the instance of the model.
 _REGION, _INSTANCE = 2, 8
+# The kernel's number of a socket's state.
+_LISTEN = "0A"
 _KILL_S = 1.0
 _STEP_S = 0.02
 
@@ -83,10 +85,27 @@ def stub(pid: int) -> Stub | None:
     return None if entry is None else _as_stub(entry)
 
 
+def stubs() -> list[Stub]:
+    """The running processes of Python models, of all servers on this machine."""
+    return [*filter(None, map(_as_stub, _table()))]
+
+
 def has_successor(ended: Stub) -> bool:
     """Whether another process of this instance is running, as during a load and after it."""
-    running = filter(None, map(_as_stub, _table()))
-    return any((one.server, one.instance) == (ended.server, ended.instance) for one in running)
+    return any((one.server, one.instance) == (ended.server, ended.instance) for one in stubs())
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether the process listens on this TCP port; false for one that may not be looked into."""
+    folder, sockets = _PROC / str(pid), set()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for table in ("tcp", "tcp6"):
+            with contextlib.suppress(FileNotFoundError):
+                rows = [line.split() for line in (folder / "net" / table).read_text().splitlines()[1:]]
+                listening = [row for row in rows if row[3] == _LISTEN and int(row[1].rpartition(":")[2], 16) == port]
+                sockets |= {f"socket:[{row[9]}]" for row in listening}
+        return any(str(descriptor.readlink()) in sockets for descriptor in (folder / "fd").iterdir())
+    return False
 
 
 def kill(identity: Identity) -> bool:
