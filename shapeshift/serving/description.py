@@ -19,6 +19,12 @@ EMBEDDING, RERANKING, GENERATION = "embedding", "reranking", "generation"
 TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION = "text_classification", "token_classification"
 IMAGE_CLASSIFICATION = "image_classification"
 IDENTITY, SIGMOID, SOFTMAX = "identity", "sigmoid", "softmax"
+TOOL_PARSERS = (
+    *("openai", "gemma4", "seed_oss", "qwen3_coder", "glm45", "minimax_m2", "deepseek_v32", "deepseek_v4"),
+    *("deepseek_v3", "kimi_k2", "cohere_command3", "mistral", "lfm2", "nemotron", "minimax", "granite", "gigachat3"),
+    *("hermes", "functionary", "llama3_json"),
+)
+"""Forms in which models write calls of tools, see `gateway.answers.families`; vLLM's names where it has the form."""
 _NOTHING = np.array([[b""]], dtype=object)
 # Inputs of a request for DESCRIPTION, tried in turn: without any, Triton takes it only for a model without batches.
 PLACEHOLDERS: Sequence[Mapping[str, NDArray[np.object_]]] = ({}, {"TEXT": _NOTHING}, {"IMAGE": _NOTHING})

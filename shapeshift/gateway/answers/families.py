@@ -1,0 +1,199 @@
+"""How families of models write reasoning and calls: declarations, found by what a chat template says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shapeshift.gateway.answers.steps import Arguments, Braces, Head, Object, Parameters, Python, Step
+from shapeshift.serving.description import TOOL_PARSERS
+
+Steps = Sequence[str | Step]
+
+
+@dataclass(frozen=True)
+class ToolFamily:
+    """How calls are written; names are those of vLLM's parsers.
+
+    marks   a template that has all texts of one of these groups is of the family
+    begin   the text before one call or several
+    calls   what a call may be, the first one that fits
+    end     the text after them; it may be missing
+    at_start  whether an answer may also start with a call of the first kind, without `begin`
+    """
+
+    name: str
+    marks: Sequence[Sequence[str]]
+    begin: str
+    calls: Sequence[Steps]
+    end: str = ""
+    at_start: bool = False
+
+
+@dataclass(frozen=True)
+class ReasoningMarks:
+    """The texts around reasoning, which a template has too. closing: what ends it where the model does not."""
+
+    begin: str
+    end: str
+    closing: str = ""
+
+    def opened_by(self, prompt: str) -> bool:
+        """Whether the prompt ends with `begin`, so that an answer starts with reasoning."""
+        return prompt.rstrip().endswith(self.begin.rstrip())
+
+
+HARMONY = "openai"
+"""The family of gpt-oss, whose answers are messages of their own; see `harmony`."""
+
+_OBJECT: Sequence[Steps] = ((Object(),),)
+_FUNCTION = re.compile(r'\s*(?P<name>[^"<>\s]+)\s*')
+_KIMI = re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[\w.-]+):\d+)\s*")
+_MISTRAL = re.compile(r"(?P<name>[\w.-]+)(?:\[CALL_ID\](?P<id>\w+))?")
+_LINES = Parameters("<parameter=", ">", "", "</parameter>", has_lines=True)
+_NAMED = Parameters('<parameter name="', '"', ">", "</parameter>")
+_KEYS = Parameters("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+_DSML = Parameters('<｜DSML｜parameter name="', '"', ">", "</｜DSML｜parameter>")
+
+# Of two that fit a template the first one counts.
+TOOL_FAMILIES: Sequence[ToolFamily] = (
+    ToolFamily(HARMONY, [["<|channel|>", "<|start|>"]], "", ()),
+    ToolFamily(
+        "gemma4",
+        [["<|tool_call>call:"]],
+        "<|tool_call>",
+        [("call:", Head("{", _FUNCTION, keeps_end=True), Braces('<|"|>', "<tool_call|>"))],
+    ),
+    ToolFamily(
+        "seed_oss",
+        [["<seed:tool_call>"]],
+        "<seed:tool_call>",
+        [("<function=", Head(">"), Parameters("<parameter=", ">", "", "</parameter>"), "</function>")],
+        "</seed:tool_call>",
+    ),
+    ToolFamily(
+        "qwen3_coder",
+        [["<tool_call>", "<function="]],
+        "<tool_call>",
+        [("<function=", Head(">"), _LINES, "</function>"), (Object(),)],
+        "</tool_call>",
+    ),
+    ToolFamily(
+        "glm45",
+        [["<tool_call>", "<arg_key>"]],
+        "<tool_call>",
+        [(Head("<", _FUNCTION, keeps_end=True), _KEYS)],
+        "</tool_call>",
+    ),
+    ToolFamily(
+        "minimax_m2",
+        [["<minimax:tool_call>"]],
+        "<minimax:tool_call>",
+        [('<invoke name="', Head('">', _FUNCTION), _NAMED, "</invoke>")],
+        "</minimax:tool_call>",
+    ),
+    ToolFamily(
+        "deepseek_v32",
+        [["｜DSML｜", "function_calls"]],
+        "<｜DSML｜function_calls>",
+        [('<｜DSML｜invoke name="', Head('">', _FUNCTION), _DSML, "</｜DSML｜invoke>")],
+        "</｜DSML｜function_calls>",
+    ),
+    ToolFamily(
+        "deepseek_v4",
+        [["｜DSML｜", "tool_calls"]],
+        "<｜DSML｜tool_calls>",
+        [('<｜DSML｜invoke name="', Head('">', _FUNCTION), _DSML, "</｜DSML｜invoke>")],
+        "</｜DSML｜tool_calls>",
+    ),
+    ToolFamily(
+        "deepseek_v3",
+        [["<｜tool▁calls▁begin｜>"]],
+        "<｜tool▁calls▁begin｜>",
+        [
+            (
+                *("<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>", Head("\n"), "```json"),
+                *(Arguments(), "```", "<｜tool▁call▁end｜>"),
+            ),
+            ("<｜tool▁call▁begin｜>", Head("<｜tool▁sep｜>"), Arguments(), "<｜tool▁call▁end｜>"),
+        ],
+        "<｜tool▁calls▁end｜>",
+    ),
+    ToolFamily(
+        "kimi_k2",
+        [["<|tool_calls_section_begin|>"]],
+        "<|tool_calls_section_begin|>",
+        [("<|tool_call_begin|>", Head("<|tool_call_argument_begin|>", _KIMI), Arguments(), "<|tool_call_end|>")],
+        "<|tool_calls_section_end|>",
+    ),
+    ToolFamily("cohere_command3", [["<|START_ACTION|>"]], "<|START_ACTION|>", _OBJECT, "<|END_ACTION|>"),
+    ToolFamily(
+        "mistral",
+        [["[TOOL_CALLS]"]],
+        "[TOOL_CALLS]",
+        [(Object(),), (Head("[ARGS]", _MISTRAL), Arguments()), (Head("{", _MISTRAL, keeps_end=True), Arguments())],
+    ),
+    ToolFamily(
+        "lfm2",
+        [["<|tool_call_start|>"], ["<|tool_list_start|>"]],
+        "<|tool_call_start|>",
+        [(Python("<|tool_call_end|>"),)],
+    ),
+    ToolFamily("nemotron", [["<TOOLCALL>"]], "<TOOLCALL>", _OBJECT, "</TOOLCALL>"),
+    ToolFamily("minimax", [["<tool_calls>"]], "<tool_calls>", _OBJECT, "</tool_calls>"),
+    ToolFamily("granite", [["<|tool_call|>"]], "<|tool_call|>", _OBJECT),
+    ToolFamily("gigachat3", [["<|function_call|>"]], "<|function_call|>", _OBJECT),
+    ToolFamily("hermes", [["<tool_call>"]], "<tool_call>", _OBJECT, "</tool_call>"),
+    ToolFamily("functionary", [["<function=", "</function>"]], "<function=", [(Head(">"), Arguments())], "</function>"),
+    ToolFamily(
+        "llama3_json",
+        [["<|python_tag|>"], ['{"name": function name, "parameters": ']],
+        "<|python_tag|>",
+        [(Object(),), (Python(),)],
+        at_start=True,
+    ),
+)
+_BY_NAME = {family.name: family for family in TOOL_FAMILIES}
+assert tuple(_BY_NAME) == TOOL_PARSERS
+
+_HARMONY_MARKS = ReasoningMarks(
+    "<|channel|>analysis<|message|>", "<|end|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
+)
+_REASONING: Sequence[ReasoningMarks] = (
+    ReasoningMarks("[THINK]", "[/THINK]"),
+    ReasoningMarks("<|channel>thought", "<channel|>"),
+    ReasoningMarks("<seed:think>", "</seed:think>"),
+    ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>"),
+    ReasoningMarks("<mm:think>", "</mm:think>"),
+    ReasoningMarks("◁think▷", "◁/think▷"),
+    ReasoningMarks("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    ReasoningMarks("<think>", "</think>", "\n</think>\n\n"),
+)
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """How a model writes its answers. tools, reasoning: None where its template does not say."""
+
+    tools: ToolFamily | None
+    reasoning: ReasoningMarks | None
+
+    @property
+    def is_harmony(self) -> bool:
+        """Whether answers are messages of their own."""
+        return self.tools is not None and self.tools.name == HARMONY
+
+
+def format_of(templates: Sequence[str], tool_parser: str = "") -> AnswerFormat:
+    """The format of a model with these chat templates. tool_parser: the name of its family; empty: it is found."""
+    source = "\n".join(templates)
+    tools = _BY_NAME.get(tool_parser) or next((one for one in TOOL_FAMILIES if _fits(one, source)), None)
+    if tools is not None and tools.name == HARMONY:
+        return AnswerFormat(tools, _HARMONY_MARKS)
+    reasoning = next((marks for marks in _REASONING if marks.begin in source and marks.end in source), None)
+    return AnswerFormat(tools, reasoning)
+
+
+def _fits(family: ToolFamily, source: str) -> bool:
+    return any(all(mark in source for mark in group) for group in family.marks)
