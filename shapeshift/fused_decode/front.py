@@ -95,11 +95,13 @@ class GenerateFront(Front[GenerateJob]):
         for prompt in prompts:
             self.request_metrics.lengths.observe(len(prompt.ids))
         sampling = parsed.sampling_params
-        outputs = AnswerOutputs(parsed.outputs.intersection(request.requested_output_names()), self.loaded.token_bytes)
+        names = parsed.outputs.intersection(request.requested_output_names())
+        table = self.loaded.token_bytes if parsed.skip_special_tokens else self.loaded.all_bytes
+        outputs = AnswerOutputs(names, table)
         several = BeamsJob if sampling.num_beams > 1 else ChoicesJob
         kind = GenerateJob if len(prompts) * sampling.samples == sampling.num_beams == 1 else several
         job = kind(self, client, parsed, params, prompts, outputs)
-        job.requests = self._requests(request.request_id() or params.id or uuid.uuid4().hex, parsed, job)
+        job.requests = self._requests(request.request_id() or params.id or uuid.uuid4().hex, parsed, job, table)
         return job
 
     def start(self, job: GenerateJob) -> None:
@@ -174,6 +176,7 @@ class GenerateFront(Front[GenerateJob]):
             chat_template=self.loaded.chat.text,
             tool_use_template=self.loaded.chat.tool_use,
             special_tokens=self.loaded.chat.special_tokens,
+            tool_parser=self.loaded.settings.tool_parser or None,
             stream=self.args.name,
             checkpoint_version=checkpoint_version(self.args.parameters),
         )
@@ -228,8 +231,11 @@ class GenerateFront(Front[GenerateJob]):
             prompts.append(Prompt(b"".join(texts), prompt))
         return prompts
 
-    def _requests(self, name: str, parsed: ParsedRequest, job: GenerateJob) -> list[Request]:
-        """The samples of each prompt, prompt after prompt. Raises InvalidInputError for those that no slots hold."""
+    def _requests(self, name: str, parsed: ParsedRequest, job: GenerateJob, table: Sequence[bytes]) -> list[Request]:
+        """The samples of each prompt, prompt after prompt. table: the bytes of each token.
+
+        Raises InvalidInputError for those that no slots hold.
+        """
         runtime = self.loaded.runtime
         rules = token_rules(job.params, self.loaded.tokenizer, runtime.vocab_size, runtime.eos_ids)
         requests = [
@@ -237,7 +243,7 @@ class GenerateFront(Front[GenerateJob]):
                 name,
                 prompt.ids,
                 params,
-                TextStream(self.loaded.token_bytes, params.stop),
+                TextStream(table, params.stop),
                 max_length=runtime.max_length,
                 stream=parsed.stream,
                 latency_ms=job.parameters.latency_ms,

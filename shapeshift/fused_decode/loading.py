@@ -21,7 +21,7 @@ from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError
 from shapeshift.files import HASHES
 from shapeshift.fused_decode.engine.blocks import BlockPool
-from shapeshift.fused_decode.engine.detokenize import require_tokens_of_model, token_bytes
+from shapeshift.fused_decode.engine.detokenize import require_tokens_of_model, token_bytes, with_special_tokens
 from shapeshift.fused_decode.interfaces import Runtime, StepBatch, blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import cache_bytes
@@ -48,7 +48,8 @@ RUNTIMES: Choices[Callable[..., Runtime]] = Choices(
 class Loaded:
     """A model ready to generate.
 
-    token_bytes   the bytes of each token of the vocabulary
+    token_bytes   the bytes of each token of the vocabulary; none for special tokens
+    all_bytes     the same with those of special tokens
     folder        of the checkpoint
     tokenizer_file  the tokenizer.json that is served
     chat          its chat template and special tokens
@@ -60,6 +61,7 @@ class Loaded:
     runtime: Runtime
     tokenizer: TextTokenizer
     token_bytes: Sequence[bytes]
+    all_bytes: Sequence[bytes]
     folder: Path
     tokenizer_file: Path
     chat: ChatTemplateFiles
@@ -146,6 +148,7 @@ def load(args: ModelArgs, log: Logger, open_runtime: Load = load_runtime, furthe
         runtime,
         tokenizer,
         table,
+        with_special_tokens(tokenizer_file, table),
         folder,
         tokenizer_file,
         chat,

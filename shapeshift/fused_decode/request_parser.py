@@ -40,7 +40,6 @@ _NEUTRAL: Mapping[str, Any] = {
     "suffix": "",
     "use_beam_search": False,
     "detokenize": True,
-    "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
     "include_stop_str_in_output": False,
 }
@@ -48,8 +47,8 @@ _NEUTRAL: Mapping[str, Any] = {
 _BYTES_PER_TOKEN = 4.0
 _PROMPTS = ("text_input", "input_ids", "input_lengths")
 _TEXTS = ("stop", "bad_words")
-# How a prompt is read, not how an answer is made.
-_ADDS = "add_special_tokens"
+# How a prompt is read, and how an answer is written, not how it is made.
+_ADDS, _SKIPS = "add_special_tokens", "skip_special_tokens"
 _SEVERAL = {one.name for one in INPUTS if one.shape != "1"}
 
 
@@ -59,6 +58,7 @@ class ParsedRequest:
 
     prompts             in UTF-8, or INT64 [tokens]
     add_special_tokens  whether the tokenizer puts its special tokens around texts
+    skip_special_tokens  whether an answer's text leaves special tokens out
     echo                whether the answer begins with the prompt
     outputs             outputs that the answer carries
     request_parameters  request parameters that the input `sampling_parameters` holds, not checked yet
@@ -66,6 +66,7 @@ class ParsedRequest:
 
     prompts: Sequence[bytes | Ids]
     add_special_tokens: bool
+    skip_special_tokens: bool
     sampling_params: SamplingParams
     stream: bool
     echo: bool
@@ -111,6 +112,7 @@ class RequestParser:
             raise InvalidInputError("exclude_input_in_output", False, "true when stream is true")
         sampling = self._sampling_parameters(request)
         adds = flag(_ADDS, plain(sampling.pop(_ADDS, True)))
+        skips = flag(_SKIPS, plain(sampling.pop(_SKIPS, True)))
         if (as_input := self._one(request, _ADDS, flag)) is not None:
             adds = as_input
         request_parameters = {key: sampling.pop(key) for key in self._request_parameters if key in sampling}
@@ -129,6 +131,7 @@ class RequestParser:
         return ParsedRequest(
             prompts=prompts,
             add_special_tokens=adds,
+            skip_special_tokens=skips,
             sampling_params=params,
             stream=stream,
             echo=echo,
@@ -192,7 +195,7 @@ class RequestParser:
         # As OpenAI's chat API has it.
         if isinstance(sampling.get("logprobs"), bool):
             sampling["logprobs"] = 0 if sampling["logprobs"] else None
-        names = sorted((*self._checks, _ADDS, *self._request_parameters))
+        names = sorted((*self._checks, _ADDS, _SKIPS, *self._request_parameters))
         for key in sampling:
             if key not in names:
                 listed = f"{', '.join(names)}{hint(key, names)}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.declarations import INPUTS, OUTPUTS
 from shapeshift.fused_decode.model.precision import GROUP_SIZES, KV_PRECISIONS, WEIGHT_BITS
+from shapeshift.serving.description import TOOL_PARSERS
 from shapeshift.serving.model_args import DESCRIPTION, FrontSettings, Signature
 from shapeshift.settings import require
 
@@ -42,6 +43,7 @@ class FusedDecodeSettings(FrontSettings):
     share_weights    whether processes that serve one checkpoint alike map one file of its packed weights, on a CPU
     memory_mb        most memory in MiB for weights and cache; 0: the memory that is available when the model loads
     extra_tokens     whether the tokenizer may have tokens beyond the model's vocabulary; a prompt with one is refused
+    tool_parser      form in which the model writes calls of tools, see docs/gateway.md; empty: the gateway finds it
     slo_ms           latency objective in ms; its half and 95% of it become bounds of the latency histogram; 0: none
     """
 
@@ -63,6 +65,7 @@ class FusedDecodeSettings(FrontSettings):
     share_weights: bool = True
     memory_mb: int = 0
     extra_tokens: bool = False
+    tool_parser: str = ""
     slo_ms: float = 0.0
 
     def __post_init__(self) -> None:
@@ -87,6 +90,8 @@ class FusedDecodeSettings(FrontSettings):
         require(0 <= self.threads <= 1024, "threads", self.threads, "0 to 1024")
         require(1 <= self.tensor_parallel_size <= 64, "tensor_parallel_size", self.tensor_parallel_size, "1 to 64")
         require(self.memory_mb >= 0, "memory_mb", self.memory_mb, "0 or more")
+        parsers = ("", *TOOL_PARSERS)
+        require(self.tool_parser in parsers, "tool_parser", self.tool_parser, f"one of {', '.join(TOOL_PARSERS)}")
         require(self.slo_ms >= 0, "slo_ms", self.slo_ms, "0 or more")
 
     @property

@@ -48,6 +48,7 @@ class Description:
     levels             the models of a cascade
     chat_template      Jinja source; tool_use_template: of conversations with tools, where there is another one
     special_tokens     texts that these templates may use, by name
+    tool_parser        form in which the model writes calls of tools, one of `TOOL_PARSERS`
     checkpoint_version  the beginning of the hash of its checkpoint
     engines            the beginning of the hash of its engines' manifest; of a cascade: those of its first level
     registry           version of its adapters, tasks or candidates: two fronts that serve the same ones have the same
@@ -74,6 +75,7 @@ class Description:
     chat_template: str | None = None
     tool_use_template: str | None = None
     special_tokens: Mapping[str, str] | None = None
+    tool_parser: str | None = None
     checkpoint_version: str | None = None
     engines: str | None = None
     registry: str | None = None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from shapeshift.fused_decode.front import GenerateFront
@@ -50,6 +51,31 @@ def test_the_chat_template_of_the_checkpoint_is_told(make_front: MakeFront, tmp_
     told = json.loads(values_of(asked.sender.answer())["DESCRIPTION"].item())
     assert told["chat_template"] == "{{ bos_token }}" and "tool_use_template" not in told
     assert told["special_tokens"] == {"bos_token": "a", "eos_token": "b"}
+
+
+def test_the_form_of_tool_calls_is_told_where_it_is_stated(make_front: MakeFront) -> None:
+    asked = ask(None, outputs=("DESCRIPTION",))
+    make_front(tool_parser="mistral").execute([asked])
+    assert json.loads(values_of(asked.sender.answer())["DESCRIPTION"].item())["tool_parser"] == "mistral"
+    with pytest.raises(InvalidInputError, match="tool_parser: got 'mistrall'"):
+        make_front(tool_parser="mistrall")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_special_tokens_are_in_the_text_on_request(
+    make_front: MakeFront, toy: ToyRuntime, tmp_path: Path, stream: bool
+) -> None:
+    whole = toy.text(ids("abc"), 20)
+    folder = save_tokenizer(tmp_path / "special")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens([whole[3]])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    front = make_front(checkpoint=folder)
+    for sampling, text in (({}, whole.replace(whole[3], "")), ({"skip_special_tokens": False}, whole)):
+        request = ask("abc", max_tokens=20, stream=stream, sampling_parameters=json.dumps(sampling))
+        front.execute([request])
+        responses = request.sender.stream() if stream else [request.sender.answer()]
+        assert "".join(map(text_of, responses)) == text
 
 
 @pytest.mark.parametrize(("last", "ends"), [("token", True), ("tw", False), (None, False)])

@@ -28,7 +28,9 @@ def sampling(**given: Any) -> str:
 
 def test_defaults() -> None:
     fields = read(text_input="über")
-    assert fields == ParsedRequest(["über".encode()], True, SamplingParams(), False, False, frozenset({"text_output"}))
+    assert fields == ParsedRequest(
+        ["über".encode()], True, True, SamplingParams(), False, False, frozenset({"text_output"})
+    )
 
 
 EVERYTHING: dict[str, Any] = {

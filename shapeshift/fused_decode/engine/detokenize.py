@@ -42,6 +42,18 @@ def token_bytes(tokenizer_file: Path) -> list[bytes]:
     return table
 
 
+def with_special_tokens(tokenizer_file: Path, table: Sequence[bytes]) -> list[bytes]:
+    """The `token_bytes` of a tokenizer.json with the texts of its special tokens, which are empty there."""
+    from tokenizers import Tokenizer
+
+    added = Tokenizer.from_file(str(tokenizer_file)).get_added_tokens_decoder()
+    whole = list(table)
+    for token, entry in added.items():
+        if entry.special:
+            whole[token] = entry.content.encode()
+    return whole
+
+
 def require_tokens_of_model(table: Sequence[bytes], vocab_size: int, extra_tokens: bool) -> None:
     """Check the `token_bytes` of a tokenizer against a model that embeds `vocab_size` tokens.
 
