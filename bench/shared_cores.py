@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from bench.common.foreign_load import ForeignLoad
 from bench.common.output import BUILD, Output, Row, program, progress
 from bench.common.server import running_server, wait_loaded
-from bench.common.systems import closed_loop
+from bench.common.texts import closed_loop
 from client.open_loop import PlannedRequest, serialise
 from shapeshift.cli.served_models import with_called
 from shapeshift.engines import hardware, manifest

@@ -12,91 +12,60 @@ Poisson. All systems of a load get the same requests. `fifo` without a cache is 
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
 
 from bench.adapter_cache import chats, report, server, simulated, turns
+from bench.adapter_cache.report import DEFAULT, PLAIN, QUEUES, AdapterRun
 from bench.adapter_cache.server import ServerBench
-from bench.adapter_cache.turns import Turns
 from bench.common import public_data
-from bench.common.output import Output, name_of_parts, program
+from bench.common.output import Output, name_of_parts, parser, program
 
-PARTS = ("simulated", "server")
-ALL_PARTS = (*PARTS, "turns", "chats")
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How much is measured.
-
-    simulated_loads, loads  shares of the capacity of `fifo` without a cache
-    simulated_count, count  requests of each run
-    uses                    adapter uses in the comparison of evictions alone
-    seeds                   runs of each cell
-    full                    whether other orders, evictions, prefetch and predictors, and all regimes are measured
-    budget_s                of the server's part: no round begins later
-    turns                   of the part of that name, under the last of `loads`
-    """
-
-    simulated_loads: tuple[float, ...]
-    simulated_count: int
-    uses: int
-    loads: tuple[float, ...]
-    count: int
-    seeds: int
-    full: bool
-    budget_s: float
-    turns: Turns
-
-
-QUICK = Scale((0.9, 1.1), 300, 4000, (0.8,), 30, 1, False, 75.0, Turns(2, 1, 60))
-FULL = Scale((0.9, 1.05, 1.2), 500, 20000, (0.65, 0.85), 150, 3, True, 1900.0, Turns(10, 3, 150))
+PARTS = ("simulated", "server", "turns", "chats")
+USUAL = 2
 
 
 class AdapterBench:
-    """The parts of the benchmark, each a method of its name."""
+    """The parts of the benchmark, each a method of its name. loads: of the real server, as shares of its capacity."""
 
-    def __init__(self, scale: Scale, seed: int, precision: str, output: Output) -> None:
-        self._scale, self._precision, self._output = scale, precision, output
-        self._seeds = [seed * 100 + number for number in range(scale.seeds)]
+    def __init__(self, quick: bool, seed: int, precision: str, loads: list[float], output: Output) -> None:
+        self._quick, self._precision, self._output = quick, precision, output
+        self._loads = loads or ([0.8] if quick else [0.65, 0.85])
+        self._seeds = [seed * 100 + number for number in range(1 if quick else 3)]
 
     def simulated(self) -> None:
         """Simulate three regimes, which differ in their scarce resource."""
-        scale = self._scale
         regimes = simulated.regimes()
-        self._output.say(
-            simulated.measure_evictions(regimes[0].adapters, regimes[0].cache_bytes, scale.uses, self._seeds)
-        )
-        for regime in regimes if scale.full else regimes[-1:]:
-            self._output.say(
-                simulated.measure(regime, scale.simulated_loads, scale.simulated_count, self._seeds, scale.full)
-            )
+        uses = 4000 if self._quick else 20000
+        self._output.say(simulated.measure_evictions(regimes[0].adapters, regimes[0].cache_bytes, uses, self._seeds))
+        loads, count = ((0.9,), 300) if self._quick else ((0.9, 1.05), 500)
+        for regime in regimes[-1:] if self._quick else regimes:
+            self._output.say(simulated.measure(regime, loads, count, self._seeds))
 
     def server(self) -> None:
-        """Measure the real server."""
-        scale = self._scale
-        bench = ServerBench(self._precision, scale.budget_s)
-        capacity = bench.capacity(scale.count)
-        rates = {load: load * capacity for load in scale.loads}
-        ends = {name: server.PARTS[name] for name in (report.PLAIN, report.DEFAULT)}
+        """Measure the real server: the parts of the system over all seeds, and further variants over the first."""
+        bench, count = ServerBench(self._precision), 30 if self._quick else 150
+        capacity = bench.capacity(count)
+        rates = {f"load {load:.0%}": load * capacity for load in self._loads}
+        ends = {name: server.PARTS[name] for name in (PLAIN, DEFAULT)}
+        runs: dict[str, dict[str, list[AdapterRun]]] = defaultdict(lambda: defaultdict(list))
         for seed in self._seeds:
-            bench.measure(server.PARTS if scale.full else ends, rates, scale.count, seed)
-        if scale.full:
-            bench.measure(server.VARIANTS, rates, scale.count, self._seeds[0])
-        self._output.say(f"\n=== server: capacity of {report.PLAIN}: {capacity:.2f} requests/s")
-        for load in scale.loads:
-            self.say_load(f"load {load:.0%}", bench.of(load))
-        self._output.say(f"not measured, out of time: {'; '.join(bench.skipped) or 'nothing'}")
+            for load, name, run in bench.measure(ends if self._quick else server.PARTS, rates, count, seed):
+                runs[load][name].append(run)
+        if not self._quick:
+            for load, name, run in bench.measure(server.VARIANTS, rates, count, self._seeds[0]):
+                runs[load][name].append(run)
+        self._output.say(f"\n=== server: capacity of {PLAIN}: {capacity:.2f} requests/s")
+        for load, systems in runs.items():
+            self.say_load(load, systems)
 
     def turns(self) -> None:
         """Measure the real server under the last of the loads, in turns."""
-        scale, load = self._scale.turns, self._scale.loads[-1]
-        bench = ServerBench(self._precision, self._scale.budget_s)
-        rate = load * bench.capacity(scale.count)
-        runs = turns.measure(bench, rate, scale, self._seeds[0])
+        draws, repeats, count = (2, 1, 60) if self._quick else (10, 3, 150)
+        bench, load = ServerBench(self._precision), self._loads[-1]
+        rate = load * bench.capacity(count)
+        runs = turns.measure(bench, rate, draws, repeats, count, self._seeds[0])
         self._output.say(turns.tables(f"in turns, load {load:.0%} ({rate:.2f} requests/s)", runs))
         self._output.data["turns"] = {
             name: [[report.record([run]) for run in of_draw] for of_draw in draws.values()]
@@ -105,37 +74,30 @@ class AdapterBench:
 
     def chats(self) -> None:
         """Simulate SmolLM2's chats beside its adapters."""
-        self._output.say(chats.measure(*((24, 800) if self._scale.full else (2, 200))))
+        self._output.say(chats.measure(*((2, 200) if self._quick else (24, 800))))
 
-    def say_load(self, title: str, runs: dict[str, report.Runs]) -> None:
+    def say_load(self, load: str, runs: dict[str, list[AdapterRun]]) -> None:
         """Print the systems under one load. `VARIANTS` have one draw, so all systems are also shown for that draw."""
         whole = {name: runs[name] for name in runs if name in server.PARTS}
-        if report.PLAIN not in whole:
-            return
-        self._output.say(report.systems_table(f"{title}, draws: {len(whole[report.PLAIN])}", whole))
-        for name in (report.DEFAULT, report.QUEUES):
-            if name in whole:
-                rows = report.by_rank(runs[name], runs[report.PLAIN])
-                self._output.table(f"{name} over {report.PLAIN}", rows)
-                self._output.data.setdefault("ratios", []).append({"load": title, "system": name, "rows": rows})
+        self._output.say(report.systems_table(f"{load}, draws: {len(self._seeds)}", whole))
         if whole.keys() != runs.keys():
             first = {name: of_system[:1] for name, of_system in runs.items()}
-            self._output.say(report.systems_table(f"{title}, the first draw", first))
-        self._output.data[title] = {name: report.record(of_system) for name, of_system in runs.items()}
+            self._output.say(report.systems_table(f"{load}, the first draw", first))
+        for name in [name for name in (DEFAULT, QUEUES) if name in whole]:
+            rows = report.ratios(runs[name], runs[PLAIN])
+            self._output.table(f"{name} over {PLAIN}", rows)
+            self._output.data.setdefault("ratios", []).append({"load": load, "system": name, "rows": rows})
+        self._output.data[load] = {name: report.record(of_system) for name, of_system in runs.items()}
 
 
 @program
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Measure, print, and write tables and data to build/bench/."""
-    parser = argparse.ArgumentParser(prog="python -m bench.adapter_cache", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="under 3 minutes: one load, one seed, few requests")
-    parser.add_argument("--precision", choices=("f32", "bf16"), default="f32")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--parts", nargs="+", choices=ALL_PARTS, default=list(PARTS))
-    parser.add_argument("--loads", nargs="+", type=float, metavar="SHARE", help="of the real server; turns: the last")
-    options = parser.parse_args(arguments)
+    parse = parser("adapter_cache", __doc__, "under 3 minutes: one load, one seed, few requests", PARTS, USUAL)
+    parse.add_argument("--precision", choices=("f32", "bf16"), default="f32")
+    parse.add_argument("--loads", nargs="+", type=float, metavar="SHARE", help="of the real server; turns: the last")
+    options = parse.parse_args()
     start_s = time.monotonic()
-    scale = QUICK if options.quick else FULL
     settings = {
         "seed": options.seed,
         "precision": options.precision,
@@ -143,9 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "lengths": f"trace x {server.SCALE:g}, at most {server.MAX_LENGTH} tokens",
         "data": public_data.described(),
     }
-    output = Output("adapter_cache", settings, name_of_parts("adapter_cache", options.parts, PARTS))
-    scale = replace(scale, loads=tuple(options.loads or scale.loads))
-    bench = AdapterBench(scale, options.seed, options.precision, output)
+    output = Output("adapter_cache", settings, name_of_parts("adapter_cache", options.parts, PARTS[:USUAL]))
+    bench = AdapterBench(options.quick, options.seed, options.precision, options.loads, output)
     for part in options.parts:
         getattr(bench, part)()
     output.say(f"took {time.monotonic() - start_s:.0f} s")

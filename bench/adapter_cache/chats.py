@@ -45,7 +45,6 @@ DEMO = Machine(
 )
 MACHINES = {
     "the demo": DEMO,
-    "8 slots": replace(DEMO, slots=8),
     "2,048 tokens of KV cache": replace(DEMO, pool_bytes=2048 * _TOKEN_BYTES + 2**24),
 }
 

@@ -1,4 +1,4 @@
-"""The figures of runs over many adapters, and their tables by system and load."""
+"""The figures of runs over many adapters, and their tables by system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.adapter_cache.loads import RANKS
 from bench.common.output import Row, table
 
 PLAIN, CACHE, ORDER = "fifo, no cache", "fifo, cache", "arrival, no cache"
@@ -23,15 +22,13 @@ _COUNTS = ("loaded_bytes", "hits", "misses", "span_s", "foreign")
 class AdapterRun:
     """One system's run of n requests, in order of arrival.
 
-    rank        int64 [n], of each request's adapter
     first_s, last_s  float64 [n], arrival to the first and the last token
     between_s   float64, between consecutive tokens, of all requests
     loaded_bytes, hits, misses  of the adapter cache
     span_s      from the first arrival to the last token
-    foreign     share of the machine that other processes used
+    foreign     cores that other processes used
     """
 
-    rank: NDArray[np.int64]
     first_s: NDArray[np.float64]
     last_s: NDArray[np.float64]
     between_s: NDArray[np.float64]
@@ -42,8 +39,9 @@ class AdapterRun:
     foreign: float = 0.0
 
     @property
-    def steady(self) -> slice:
-        return slice(int(len(self.first_s) * WARM), None)
+    def steady_s(self) -> NDArray[np.float64]:
+        """`first_s` of the requests that count."""
+        return self.first_s[int(len(self.first_s) * WARM) :]
 
 
 Runs = Sequence[AdapterRun]
@@ -55,7 +53,6 @@ def typical(runs: Runs) -> AdapterRun:
     A period in which the machine is slow counts only if it hits the same requests in most runs.
     """
     return AdapterRun(
-        runs[0].rank,
         np.median([run.first_s for run in runs], axis=0),
         np.median([run.last_s for run in runs], axis=0),
         np.concatenate([run.between_s for run in runs]),
@@ -65,7 +62,7 @@ def typical(runs: Runs) -> AdapterRun:
 
 def first_ms(runs: Runs, percent: float) -> float:
     """A percentile of the time to the first token over all runs."""
-    return float(np.percentile(np.concatenate(_firsts(runs, None)), percent)) * 1e3
+    return float(np.percentile(np.concatenate([run.steady_s for run in runs]), percent)) * 1e3
 
 
 def served_per_s(runs: Runs) -> float:
@@ -96,24 +93,33 @@ def systems_table(title: str, systems: Mapping[str, Runs]) -> str:
     return table(title, [{"system": name, **record(runs)} for name, runs in systems.items()])
 
 
-def ratio(
-    ours: Runs, theirs: Runs, percent: float, rank: int | None = None, seed: int = 0
-) -> tuple[float, float, float]:
+def ratios(ours: Runs, theirs: Runs) -> list[Row]:
+    """The median and the 99th percentile of the time to the first token, ours over theirs, with intervals."""
+    rows: list[Row] = []
+    for percent in (50, 99):
+        value, low, high = ratio(ours, theirs, percent)
+        rows.append({"first token": f"p{percent}", "ratio": value, "low": low, "high": high})
+    return rows
+
+
+def ratio(ours: Runs, theirs: Runs, percent: float, seed: int = 0) -> tuple[float, float, float]:
     """A percentile of ours over theirs, with its bootstrap interval of 95%.
 
     Runs, and requests within a run, are resampled, the same ones of both: requests of one run delay each other, and the
     machine may be slow during a whole run.
     """
-    one, other = _firsts(ours, rank), _firsts(theirs, rank)
     rng = np.random.default_rng(seed)
     drawn = []
     for _ in range(_DRAWS):
-        runs = rng.integers(0, len(one), len(one))
-        rows = [rng.integers(0, len(one[run]), len(one[run])) for run in runs]
-        drawn.append(_percentile(one, percent, runs, rows) / _percentile(other, percent, runs, rows))
+        runs = rng.integers(0, len(ours), len(ours))
+        rows = [(run, rng.integers(0, len(size), len(size))) for run in runs.tolist() for size in [ours[run].steady_s]]
+        one, other = (
+            np.percentile(np.concatenate([side[run].steady_s[places] for run, places in rows]), percent)
+            for side in (ours, theirs)
+        )
+        drawn.append(one / other)
     low, high = np.percentile(drawn, [2.5, 97.5])
-    value = np.percentile(np.concatenate(one), percent) / np.percentile(np.concatenate(other), percent)
-    return float(value), float(low), float(high)
+    return first_ms(ours, percent) / first_ms(theirs, percent), float(low), float(high)
 
 
 def geometric_mean(ratios: NDArray[np.float64], seed: int = 0) -> tuple[float, float, float]:
@@ -122,38 +128,3 @@ def geometric_mean(ratios: NDArray[np.float64], seed: int = 0) -> tuple[float, f
     drawn = np.random.default_rng(seed).choice(logs, (_DRAWS, len(logs))).mean(axis=1)
     low, high = np.exp(np.percentile(drawn, [2.5, 97.5]))
     return float(np.exp(logs.mean())), float(low), float(high)
-
-
-def at_objective(loads: Sequence[float], p99_ms: Sequence[float], slo_ms: float) -> float:
-    """The largest load whose P99 meets the objective, by linear interpolation; the last load if all do."""
-    for at, (load, value) in enumerate(zip(loads, p99_ms, strict=True)):
-        if value > slo_ms:
-            if not at:
-                return load * slo_ms / value
-            share = (slo_ms - p99_ms[at - 1]) / (value - p99_ms[at - 1])
-            return loads[at - 1] + share * (load - loads[at - 1])
-    return loads[-1]
-
-
-def by_rank(ours: Runs, theirs: Runs) -> list[Row]:
-    """The time to the first token, ours over theirs, with intervals: the median, and the 99th percentile by rank."""
-    rows: list[Row] = []
-    cells = [(50, None), (99, None), *((99, rank) for rank in RANKS if _firsts(ours, rank))]
-    for percent, rank in cells:
-        value, low, high = ratio(ours, theirs, percent, rank)
-        what = f"p{percent}" + ("" if rank is None else f", rank {rank}")
-        rows.append({"first token": what, "ratio": value, "low": low, "high": high})
-    return rows
-
-
-def _firsts(runs: Runs, rank: int | None) -> list[NDArray[np.float64]]:
-    """The times to the first token in each run that has requests of that rank."""
-    times = [run.first_s[run.steady][slice(None) if rank is None else run.rank[run.steady] == rank] for run in runs]
-    return [one for one in times if len(one)]
-
-
-def _percentile(
-    firsts: Sequence[NDArray[np.float64]], percent: float, runs: NDArray[np.int64], rows: Sequence[NDArray[np.int64]]
-) -> float:
-    """A percentile over the requests `rows` of each of `runs`."""
-    return float(np.percentile(np.concatenate([firsts[run][at] for run, at in zip(runs, rows, strict=True)]), percent))

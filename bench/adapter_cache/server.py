@@ -13,7 +13,7 @@ import numpy as np
 
 from bench.adapter_cache import random_adapters, report
 from bench.adapter_cache.loads import RANKS, Lengths, adapter_set, draw
-from bench.adapter_cache.report import CACHE, DEFAULT, ORDER, PLAIN, QUEUES, AdapterRun, Runs
+from bench.adapter_cache.report import CACHE, DEFAULT, ORDER, PLAIN, QUEUES, AdapterRun
 from bench.common.foreign_load import ForeignLoad
 from bench.common.models import SHIPPED, generator, write_front
 from bench.common.output import FOLDER, empty, progress
@@ -23,7 +23,6 @@ from bench.fused_decode.served import TritonStreams
 from bench.peers import random_llama
 from bench.peers.protocol import DecodeRequest
 from shapeshift.adapter_cache.settings import EVICTION_RULES, UNUSED
-from shapeshift.engines.hardware import cores
 from shapeshift.triton.metrics import scrape
 
 MODEL = "generate_lora"
@@ -34,11 +33,7 @@ CACHE_SHARE = 0.4
 """Share of the bytes of all adapters that the cache holds."""
 _WARM = 8
 _SETTLE_S = 2.5
-_COUNTED = {
-    "loaded": "shapeshift_adapter_loaded_bytes_total",
-    "hits": "shapeshift_adapter_hits_total",
-    "misses": "shapeshift_adapter_misses_total",
-}
+_COUNTED = tuple(f"shapeshift_adapter_{name}_total" for name in ("loaded_bytes", "hits", "misses"))
 
 PARTS: dict[str, dict[str, str]] = {
     PLAIN: {"scheduler": "fifo", "eviction": UNUSED},
@@ -80,18 +75,15 @@ class AdapterStreams(TritonStreams):
 
 
 class ServerBench:
-    """Runs the systems, and keeps every run by load and system. precision: of model and adapters in memory."""
+    """Runs the systems. precision: of model and adapters in memory."""
 
-    def __init__(self, precision: str, budget_s: float) -> None:
+    def __init__(self, precision: str) -> None:
         self.model = random_llama.ensure(FOLDER / "llama-110m")
         self.adapters = adapter_set(random_adapters.bytes_per_rank(self.model))
         self.files = random_adapters.ensure(FOLDER / "adapters", self.model, self.adapters)
         self.lengths = Lengths.read(SCALE, MAX_LENGTH)
-        self.runs: dict[tuple[float, str], list[AdapterRun]] = {}
-        self.skipped: list[str] = []
         self._words = random_llama.words(self.model)
         self._precision = precision
-        self._end = time.monotonic() + budget_s
 
     def capacity(self, count: int) -> float:
         """Requests a second that FIFO without a cache serves when all arrive at once."""
@@ -99,27 +91,18 @@ class ServerBench:
             return report.served_per_s([self.run(served[PLAIN], self.load(1e6, count, 10**6))])
 
     def measure(
-        self, systems: Mapping[str, Mapping[str, str]], rates: Mapping[float, float], count: int, seed: int
-    ) -> None:
-        """Run each of `systems` once under each load, in random order, on the same requests; none if the time is up.
+        self, systems: Mapping[str, Mapping[str, str]], rates: Mapping[str, float], count: int, seed: int
+    ) -> Iterator[tuple[str, str, AdapterRun]]:
+        """Load, system and run: each of `systems` once under each load, in random order, on the same requests.
 
         A server serves one load after another, so the caches of later loads are warm. No request is sent twice.
         """
-        names = list(systems)
-        if time.monotonic() > self._end:
-            self.skipped.append(f"{', '.join(names)} (seed {seed})")
-            return
-        random.Random(seed).shuffle(names)
-        for name in names:
+        for name in random.Random(seed).sample(list(systems), len(systems)):
             with self.serving({name: systems[name]}) as served:
                 for at, (load, rate) in enumerate(rates.items()):
                     run = self.run(served[name], self.load(rate, count, seed, at))
-                    self.runs.setdefault((load, name), []).append(run)
-                    progress(f"{name}, load {load:.0%}: p99 {report.first_ms([run], 99):.0f} ms")
-
-    def of(self, load: float) -> dict[str, Runs]:
-        """The runs of each system under a load."""
-        return {name: runs for (at, name), runs in self.runs.items() if at == load}
+                    progress(f"{name}, {load}: p99 {report.first_ms([run], 99):.0f} ms")
+                    yield load, name, run
 
     def load(self, rate: float, count: int, *seed: int) -> Load:
         """Poisson arrivals of `count` requests, `rate` a second."""
@@ -143,7 +126,7 @@ class ServerBench:
         with loaded_server(dict.fromkeys(models.values(), 0), (repository,)) as server:
             served = {}
             for name, model in models.items():
-                streams = AdapterStreams(name, server.grpc_url, model, self.model / "tokenizer.json")
+                streams = AdapterStreams(server.grpc_url, model, self.model / "tokenizer.json")
                 streams.replay(self.load(1e6, _WARM, 10**7))
                 served[name] = ServedSystem(streams, server.metrics_url, model)
             yield served
@@ -152,22 +135,18 @@ class ServerBench:
         """Run a system under `load`."""
         before = _counted(system)
         with ForeignLoad() as foreign:
-            replayed = system.streams.replay(load)
+            answers = system.streams.replay(load)
         after = _counted(system)
-        counted = {name: after[name] - before[name] for name in _COUNTED}
-        arrived = np.array([request.at_s for request in load.requests])
-        first = np.array([stamps[0] for stamps in replayed.stamps])
-        last = np.array([stamps[-1] for stamps in replayed.stamps])
+        loaded_bytes, hits, misses = (after[name] - before[name] for name in _COUNTED)
         return AdapterRun(
-            np.array([self.adapters[request.adapter].rank for request in load.requests]),  # type: ignore[attr-defined]
-            first - arrived,
-            last - arrived,
-            np.concatenate([np.diff(stamps) for stamps in replayed.stamps]),
-            counted["loaded"],
-            counted["hits"],
-            counted["misses"],
-            float(last.max() - arrived.min()),
-            foreign.cores / cores(),
+            answers.first_s - answers.arrived_s,
+            answers.last_s - answers.arrived_s,
+            answers.between_s,
+            loaded_bytes,
+            hits,
+            misses,
+            answers.span_s,
+            foreign.cores,
         )
 
     def _publish(self, folder: Path, parameters: Mapping[str, str]) -> None:
@@ -188,9 +167,5 @@ def _counted(system: ServedSystem) -> dict[str, float]:
     """The cache's counters, after they are exported."""
     time.sleep(_SETTLE_S)
     samples = scrape(system.metrics_url, timeout_s=5.0)
-    counts = dict.fromkeys(_COUNTED, 0.0)
-    for (name, labels), value in samples.items():
-        for key, full in _COUNTED.items():
-            if name == full and ("model", system.model) in labels:
-                counts[key] += value
-    return counts
+    page = {name: value for (name, labels), value in samples.items() if ("model", system.model) in labels}
+    return {name: page.get(name, 0.0) for name in _COUNTED}

@@ -21,16 +21,17 @@ from shapeshift.simulate.adapter_cache import Machine, MakeScheduler, run
 from shapeshift.simulate.adapter_pool import CacheOptions
 
 RECLUSTER_S = 60.0
+ACCURACY = 0.8
+"""Of the oracle that predicts answer lengths."""
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class System:
-    """A scheduler and a cache. accuracy: of the oracle that predicts answer lengths; None: running means."""
+    """A scheduler and a cache."""
 
     scheduler: MakeScheduler
     caching: CacheOptions
-    accuracy: float | None = 0.8
 
 
 def scheduled(scheduler: str) -> MakeScheduler:
@@ -47,13 +48,6 @@ PARTS = {
     "sjf, cache": System(scheduled("sjf"), CacheOptions()),
     "wrs, cache": System(scheduled("wrs"), CacheOptions()),
 }
-_OTHERS = [name for name in EVICTION_RULES if name not in (CacheOptions().eviction, UNUSED)]
-EVICTIONS = {f"default, {name}": System(scheduled("arrival"), CacheOptions(eviction=name)) for name in _OTHERS}
-PREFETCH = {"default, predicting": System(scheduled("arrival"), CacheOptions(prefetch=True))}
-PREDICTORS = {
-    f"{QUEUES}, means": replace(PARTS[QUEUES], accuracy=None),
-    **{f"{QUEUES}, {share:.0%}": replace(PARTS[QUEUES], accuracy=share) for share in (1.0, 0.6)},
-}
 
 
 @dataclass(frozen=True)
@@ -69,22 +63,13 @@ class Regime:
     def replay(self, system: System, rate: float, count: int, seed: int) -> AdapterRun:
         """One run. The same seed gives all systems the same requests."""
         requests = draw(self.lengths, self.adapters, rate, count, np.random.default_rng(seed))
-        predictor = None if system.accuracy is None else Oracle(system.accuracy, seed)
         caching = replace(system.caching, share=self.share)
-        result = run(self.machine, self.adapters, requests, system.scheduler, caching, predictor)
-        ranks = np.array([self.adapters[str(request.adapter)].rank for request in requests])
+        oracle = Oracle(ACCURACY, seed)
+        result = run(self.machine, self.adapters, requests, system.scheduler, caching, oracle)
         ends = np.array([request.at_s for request in requests]) + result.last_s
-        span = float(ends.max()) - requests[0].at_s
-        return AdapterRun(
-            ranks,
-            result.first_s,
-            result.last_s,
-            result.between_s,
-            result.loaded_bytes,
-            result.hits,
-            result.misses,
-            span,
-        )
+        span_s = float(ends.max()) - requests[0].at_s
+        counts = result.loaded_bytes, result.hits, result.misses
+        return AdapterRun(result.first_s, result.last_s, result.between_s, *counts, span_s)
 
     @property
     def cache_bytes(self) -> float:
@@ -159,24 +144,14 @@ def _evicted(
     return loaded, hits
 
 
-def measure(regime: Regime, loads: Sequence[float], count: int, seeds: Sequence[int], full: bool) -> str:
-    """Tables of the systems over `loads`, shares of the plain system's capacity; full: with variants in the first."""
+def measure(regime: Regime, loads: Sequence[float], count: int, seeds: Sequence[int]) -> str:
+    """Tables of the systems over `loads`, shares of the plain system's capacity."""
     capacity = regime.capacity(count)
     lines = [f"\n=== simulated: {regime.name}; capacity of {PLAIN}: {capacity:.2f} requests/s"]
-    p99: dict[str, list[float]] = {}
     for load in loads:
-        variants = {**EVICTIONS, **PREFETCH, **PREDICTORS} if full and load == loads[0] else {}
         systems = {
             name: [regime.replay(system, capacity * load, count, seed) for seed in seeds]
-            for name, system in {**PARTS, **variants}.items()
+            for name, system in PARTS.items()
         }
         lines.append(report.systems_table(f"load {load:.0%}", systems))
-        for name in (DEFAULT, QUEUES):
-            lines.append(table(f"{name} over {PLAIN}", report.by_rank(systems[name], systems[PLAIN])))
-        for name in PARTS:
-            p99.setdefault(name, []).append(report.first_ms(systems[name], 99))
-    calm = [regime.replay(PARTS[PLAIN], capacity * 0.2, count // 4, seed) for seed in seeds]
-    slo_ms = 5 * report.first_ms(calm, 50)
-    rows = [{"system": name, "load": report.at_objective(loads, values, slo_ms)} for name, values in p99.items()]
-    lines.append(table(f"where p99 of the first token reaches {slo_ms:.0f} ms, 5 times the calm median", rows))
     return "\n".join(lines)

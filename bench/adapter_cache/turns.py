@@ -7,7 +7,6 @@ the median of its repeats. A draw repeats only after all others, so that the cac
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,26 +19,17 @@ _WARM = 60
 """Unmeasured requests that fill the caches."""
 
 
-@dataclass(frozen=True)
-class Turns:
-    """How much is measured: `draws` of `count` requests, `repeats` times each."""
-
-    draws: int
-    repeats: int
-    count: int
-
-
-def measure(bench: ServerBench, rate: float, turns: Turns, seed: int) -> dict[str, Mapping[int, list[AdapterRun]]]:
-    """The runs of each draw, of the default and of `fifo` without a cache."""
+def measure(
+    bench: ServerBench, rate: float, draws: int, repeats: int, count: int, seed: int
+) -> dict[str, Mapping[int, list[AdapterRun]]]:
+    """The runs of each draw, of the default and of `fifo` without a cache. count: requests of a draw."""
     names = [PLAIN, DEFAULT]
-    loads = [bench.load(rate, turns.count, seed, draw, 2) for draw in range(turns.draws)]
-    runs: dict[str, Mapping[int, list[AdapterRun]]] = {
-        name: {draw: [] for draw in range(turns.draws)} for name in names
-    }
+    loads = [bench.load(rate, count, seed, draw, 2) for draw in range(draws)]
+    runs: dict[str, Mapping[int, list[AdapterRun]]] = {name: {draw: [] for draw in range(draws)} for name in names}
     with bench.serving({name: PARTS[name] for name in names}) as served:
         for name in names:
-            served[name].streams.replay(bench.load(1e6, _WARM, seed, turns.draws, 2))
-        for repeat in range(turns.repeats):
+            served[name].streams.replay(bench.load(1e6, _WARM, seed, draws, 2))
+        for repeat in range(repeats):
             for draw, load in enumerate(loads):
                 for name in names if (repeat + draw) % 2 else reversed(names):
                     run = bench.run(served[name], load)
@@ -63,7 +53,7 @@ def tables(title: str, runs: Mapping[str, Mapping[int, list[AdapterRun]]]) -> st
         [
             report.systems_table(f"{title}, all runs", every),
             report.systems_table(f"{title}, the median of each request", medians),
-            table(f"{DEFAULT} over {PLAIN}", report.by_rank(medians[DEFAULT], medians[PLAIN])),
+            table(f"{DEFAULT} over {PLAIN}", report.ratios(medians[DEFAULT], medians[PLAIN])),
             table("draw by draw, p99 of the first token of each run, ms", rows),
             f"  geometric mean of the draws' ratios {value:.2f}  ({low:.2f} to {high:.2f})",
         ]

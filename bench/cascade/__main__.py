@@ -11,13 +11,12 @@ timed. Times are processor times. Then the demo runs through a Triton server, cl
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from bench.cascade import zoo
 from bench.cascade.task_bench import TaskBench
 from bench.common import public_data
-from bench.common.output import Output, program
+from bench.common.output import Output, parser, program
 
 _QUICK_TEXTS = 1000
 
@@ -25,22 +24,17 @@ _QUICK_TEXTS = 1000
 @program
 def main() -> int:
     """Measure, print, and write tables and data to build/bench/."""
-    parser = argparse.ArgumentParser(prog="python -m bench.cascade", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="under 3 minutes: fewer texts")
-    parser.add_argument("--tasks", default=zoo.DEMO, help=f"of {','.join((zoo.DEMO, *zoo.LAYERS))} (%(default)s)")
-    parser.add_argument("--texts", type=int, default=0, help="of the test set; 0: all, with --quick 1000")
-    parser.add_argument("--requests", type=int, default=200, help="through the server, for each system and load")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--without-server", action="store_true")
-    options = parser.parse_args()
-    output = Output("cascade", {"seed": options.seed, "data": public_data.described()})
-    texts = options.texts or (_QUICK_TEXTS if options.quick else 0)
+    options = parser("cascade", __doc__, "under 3 minutes: 1000 texts")
+    options.add_argument("--tasks", default=zoo.DEMO, help=f"of {','.join((zoo.DEMO, *zoo.LAYERS))} (%(default)s)")
+    options.add_argument("--without-server", action="store_true")
+    chosen = options.parse_args()
+    output = Output("cascade", {"seed": chosen.seed, "data": public_data.described()})
     output.data |= {"tables": {}, "served": {}}
-    for task in options.tasks.split(","):
-        bench = TaskBench(task, options.seed)
-        output.data["tables"][task] = bench.compare(texts, output)
-        if task == zoo.DEMO and not options.without_server:
-            output.data["served"][task] = bench.through_server(options.requests, output)
+    for task in chosen.tasks.split(","):
+        bench = TaskBench(task, chosen.seed)
+        output.data["tables"][task] = bench.compare(_QUICK_TEXTS if chosen.quick else 0, output)
+        if task == zoo.DEMO and not chosen.without_server:
+            output.data["served"][task] = bench.through_server(output)
     output.save()
     return 0
 

@@ -62,23 +62,6 @@ def pruning(measured: Measurements, ours: Answers, candidate: Candidate) -> str:
     )
 
 
-def bound(measured: Measurements, ours: Answers, candidate: Candidate) -> str:
-    """The measured mean against t_S + t_ctl + p t_L (1 - prune)."""
-    onward = ours.level > 1
-    key = input_key(candidate, len(candidate.levels) - 1)
-    whole = np.array([ms for _, ms in measured.outputs[InputKey(key.model)]])
-    t_small = float(np.mean([ms for _, ms in measured.outputs[InputKey(candidate.levels[0])]]))
-    t_large, p = float(whole.mean()), float(onward.mean())
-    left = np.array([ms for _, ms in measured.outputs[key]])
-    saved = 1 - float(left[onward].mean() / whole[onward].mean()) if p else 0.0
-    expected = t_small + float(ours.control_ms.mean()) + p * t_large * (1 - saved)
-    return (
-        f"  t_S {t_small:.3f}, t_L {t_large:.3f} (ratio {t_small / t_large:.2f}), p {p:.3f}, time pruned {saved:.1%}: "
-        f"expected {expected:.3f}, measured {ours.ms.mean():.3f} ms ({100 * (ours.ms.mean() / expected - 1):+.1f}%); "
-        f"always large less {100 * (1 - expected / t_large):.1f}%"
-    )
-
-
 def calibration_error(ours: Answers) -> str:
     """The expected calibration error of the CONFIDENCE output on these texts."""
     errors = []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,18 @@ import numpy as np
 from bench.cascade import measurements, report, zoo
 from bench.cascade.measurements import Answers, Measurements
 from bench.cascade.report import System
+from bench.common.cells import Cells
 from bench.common.output import BUILD, Output, Row
 from bench.common.server import loaded_server
-from bench.common.systems import Outcome, TritonModel
+from bench.common.texts import TritonModel
+from bench.common.texts import figures as texts_figures
 from shapeshift.cascade.candidates import Candidate, CandidateTable
 from shapeshift.cascade.profiling.observation import ModelRunner
 from shapeshift.workloads.arrivals import poisson
 
 FRONT = "classify_text"
-_WARM_UP = 50
+LARGE, SMALL, OURS = "always large", "always small", "ours"
+_WARM_UP, _SERVED = 50, 200
 
 
 class TaskBench:
@@ -39,8 +42,8 @@ class TaskBench:
         variants = self._variants()
         chosen = [candidate for _, _, candidate in variants]
         measured = measurements.measure(self._models, chosen, sample.texts, truth, self._seed)
-        large = System("always large", measurements.run_single(measured, self._large))
-        small = System("always small", measurements.run_single(measured, self._small))
+        large = System(LARGE, measurements.run_single(measured, self._large))
+        small = System(SMALL, measurements.run_single(measured, self._small))
         systems = [System(name, self._averaged(measured, table, one)) for name, table, one in variants]
         rows = [system.row(large) for system in (large, small, *systems)]
         expected = f"{100 * ours.accuracy:.2f}%, at least {100 * ours.assured_accuracy:.2f}%, {ours.latency_ms:.3f} ms"
@@ -48,43 +51,42 @@ class TaskBench:
         output.say(report.difference(systems[0], large))
         if ours.gaps:
             answers = systems[0].answers
-            output.say(report.bound(measured, answers, ours))
             output.say(report.pruning(measured, answers, ours))
             output.say(report.calibration_error(answers))
         return rows
 
-    def through_server(self, requests: int, output: Output) -> list[Row]:
+    def through_server(self, output: Output) -> list[Row]:
         """Compare the front and the large model alone in one server, one text a request; the rows of the table.
 
         The open loop has half the rate of the large model alone.
         """
-        texts = [text[0].decode() for text in self._test.subset(requests).texts]
+        texts = [text[0].decode() for text in self._test.subset(_SERVED).texts]
+        cells = Cells(texts_figures, self._seed)
         engines = {self._large: len(self._models[self._large].manifest.engines), FRONT: 0}
         with loaded_server(engines, (BUILD / "repository",)) as server:
-            named = (("always large", self._large), ("ours", FRONT))
+            named = ((LARGE, self._large), (OURS, FRONT))
             systems = [TritonModel(name, server.grpc_url, model) for name, model in named]
             for system in systems:
                 system.closed(texts, 1, _WARM_UP)
-            # In turn, so that other load on the machine affects both.
-            closed = [system.closed(texts, 1, len(texts)) for _ in range(2) for system in systems]
-            rate = 0.5e3 / float(np.mean([closed[0].mean_ms, closed[2].mean_ms]))
+            closed = {system.name: partial(system.closed, texts, 1, len(texts)) for system in systems}
+            cells.measure("one at a time", closed, rounds=2)
+            rate = 0.5e3 / cells.figure("one at a time", LARGE, "mean_ms")
             instants = poisson(rate, len(texts) / rate, np.random.default_rng(self._seed))
-            sent = [texts[number % len(texts)] for number in range(len(instants))]
-            opened = [system.open(sent, instants) for system in systems]
-        rows = served_rows("closed loop", closed[0::2], closed[1::2])
-        rows += served_rows(f"open, {rate:.0f}/s", opened[:1], opened[1:])
-        output.table(f"{self._table.task} through the server, {len(texts)} requests, one text each", rows)
-        return rows
+            cells.measure(f"open, {rate:.0f}/s", {one.name: partial(one.open, texts, instants) for one in systems})
+        output.say(cells.tables(f"{self._table.task} through the server, {len(texts)} requests, "))
+        ratios = {load: cells.over(load, OURS, LARGE, "mean_ms") for load in cells.loads}
+        output.table(f"mean time of {OURS} over {LARGE}", [ratios])
+        return cells.records()
 
     def _variants(self) -> list[tuple[str, CandidateTable, Candidate]]:
         """What serves, and of a cascade the same without each of its parts."""
         table, ours = self._table, self._ours
         if not ours.gaps:
-            return [("ours", table, ours)]
+            return [(OURS, table, ours)]
         calm = replace(table, models=tuple(replace(model, temperature=1.0) for model in table.models))
         pruning = ours.gaps[0].alpha > 0
         return [
-            ("ours", table, ours),
+            (OURS, table, ours),
             *([("ours without pruning", table, changed(ours, alpha=0.0))] if pruning else []),
             ("ours without ensemble", table, changed(ours, w=1.0)),
             ("ours without calibration", calm, ours),
@@ -95,19 +97,6 @@ class TaskBench:
         """The run of median mean time among several, each with its own random draws."""
         answers = [measurements.run_cascade(measured, table, candidate, self._seed + run) for run in range(runs)]
         return sorted(answers, key=lambda one: float(one.ms.mean()))[runs // 2]
-
-
-def served_rows(load: str, large: Sequence[Outcome], ours: Sequence[Outcome]) -> list[Row]:
-    """A row for each system under a load."""
-    rows: list[Row] = []
-    base_ms = float(np.concatenate([one.latency_ms for one in large]).mean())
-    for name, outcomes in (("always large", large), ("ours", ours)):
-        times = np.concatenate([one.latency_ms for one in outcomes])
-        p25, p50, p75, p99 = np.percentile(times, [25, 50, 75, 99]).tolist()
-        row = {"system": name, "load": load, "mean_ms": float(times.mean()), "p25": p25, "p50": p50, "p75": p75}
-        failed = sum(one.failed for one in outcomes)
-        rows.append({**row, "p99": p99, "failed": failed, "of the first": float(times.mean()) / base_ms})
-    return rows
 
 
 def changed(candidate: Candidate, **changes: Any) -> Candidate:

@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import time
+from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -14,6 +15,7 @@ from typing import Any, ParamSpec
 from client import hardware
 from client.report import head
 from shapeshift.errors import ShapeshiftError
+from shapeshift.settings import require
 
 BUILD = Path("build")
 FOLDER = BUILD / "bench"
@@ -88,6 +90,34 @@ def program(main: Callable[P, int]) -> Callable[P, int]:
             return 2
 
     return run
+
+
+def parser(name: str, about: str | None, quick: str = "", parts: Sequence[str] = (), usual: int = 0) -> ArgumentParser:
+    """The options that benchmarks share: --seed; --quick, which is said to do `quick`; and --parts, some of `parts`.
+
+    about: the module's text, whose first line the help shows; usual: how many of the parts are measured by default.
+    """
+    options = ArgumentParser(prog=f"python -m bench.{name}", description=(about or "").splitlines()[0])
+    options.add_argument("--seed", type=int, default=0)
+    if quick:
+        options.add_argument("--quick", action="store_true", help=quick)
+    if parts:
+        words = f"some of {','.join(parts)} (%(default)s)"
+        options.add_argument("--parts", type=_Parts(parts), default=",".join(parts[: usual or None]), help=words)
+    return options
+
+
+class _Parts:
+    """Reads the names of parts, separated by commas."""
+
+    def __init__(self, parts: Sequence[str]) -> None:
+        self._parts = parts
+
+    def __call__(self, text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            require(name in self._parts, "--parts", name, f"some of {', '.join(self._parts)}")
+        return names
 
 
 def name_of_parts(name: str, parts: Sequence[str], usual: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from bench.adapter_cache.loads import draw
 from bench.adapter_cache.report import DEFAULT, WARM
-from bench.adapter_cache.simulated import PARTS, Regime, regimes
+from bench.adapter_cache.simulated import ACCURACY, PARTS, Regime, regimes
 from bench.common.output import Output, progress
 from shapeshift.adapter_cache.policy.length_prediction import Oracle
 from shapeshift.fleet.policy.placement import LOOK_S, least_unread, least_work
@@ -73,7 +73,7 @@ def _run(regime: Regime, rule: str, rate: float, requests: int, seed: int) -> tu
     longest = max(one.answer_tokens for one in drawn)
     servers = {
         name: SimulatedServer(
-            regime.machine, regime.adapters, system.scheduler, caching, longest, Oracle(system.accuracy or 1.0, seed)
+            regime.machine, regime.adapters, system.scheduler, caching, longest, Oracle(ACCURACY, seed)
         )
         for name in NODES
     }

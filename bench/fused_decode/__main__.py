@@ -12,70 +12,81 @@ The part `loads` measures them under many loads. The part `beams` measures beam 
 
 All run the same Llama of random parameters (110 million, with `--model 1b` a billion) in the same precision (with int8
 weights those of transformers run in bf16, or f32 where the CPU has no bf16) and generate exactly the requested number
-of tokens, greedily. Systems are measured in random order within a round; ratios are between medians over the rounds of
-one run. `foreign` is the share of the machine that other processes used meanwhile.
+of tokens, greedily. Ratios are between medians over the rounds. `foreign` is the number of cores that
+other processes used meanwhile.
 """
 
 from __future__ import annotations
 
-import argparse
-import re
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from bench.common.models import KERNELS
-from bench.common.output import BUILD, FOLDER, Output, program
+from bench.common.cells import Cells
+from bench.common.output import FOLDER, Output, parser, program
 from bench.common.server import loaded_server
-from bench.common.worker import Worker
 from bench.fused_decode import bound, report
-from bench.fused_decode.cells import (
-    CONTINUOUS,
-    GENAI,
-    LLAMA_CPP,
-    OURS,
-    RUNTIMES,
-    STATIC,
-    TRITON,
-    UNARY,
-    DecodeBench,
-    Scale,
-)
-from bench.fused_decode.loads import PROMPT, LoadGenerator, max_length
+from bench.fused_decode.loads import PROMPT, Answers, Load, LoadGenerator, figures
+from bench.fused_decode.report import ALONE, OURS
 from bench.fused_decode.served import GENERATE, GENERATE_UNARY, TritonStreams, TritonUnary, publish
 from bench.fused_decode.systems import (
-    ConfiguredWorker,
-    DecodeSystem,
     DecodeWorker,
+    Replay,
     genai_command,
     llama_cpp_command,
+    ours_command,
     transformers_command,
 )
 from bench.peers import random_llama
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
-from shapeshift.fused_decode.model.precision import KV_PRECISIONS, WEIGHT_BITS, computed
+from shapeshift.fused_decode.model.precision import WEIGHT_BITS
 
-QUICK = Scale(requests=8, new_tokens=24, rounds=1, poisson=(50,), budget_s=80.0)
-FULL = Scale(
-    requests=32,
-    new_tokens=128,
-    rounds=3,
-    flights=(2, 4, 8, 16),
-    poisson=(50, 750),
-    budget_s=2400.0,
-)
-# Against RUNTIMES alone; the second of the model of a billion parameters.
-FEW = Scale(requests=32, new_tokens=128, rounds=3, flights=(8,), poisson=(50,), budget_s=150.0)
-LARGE = Scale(requests=8, new_tokens=64, rounds=2, budget_s=600.0)
-LONGEST_PROMPT = random_llama.LENGTH - max_length(0)
-ALL = (TRITON, UNARY, *RUNTIMES, STATIC, CONTINUOUS)
+TRITON, UNARY = "ours, through Triton", "ours, plain requests"
+GENAI, LLAMA_CPP = "OpenVINO GenAI", "llama.cpp"
+STATIC, CONTINUOUS = "static batch", "continuous batching"
+COMMANDS: Mapping[str, Callable[[Path, str], list[str]]] = {
+    OURS: ours_command,
+    GENAI: genai_command,
+    LLAMA_CPP: llama_cpp_command,
+    STATIC: partial(transformers_command, "batches"),
+    CONTINUOUS: partial(transformers_command, "continuous"),
+}
+"""The processes, by the model and the precision."""
+RUNTIMES = (OURS, GENAI, LLAMA_CPP)
+"""Programs that are measured under every load."""
+SERVED = (TRITON, UNARY)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured: `rounds` of each load of `requests`, each answer of `new_tokens`.
+
+    budget_s    no run begins later than this after the first
+    flights     further numbers of requests at once, for RUNTIMES
+    poisson     the paper's mean gaps in ms, for RUNTIMES and CONTINUOUS
+    """
+
+    systems: tuple[str, ...]
+    requests: int
+    new_tokens: int
+    rounds: int
+    budget_s: float
+    flights: tuple[int, ...] = ()
+    poisson: tuple[int, ...] = ()
+
+
+SCALES = {
+    "quick": Scale((OURS, *SERVED, STATIC, CONTINUOUS), 8, 24, 1, 90.0, poisson=(50,)),
+    "few": Scale((*RUNTIMES, *SERVED), 32, 128, 3, 170.0, (8,), (50,)),
+    "1b": Scale(RUNTIMES, 8, 64, 2, 620.0),
+    "all": Scale((*RUNTIMES, *SERVED, STATIC, CONTINUOUS), 32, 128, 3, 2420.0, (2, 4, 8, 16), (50, 750)),
+}
 PARTS = ("loads", "beams")
-KEYS = {re.sub(r"[^a-z0-9.]+", "-", name.lower()): name for name in ALL}
-"""The systems by the names that --only takes: without commas and spaces."""
 BEAMS, SEARCHES = 4, 8
 SEARCH = f"{SEARCHES} at once, {BEAMS} beams"
 """The load of the part `beams`. Its rate counts the tokens of the answers, not those of all beams."""
@@ -84,152 +95,113 @@ SEARCH = f"{SEARCHES} at once, {BEAMS} beams"
 @program
 def main() -> int:
     """Measure, print, and write tables and data to build/bench/."""
-    options = arguments()
+    parse = parser("fused_decode", __doc__, "under 3 minutes: short answers, no other runtimes", PARTS, usual=1)
+    parse.add_argument("--few", action="store_true", help="few loads: ours in process and in Triton, other runtimes")
+    parse.add_argument("--precision", choices=tuple(WEIGHT_BITS), default="f32")
+    parse.add_argument("--model", choices=tuple(random_llama.SIZES), default="110m", help="1b: few loads")
+    options = parse.parse_args()
     size = random_llama.SIZES[options.model]
-    scale = LARGE if options.model == "1b" else QUICK if options.quick else FEW if options.few else FULL
-    start_s = time.monotonic()
-    memory: dict[str, tuple[float, float]] = {}
+    chosen = "1b" if options.model == "1b" else "quick" if options.quick else "few" if options.few else "all"
+    scale, start_s = SCALES[chosen], time.monotonic()
     model = random_llama.ensure(FOLDER / f"llama-{options.model}", size)
     settings = {
         "seed": options.seed,
         "precision": options.precision,
-        "kv_precision": options.kv_precision,
         "threads": cores(),
         "model": f"Llama, {size.parameters / 1e6:.1f}M random parameters",
-        "prompt_tokens": options.prompt,
+        "prompt_tokens": PROMPT,
         "new_tokens": scale.new_tokens,
         "requests": scale.requests,
         "rounds": scale.rounds,
     }
     output = Output("fused_decode", settings)
-    loads = LoadGenerator(options.seed, random_llama.words(model), scale.new_tokens, options.prompt)
-    bench = DecodeBench(scale, loads, options.seed)
+    loads = LoadGenerator(options.seed, random_llama.words(model), scale.new_tokens)
+    cells = Cells(figures, options.seed, scale.budget_s)
     machine = bound.measure(options.precision)
-    if "loads" in options.parts:
+    memory: dict[str, tuple[float, float]] = {}
+    for part in options.parts:
         with ExitStack() as stack:
-            systems = start(stack, model, names_of(options), options)
-            run(bench, systems)
-            memory = {name: one.memory_mb() for name, one in systems.items() if isinstance(one, Worker)}
-    if "beams" in options.parts:
-        with ExitStack() as stack:
-            commands = {
-                OURS: ours_command(model, options),
-                STATIC: transformers_command("batches", model, options.precision, cores()),
-            }
-            search(bench, start_workers(stack, commands))
-    machine = machine.best_of(bound.measure(options.precision))
-    limits = report.Limits(machine, bound.Model.read(model), options.precision, options.kv_precision, options.prompt)
-    output.say(report.tables(bench, limits))
+            if part == "beams":
+                search(cells, loads, scale.rounds, start(stack, model, (OURS, STATIC), options.precision))
+                continue
+            workers = start(stack, model, scale.systems, options.precision)
+            systems = {name: worker.replay for name, worker in workers.items()}
+            run(cells, loads, scale, {**systems, **serve(stack, model, scale.systems, options.precision)})
+            memory = {name: worker.memory_mb() for name, worker in workers.items()}
+    limits = report.Limits(
+        machine.best_of(bound.measure(options.precision)), bound.Model.read(model), options.precision
+    )
+    output.say(f"\n{limits}{cells.tables()}")
+    output.table(f"ours over others, {options.precision}", report.ratios(cells, limits))
     for name, (now, most) in memory.items():
         output.say(f"memory of the process of {name}: {now:.0f} MiB, at most {most:.0f} MiB")
     output.say(f"took {time.monotonic() - start_s:.0f} s")
-    output.data |= {"machine": vars(machine), "cells": report.cells(bench), "ratios": report.ratios(bench, limits)}
+    output.data |= {"machine": vars(limits.machine), "cells": cells.records(), "ratios": report.ratios(cells, limits)}
     output.data["memory_mb"] = memory
     output.save()
     return 0
 
 
-def arguments() -> argparse.Namespace:
-    """The command line's options."""
-    parser = argparse.ArgumentParser(prog="python -m bench.fused_decode", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="under 3 minutes: short answers, one round, no RUNTIMES")
-    parser.add_argument("--few", action="store_true", help="few loads: ours in process and in Triton, other runtimes")
-    parser.add_argument("--precision", choices=tuple(WEIGHT_BITS), default="f32")
-    parser.add_argument("--kv-precision", choices=KV_PRECISIONS, default="auto", help="of our cache and the runtimes'")
-    parser.add_argument("--model", choices=tuple(random_llama.SIZES), default="110m", help="1b: few loads, RUNTIMES")
-    parser.add_argument("--prompt", type=int, default=PROMPT, help=f"tokens of each prompt, 1 to {LONGEST_PROMPT}")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, help="default: all, with --quick only loads")
-    parser.add_argument("--only", nargs="+", choices=tuple(KEYS), default=[], help="beside ours, only these systems")
-    options = parser.parse_args()
-    if not 1 <= options.prompt <= LONGEST_PROMPT:
-        parser.error(f"--prompt: must be 1 to {LONGEST_PROMPT}")
-    options.parts = options.parts or PARTS[: 1 if options.quick or options.few or options.model == "1b" else None]
-    return options
-
-
-def names_of(options: argparse.Namespace) -> list[str]:
-    """The systems to measure beside ours."""
-    if options.only:
-        return [KEYS[key] for key in options.only]
-    if options.model == "1b":
-        return [*RUNTIMES]
-    if options.few:
-        return [TRITON, UNARY, *RUNTIMES]
-    return [name for name in ALL if not (options.quick and name in RUNTIMES)]
-
-
-def ours_command(model: Path, options: argparse.Namespace) -> list[str]:
-    """Our decode loop as a process."""
-    words = (model, options.precision, options.kv_precision, KERNELS, max_length(options.prompt))
-    return [sys.executable, "-m", "bench.fused_decode.inprocess_worker", *map(str, words)]
-
-
-def start(
-    stack: ExitStack, model: Path, names: Collection[str], options: argparse.Namespace
-) -> dict[str, DecodeSystem]:
-    """Start ours and the systems in `names`; they end with `stack`."""
-    precision, kv_precision, length = options.precision, options.kv_precision, max_length(options.prompt)
-    commands = {OURS: ours_command(model, options)}
-    if GENAI in names:
-        commands[GENAI] = genai_command(model, precision, kv_precision, cores(), BUILD)
-    if LLAMA_CPP in names:
-        commands[LLAMA_CPP] = llama_cpp_command(model, precision, kv_precision, length, cores(), BUILD)
-    if CONTINUOUS in names:
-        commands[CONTINUOUS] = transformers_command("continuous", model, computed(precision), cores())
-    if STATIC in names:
-        commands[STATIC] = transformers_command("batches", model, computed(precision), cores())
-    systems: dict[str, DecodeSystem] = {**start_workers(stack, commands)}
-    if TRITON in names or UNARY in names:
-        publish(model, precision, kv_precision, length, FOLDER / "decode-repository")
-        models = {GENERATE: 0, GENERATE_UNARY: 0}
-        url = stack.enter_context(loaded_server(models, (FOLDER / "decode-repository",))).grpc_url
-        systems[TRITON] = TritonStreams(TRITON, url, GENERATE, model / TOKENIZER_FILE)
-        systems[UNARY] = TritonUnary(UNARY, url, GENERATE_UNARY, model / TOKENIZER_FILE)
-    return systems
-
-
-def start_workers(stack: ExitStack, commands: dict[str, list[str]]) -> dict[str, DecodeWorker]:
-    """A process for each command, all of which serve; they end with `stack`."""
+def start(stack: ExitStack, model: Path, names: Collection[str], precision: str) -> dict[str, DecodeWorker]:
+    """The processes of those in `names`, all of which serve; they end with `stack`."""
     workers = {}
-    for number, (name, command) in enumerate(commands.items()):
-        workers[name] = DecodeWorker(name, command, FOLDER / "run" / f"decode-{number}.log")
+    for name in [name for name in COMMANDS if name in names]:
+        log = FOLDER / "run" / f"decode-{name.replace(' ', '-')}.log"
+        workers[name] = DecodeWorker(name, COMMANDS[name](model, precision), log)
         stack.callback(workers[name].stop)
     for worker in workers.values():
         worker.wait_ready()
     return workers
 
 
-def run(bench: DecodeBench, systems: dict[str, DecodeSystem]) -> None:
+def serve(stack: ExitStack, model: Path, names: Collection[str], precision: str) -> dict[str, Replay]:
+    """The clients of our server, which ends with `stack`, where they are in `names`."""
+    if not {*names} & {*SERVED}:
+        return {}
+    repository, tokenizer = FOLDER / "decode-repository", model / TOKENIZER_FILE
+    publish(model, precision, repository)
+    url = stack.enter_context(loaded_server({GENERATE: 0, GENERATE_UNARY: 0}, (repository,))).grpc_url
+    return {
+        TRITON: TritonStreams(url, GENERATE, tokenizer).replay,
+        UNARY: TritonUnary(url, GENERATE_UNARY, tokenizer).replay,
+    }
+
+
+def run(cells: Cells[Answers], loads: LoadGenerator, scale: Scale, systems: Mapping[str, Replay]) -> None:
     """Measure all cells of the part `loads`."""
-    scale, loads = bench.scale, bench.loads
 
-    def named(*names: str) -> Sequence[DecodeSystem]:
-        return [systems[name] for name in names if name in systems]
+    def measure(load: Load, *names: str, title: str = "") -> None:
+        runs = {name: partial(systems[name], load) for name in names if name in systems}
+        cells.measure(title or load.name, runs)
 
-    pair, batching = named(OURS, *RUNTIMES), named(STATIC, CONTINUOUS)
-    bench.warm_up(list(systems.values()))
-    request_s = bench.alone(pair)
+    for replay in systems.values():
+        replay(loads.at_once(2))
+    for _ in range(max(2, scale.rounds)):
+        measure(loads.at_once(1), *RUNTIMES, title=ALONE)
     for _ in range(scale.rounds):
-        bench.measure(loads.at_once(scale.requests), [*pair, *named(TRITON, UNARY), *batching])
+        measure(loads.at_once(scale.requests), *systems)
         for count in scale.flights:
-            bench.measure(loads.at_once(count), pair)
+            measure(loads.at_once(count), *RUNTIMES)
+    request_s = cells.figure(ALONE, OURS, "latency_ms") / 1e3
     for paper_ms in scale.poisson:
         for number in range(scale.rounds):
-            others = named(CONTINUOUS) if number == 0 else []
-            bench.measure(loads.poisson(scale.requests, request_s, paper_ms), [*pair, *others])
+            others = () if number else (CONTINUOUS,)
+            measure(loads.poisson(scale.requests, request_s, paper_ms), *RUNTIMES, *others)
 
 
-def search(bench: DecodeBench, workers: dict[str, DecodeWorker]) -> None:
+def search(cells: Cells[Answers], loads: LoadGenerator, rounds: int, workers: Mapping[str, DecodeWorker]) -> None:
     """Measure beam search: ours, and transformers' with all requests in one batch and with one after another."""
-    searching = [
-        ConfiguredWorker(OURS, workers[OURS], num_beams=BEAMS),
-        ConfiguredWorker("transformers, one batch", workers[STATIC], num_beams=BEAMS),
-        ConfiguredWorker("transformers, one by one", workers[STATIC], num_beams=BEAMS, most=1),
-    ]
-    bench.warm_up(searching)
-    for _ in range(bench.scale.rounds):
-        bench.measure(replace(bench.loads.at_once(SEARCHES), name=SEARCH), searching)
+    theirs = workers[STATIC].replay
+    searching: dict[str, Replay] = {
+        OURS: partial(workers[OURS].replay, num_beams=BEAMS),
+        "transformers, one batch": partial(theirs, num_beams=BEAMS),
+        "transformers, one by one": partial(theirs, num_beams=BEAMS, most=1),
+    }
+    for replay in searching.values():
+        replay(loads.at_once(2))
+    for _ in range(rounds):
+        load = replace(loads.at_once(SEARCHES), name=SEARCH)
+        cells.measure(SEARCH, {name: partial(replay, load) for name, replay in searching.items()})
 
 
 if __name__ == "__main__":

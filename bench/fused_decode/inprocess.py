@@ -42,14 +42,13 @@ class RecordedText(TextStream):
 class InProcess:
     """One loop, to which a thread submits requests when they are due."""
 
-    def __init__(self, folder: Path, precision: str, kv_precision: str, kernels: Path, max_length: int) -> None:
+    def __init__(self, folder: Path, precision: str, kernels: Path, max_length: int) -> None:
         self._max_length = max_length
         self._table = token_bytes(folder / TOKENIZER_FILE)
         model = DecodeModel.load(
             folder,
             ModelOptions(
                 precision=precision,
-                kv_precision=kv_precision,
                 slots=SLOTS,
                 max_length=max_length,
                 threads=cores(),

@@ -1,4 +1,4 @@
-"""Our decode loop as a process: `-m bench.fused_decode.inprocess_worker FOLDER PRECISION KV_PRECISION KERNELS LENGTH`.
+"""Our decode loop as a process: `-m bench.fused_decode.inprocess_worker FOLDER PRECISION KERNELS LENGTH`.
 
 LENGTH: the most tokens of a request.
 """
@@ -17,8 +17,8 @@ def main() -> None:
     kernel_build.limit_spinning()
     from bench.fused_decode.inprocess import InProcess
 
-    folder, precision, kv_precision, kernels, max_length = sys.argv[1:]
-    serve_decoding(InProcess(Path(folder), precision, kv_precision, Path(kernels), int(max_length)).replay)
+    folder, precision, kernels, max_length = sys.argv[1:]
+    serve_decoding(InProcess(Path(folder), precision, Path(kernels), int(max_length)).replay)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 
 from bench.common.models import SHIPPED, generator, write_front
 from bench.common.output import empty
-from bench.fused_decode.loads import SLOTS, Load, check
+from bench.fused_decode.loads import MAX_LENGTH, SLOTS, Answers, Load
 from bench.peers.protocol import LEAD_S, DecodeRequest, Replayed
 from client.open_loop import INFER, PlannedRequest, serialise
 from shapeshift.errors import UnsupportedError
@@ -31,22 +31,19 @@ class TritonStreams:
 
     stream = True
 
-    def __init__(self, name: str, url: str, model: str, tokenizer: Path) -> None:
+    def __init__(self, url: str, model: str, tokenizer: Path) -> None:
         from tokenizers import Tokenizer
 
-        self.name = name
         self._url = url
         self._model = model
         self._text = Tokenizer.from_file(str(tokenizer)).decode
 
-    def replay(self, load: Load) -> Replayed:
+    def replay(self, load: Load) -> Answers:
         planned = [
             PlannedRequest(request.at_s, self._inputs(request), self._parameters(request)) for request in load.requests
         ]
         payloads = serialise(self._model, planned)
-        replayed = asyncio.run(self._replay(load.requests, payloads))
-        check(load, replayed)
-        return replayed
+        return Answers(load, asyncio.run(self._replay(load.requests, payloads)))
 
     def _parameters(self, request: DecodeRequest) -> dict[str, str]:
         return {}
@@ -79,7 +76,7 @@ class TritonStreams:
         while len(stamps) < request.new_tokens:
             answer = service_pb2.ModelStreamInferResponse.FromString(await call.read())
             if answer.error_message:
-                raise UnsupportedError(f"{self.name}: {answer.error_message}")
+                raise UnsupportedError(f"{self._model}: {answer.error_message}")
             stamps += [time.perf_counter() - start] * _tokens(answer.infer_response)
         await call.done_writing()
         return stamps
@@ -104,9 +101,8 @@ def _tokens(response: Any) -> int:
     return 0
 
 
-def publish(checkpoint: Path, precision: str, kv_precision: str, max_length: int, repository: Path) -> None:
+def publish(checkpoint: Path, precision: str, repository: Path) -> None:
     """Write the `generate` model over `checkpoint`, and the one that forwards to it, to a repository of their own."""
     empty(repository)
-    parameters = {**generator(checkpoint, precision, SLOTS, max_length), "kv_precision": kv_precision}
-    write_front(SHIPPED / GENERATE, repository / GENERATE, parameters)
+    write_front(SHIPPED / GENERATE, repository / GENERATE, generator(checkpoint, precision, SLOTS, MAX_LENGTH))
     write_front(SHIPPED / GENERATE_UNARY, repository / GENERATE_UNARY, {})

@@ -1,99 +1,176 @@
 """`make bench BENCH=gateway`: what the gateway adds to a request, and infinity's API beside it.
 
-One keep-alive connection for each client, with requests made once. The direct gRPC path and the gateway take turns, so
-that other load on the machine meets both; the gateway, the server and the clients share the cores.
-
---parts chooses: added (the default), infinity (which makes an environment of its own first: minutes).
+added      the gateway and the direct gRPC path; gateway, server and clients share the cores
+infinity   infinity's API beside the gateway's: the same checkpoint, texts and client. infinity computes in f32, its
+           default on a CPU; ours in the precision of `encode`, and in f32 as `encode_f32`, which plans its calls by
+           the latencies of `encode` (it makes an environment of its own first: minutes)
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import statistics
+import contextlib
+import json
 import sys
 import time
-from collections.abc import Awaitable, Callable
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
-from bench.common.output import BUILD, FOLDER, Output, Row, name_of_parts, program
-from bench.common.server import running_server
-from bench.gateway import infinity
-from bench.gateway.ways import DirectWay, HttpWay, Way
+import aiohttp
+import numpy as np
+
+from bench.common.cells import Cells, Run
+from bench.common.front_variants import ENGINES, publish_variant
+from bench.common.output import BUILD, FOLDER, Output, Row, empty, name_of_parts, parser, program
+from bench.common.server import loaded_server
+from bench.common.texts import CHECKPOINT, HttpServer, Outcome, TextBench, TritonModel
+from bench.peers.infinity import infinity_servers
 from shapeshift.cli.gateway import child
+from shapeshift.engines import manifest
+from shapeshift.errors import ShapeshiftError
+from shapeshift.triton.async_client import AsyncClient, ModelCall
 from shapeshift.triton.embedded.free_ports import free_ports
 
-USUAL = ("added",)
-CLIENTS = 32
+PARTS = ("added", "infinity")
+DIRECT, GATEWAY = "direct", "gateway"
+CLIENTS = (8, 32)
+_PROMPT, _TOKENS, _STREAMS = "Once upon a time", 64, 20
+_READY_S, _TIMEOUT_S = 300.0, 600.0
 
 
 @program
 def main() -> int:
     """Measure, print, and write the tables and data to build/bench/."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gateway", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer requests")
-    parser.add_argument("--parts", nargs="+", choices=(*USUAL, "infinity"), default=USUAL)
-    options = parser.parse_args()
-    requests, rounds, seconds = (200, 3, 2.0) if options.quick else (1000, 5, 5.0)
-    settings = {"requests": requests, "rounds": rounds, "clients": CLIENTS, "parts": " ".join(options.parts)}
-    output = Output("gateway", settings, name_of_parts("gateway", options.parts, USUAL))
-    if "added" in options.parts:
-        measure(output, requests, rounds, seconds)
-    if "infinity" in options.parts:
-        infinity.measure(output, requests, rounds)
+    options = parser("gateway", __doc__, "fewer requests", PARTS, usual=1).parse_args()
+    requests, rounds = (200, 3) if options.quick else (1000, 5)
+    settings = {"requests": requests, "rounds": rounds}
+    output = Output("gateway", settings, name_of_parts("gateway", options.parts, PARTS[:1]))
+    for part in options.parts:
+        measure = added if part == "added" else infinity
+        measure(output, TextBench(options.seed, requests, rounds), rounds)
     output.save()
     return 0
 
 
-def measure(output: Output, requests: int, rounds: int, seconds: float) -> None:
-    """The part `added`, on a server of its own."""
-    with running_server(("encode", "generate"), (BUILD / "repository",), FOLDER / "run") as server:
-        port = next(iter(free_ports()))
-        with child(server.settings, port) as gateway, asyncio.Runner() as runner:
-            gateway.start()
-            direct, http = DirectWay(server.grpc_url), HttpWay(f"127.0.0.1:{port}")
-            runner.run(http.wait_ready())
-            rows, rate = runner.run(measured(direct, http, requests, rounds, seconds))
-    output.table("one client", rows)
-    output.table("embeddings/s, median of rounds", [rate])
-    output.data["gateway"] = [*rows, rate]
+def added(output: Output, bench: TextBench, rounds: int) -> None:
+    """Embeddings of one client and of 32, and streams one at a time: direct, and through the gateway."""
+    with running(BUILD / "repository", {"encode": len(manifest.load(ENGINES).engines), "generate": 0}) as (grpc, http):
+        bench.closed([TritonModel(DIRECT, grpc, "encode"), HttpServer(GATEWAY, http, "encode")], (1, CLIENTS[1]))
+        streams: Cells[list[list[float]]] = Cells(_stream_figures)
+        ways = {
+            DIRECT: lambda: asyncio.run(_direct_streams(grpc)),
+            GATEWAY: lambda: asyncio.run(_http_streams(http)),
+        }
+        streams.measure("one stream at a time", ways, rounds)
+    output.say(bench.cells.tables("embeddings, ") + streams.tables())
+    rows = [
+        _added(bench.cells, "closed 1", "p50_ms"),
+        *(_added(streams, "one stream at a time", name) for name in ("first_ms", "between_ms")),
+        _added(bench.cells, f"closed {CLIENTS[1]}", "per_second"),
+    ]
+    output.table("what the gateway adds", rows)
+    output.data["gateway"] = rows
 
 
-async def measured(direct: Way, http: Way, requests: int, rounds: int, seconds: float) -> tuple[list[Row], Row]:
-    """Medians in ms with one client, and embeddings a second with CLIENTS: direct, and through the gateway."""
+def infinity(output: Output, bench: TextBench, rounds: int) -> None:
+    """Texts a second of each API, and ours over the faster of infinity's engines. Raises ShapeshiftError."""
+    built = manifest.load(ENGINES)
+    repository = FOLDER / "repository"
+    empty(repository)
+    publish_variant("encode_f32", built.engines, repository, built.packs_rows, precision="f32")
+    with ExitStack() as stack:
+        engines = {name: len(built.engines) for name in ("encode", "encode_f32")}
+        _, http = stack.enter_context(running(BUILD / "repository", engines, repository))
+        ours = [
+            HttpServer(f"gateway {precision}", http, name)
+            for name, precision in (("encode", built.precision), ("encode_f32", "f32"))
+        ]
+        others = stack.enter_context(infinity_servers(("torch", "optimum"), CHECKPOINT, BUILD))
+        bench.closed([*ours, *others], CLIENTS)
+    rows = ratios(bench.cells, [one.name for one in ours], [one.name for one in others])
+    output.say(bench.cells.tables("short texts, "))
+    output.table("over the better one of infinity's engines", rows)
+    output.data |= {"infinity": bench.cells.records(), "infinity ratios": rows}
+
+
+def ratios(cells: Cells[Outcome], ours: list[str], others: list[str]) -> list[Row]:
+    """How far each of ours is ahead, by rate and by processor time."""
     rows: list[Row] = []
-    asks: dict[str, Callable[[Way], Awaitable[tuple[float, ...]]]] = {
-        "embedding": lambda way: way.embed(),
-        "first token, between tokens": lambda way: way.generate(),
+    for load in cells.loads:
+        best = max(cells.figure(load, name, "per_second") for name in others)
+        least = min(cells.figure(load, name, "processor_ms") for name in others)
+        for name in ours:
+            rate = cells.figure(load, name, "per_second") / best
+            spent = least / cells.figure(load, name, "processor_ms")
+            rows.append({"system": name, "load": load, "texts/s": rate, "processor time": spent})
+    return rows
+
+
+@contextmanager
+def running(repository: Path, engines: Mapping[str, int], *more: Path) -> Iterator[tuple[str, str]]:
+    """The gRPC address of a server with the models in `engines` (name: number of engines), and the URL of its gateway,
+    which lists them. Raises ShapeshiftError where that takes longer than five minutes."""
+    with loaded_server(engines, (repository, *more)) as server:
+        port = next(iter(free_ports()))
+        with child(server.settings, port) as gateway:
+            gateway.start()
+            url, end = f"http://127.0.0.1:{port}/v1", time.monotonic() + _READY_S
+            while not engines.keys() <= _listed(url):
+                if time.monotonic() > end:
+                    raise ShapeshiftError(f"{url} does not list {', '.join(engines)} after {_READY_S:g} s")
+                time.sleep(0.2)
+            yield server.grpc_url, url
+
+
+def _listed(url: str) -> set[str]:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/models", timeout=10) as answer:
+        return {one["id"] for one in json.load(answer)["data"]}
+    return set()
+
+
+async def _direct_streams(address: str) -> list[list[float]]:
+    """Seconds from each request to its pieces, over gRPC, through the client that the gateway has."""
+    client, times = AsyncClient(address), []
+    inputs = {
+        "text_input": np.array([_PROMPT.encode()], dtype=object),
+        "stream": np.array([True]),
+        "max_tokens": np.array([_TOKENS], np.int32),
+        "ignore_eos": np.array([True]),
     }
-    for name, ask in asks.items():
-        times: dict[Way, list[tuple[float, ...]]] = {direct: [], http: []}
-        for _ in range(requests if name == "embedding" else requests // 10):
-            for way, of_way in times.items():
-                of_way.append(await ask(way))
-        for place, part in enumerate(name.split(", ")):
-            ms = [statistics.median(took[place] for took in times[way]) * 1e3 for way in (direct, http)]
-            rows.append({"p50, ms": part, "direct": ms[0], "gateway": ms[1], "added": ms[1] - ms[0]})
-    rates: dict[Way, list[float]] = {direct: [], http: []}
-    for _ in range(rounds):
-        for way, per_second in rates.items():
-            per_second.append(await _rate(way, seconds))
-    per_s = [statistics.median(rates[way]) for way in (direct, http)]
-    shown = {"clients": str(CLIENTS), "direct": per_s[0], "gateway": per_s[1], "share": per_s[1] / per_s[0]}
-    return rows, shown
+    for _ in range(_STREAMS):
+        start = time.perf_counter()
+        call = ModelCall("generate", inputs, _TIMEOUT_S)
+        times.append([time.perf_counter() - start async for _ in client.stream(call)])
+    await client.close()
+    return times
 
 
-async def _rate(way: Way, seconds: float) -> float:
-    """Embeddings a second, with `CLIENTS` requests open all the time."""
-    end, count = time.perf_counter() + seconds, 0
+async def _http_streams(url: str) -> list[list[float]]:
+    """The same over HTTP."""
+    body = {"model": "generate", "prompt": _PROMPT, "max_tokens": _TOKENS, "ignore_eos": True, "stream": True}
+    times = []
+    async with aiohttp.ClientSession() as session:
+        for _ in range(_STREAMS):
+            start = time.perf_counter()
+            async with session.post(f"{url}/completions", json=body) as answer:
+                answer.raise_for_status()
+                pieces = [time.perf_counter() - start async for line in answer.content if line.startswith(b"data: {")]
+            times.append(pieces)
+    return times
 
-    async def loop() -> None:
-        nonlocal count
-        while time.perf_counter() < end:
-            await way.embed()
-            count += 1
 
-    await asyncio.gather(*(loop() for _ in range(CLIENTS)))
-    return count / seconds
+def _stream_figures(run: Run[list[list[float]]]) -> dict[str, float]:
+    first = [pieces[0] for pieces in run.result]
+    between = [(pieces[-1] - pieces[0]) / max(1, len(pieces) - 1) for pieces in run.result]
+    return {"first_ms": 1e3 * float(np.median(first)), "between_ms": 1e3 * float(np.median(between))}
+
+
+def _added(cells: Cells[Outcome] | Cells[list[list[float]]], load: str, name: str) -> Row:
+    direct, gateway = (cells.figure(load, way, name) for way in (DIRECT, GATEWAY))
+    row = {"of": f"{load}: {name}", DIRECT: direct, GATEWAY: gateway}
+    return row | {"added": gateway - direct, "share": gateway / direct}
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from bench.common.systems import HttpServer
+from bench.common.texts import HttpServer
 from bench.peers.venv import REQUIREMENTS, PeerVenv, run_logged, tail
 from shapeshift.errors import NotFoundError, UnsupportedError
 from shapeshift.triton.embedded.free_ports import free_ports

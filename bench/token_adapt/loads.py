@@ -60,15 +60,6 @@ def _mixed(at_s: Floats, rng: np.random.Generator) -> Traffic:
     return Traffic(at_s, rng.integers(0, len(TABLE_II), len(at_s)))
 
 
-def representatives(tasks: Mapping[str, Task]) -> dict[str, Task]:
-    """The task that represents each of the paper's data sets: by name, or by its accuracy at gamma 0."""
-    data_sets = ("CIFAR100", "CIFAR10", "EuroSAT")
-    if set(data_sets) <= set(tasks):
-        return {name: tasks[name] for name in data_sets}
-    hardest_first = sorted(tasks.values(), key=lambda task: task.accuracy[0])
-    return {name: hardest_first[min(rank, len(hardest_first) - 1)] for rank, name in enumerate(data_sets)}
-
-
 def utilities(traffic: Traffic) -> Floats:
     """The utility of each request."""
     return np.array([utility for _, _, utility in TABLE_II])[traffic.kind]
@@ -81,8 +72,7 @@ def required_ms(traffic: Traffic) -> Floats:
 
 def accuracies(traffic: Traffic, tasks: Mapping[str, Task], gammas: Sequence[int]) -> Floats:
     """[n, gammas]: the accuracy of each request's task."""
-    tasks_by_name = representatives(tasks)
-    rows = np.array([[tasks_by_name[name].accuracy[gamma] for gamma in gammas] for name, _, _ in TABLE_II])
+    rows = np.array([[tasks[name].accuracy[gamma] for gamma in gammas] for name, _, _ in TABLE_II])
     return rows[traffic.kind]
 
 
@@ -91,15 +81,13 @@ def simulated(traffic: Traffic, tasks: Mapping[str, Task], gammas: Sequence[int]
     return Load(traffic.at_s * 1e3, required_ms(traffic), utilities(traffic), accuracies(traffic, tasks, gammas))
 
 
-def planned(traffic: Traffic, tasks: Mapping[str, Task], image_size: int) -> list[PlannedRequest]:
+def planned(traffic: Traffic, image_size: int) -> list[PlannedRequest]:
     """The traffic for the server. All images are one JPEG of noise: an image's content does not change its time."""
     file = io.BytesIO()
     Image.effect_noise((image_size, image_size), 60).convert("RGB").save(file, "JPEG", quality=90)
     image = {"IMAGE": np.array([[file.getvalue()]], dtype=np.object_)}
-    tasks_by_name = representatives(tasks)
     parameters: list[dict[str, Parameter]] = [
-        {"task": tasks_by_name[name].name, "latency_ms": latency_ms, "utility": utility}
-        for name, latency_ms, utility in TABLE_II
+        {"task": name, "latency_ms": latency_ms, "utility": utility} for name, latency_ms, utility in TABLE_II
     ]
     rows = zip(traffic.at_s.tolist(), traffic.kind.tolist(), strict=True)
     return [PlannedRequest(at, image, parameters[kind]) for at, kind in rows]

@@ -10,7 +10,6 @@ from bench.common.models import SHIPPED, write_front
 from bench.common.output import empty
 from shapeshift.token_adapt.interfaces import GammaProfile, ImageModel, Task
 from shapeshift.token_adapt.model import emulated
-from shapeshift.triton import model_config
 
 SERVED = "classify_image"
 OURS_NAME, PAPER_NAME, PETS_NAME, INFAAS_NAME = "ours", "the paper's OTAS", "gamma 0 (PetS)", "INFaaS"
@@ -49,7 +48,7 @@ def infaas(models: Mapping[int, GammaProfile], tasks: Sequence[Task], switch_ms:
     return Scheme(INFAAS_NAME, {"algorithm": "infaas"}, model, switch_ms)
 
 
-def publish_emulated(schemes: Sequence[Scheme], model: ImageModel, repository: Path) -> None:
+def publish(schemes: Sequence[Scheme], model: ImageModel, repository: Path) -> None:
     """Write a model for each of `schemes` over emulated engines."""
     empty(repository)
     for scheme in schemes:
@@ -60,12 +59,3 @@ def publish_emulated(schemes: Sequence[Scheme], model: ImageModel, repository: P
         emulated.write(file, served.preprocessing.size, list(served.profiles.values()), tasks, scheme.switch_ms)
         parameters = {"provider": "emulated", "profile_file": file.resolve(), **scheme.parameters}
         write_front(SHIPPED / SERVED, folder, parameters, keeps=False)
-
-
-def publish_engines(schemes: Sequence[Scheme], generated: Path, repository: Path) -> None:
-    """Write a model for each of `schemes` over the engines of the generated `classify_image`."""
-    empty(repository)
-    parameters = model_config.parameters(model_config.read(generated / SERVED / "config.pbtxt"))
-    paths = {name: (generated / SERVED / parameters[name]).resolve() for name in ("engines", "tasks_dir")}
-    for scheme in schemes:
-        write_front(generated / SERVED, repository / scheme.slug, {**paths, **scheme.parameters})

@@ -44,7 +44,7 @@ SIZES = {
 _LABELS = ("right", "wrong")
 
 
-def model(profile: Path) -> EmulatedImageModel:
+def model(profile: Path = PROFILE) -> EmulatedImageModel:
     """ViT-Base with the latencies of a profile, all scaled by one factor; see `CAPACITY_PER_S`."""
     measured = latencies(profile)
     best = max(count / ms for count, ms in measured[0].items()) * 1e3

@@ -5,15 +5,12 @@ import pytest
 from numpy.typing import NDArray
 
 from bench.adapter_cache import report, turns
-from bench.adapter_cache.__main__ import QUICK, AdapterBench
 from bench.adapter_cache.loads import RANKS, Lengths, adapter_set, draw
 from bench.adapter_cache.report import AdapterRun
-from bench.common.output import Output
 
 
 def a_run(first: NDArray[np.float64], loaded: float = 0.0) -> AdapterRun:
-    ranks = np.resize(np.array(RANKS, np.int64), len(first))
-    return AdapterRun(ranks, first, first + 1, np.full(10, 0.02), loaded, 3.0, 1.0, 10.0)
+    return AdapterRun(first, first + 1, np.full(10, 0.02), loaded, 3.0, 1.0, 10.0)
 
 
 def test_figures_of_a_run() -> None:
@@ -32,19 +29,12 @@ def test_ratios_and_their_intervals() -> None:
     slow = rng.exponential(1.0, 2000)
     value, low, high = report.ratio([a_run(slow / 2)], [a_run(slow)], 99)
     assert value == pytest.approx(0.5) and low <= 0.5 <= high
-    value, low, high = report.ratio([a_run(rng.exponential(1.0, 2000))], [a_run(slow)], 99, rank=RANKS[0])
+    value, low, high = report.ratio([a_run(rng.exponential(1.0, 2000))], [a_run(slow)], 99)
     assert low < 1 < high
-    assert [row["first token"] for row in report.by_rank([a_run(slow)], [a_run(slow)])][-1] == "p99, rank 128"
+    assert [row["first token"] for row in report.ratios([a_run(slow)], [a_run(slow)])] == ["p50", "p99"]
     calm, fair = rng.exponential(1.0, 400), a_run(rng.exponential(1.0, 400))
     value, low, high = report.ratio([a_run(calm), a_run(3 * calm)], [fair, fair], 50)
     assert low < 1.3 and high > 2.5, "a slow run may be left out or drawn twice"
-
-
-def test_the_load_at_which_the_objective_is_reached() -> None:
-    loads = (0.5, 0.7, 0.9)
-    assert report.at_objective(loads, (100, 200, 400), 300) == pytest.approx(0.8)
-    assert report.at_objective(loads, (100, 200, 250), 300) == 0.9
-    assert report.at_objective(loads, (600, 700, 800), 300) == pytest.approx(0.25)
 
 
 def test_loads_follow_their_laws() -> None:
@@ -59,15 +49,6 @@ def test_loads_follow_their_laws() -> None:
     assert {(request.prompt_tokens, request.answer_tokens) for request in requests} == {(10, 3), (20, 4)}
     again = draw(lengths, adapters, 50.0, 20_000, np.random.default_rng(0))
     assert requests == again
-
-
-def test_a_load_without_measurements_has_no_table(capsys: pytest.CaptureFixture[str]) -> None:
-    output = Output("adapter_cache", {})
-    capsys.readouterr()
-    bench = AdapterBench(QUICK, 0, "f32", output)
-    bench.say_load("load 80%", {})
-    bench.say_load("load 90%", {report.DEFAULT: [a_run(np.linspace(1, 2, 20))]})
-    assert not output.data and not capsys.readouterr().out
 
 
 def test_runs_of_the_same_requests_give_the_median_of_each_request() -> None:

@@ -5,17 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.fused_decode.loads import (
-    LONGEST,
-    PAPER_REQUEST_S,
-    PROMPT,
-    Load,
-    LoadGenerator,
-    Run,
-    agreement,
-    check,
-    max_length,
-)
+from bench.common.cells import Run
+from bench.fused_decode.loads import PAPER_REQUEST_S, PROMPT, Answers, Load, LoadGenerator, agreement, figures
 from bench.peers.protocol import DecodeRequest, Replayed
 
 WORDS = range(10, 50)
@@ -33,11 +24,6 @@ def test_prompts_are_made_of_the_words(maker: LoadGenerator) -> None:
     assert len({tuple(request.prompt) for request in load.requests}) == 3
 
 
-def test_prompts_have_the_length_asked_for() -> None:
-    assert {len(request.prompt) for request in LoadGenerator(0, WORDS, 5, prompt=70).at_once(3).requests} == {70}
-    assert max_length(70) > 70 + LONGEST
-
-
 def test_same_seed_same_loads() -> None:
     one, other = (LoadGenerator(7, WORDS, 5).poisson(20, 2.0, 50) for _ in range(2))
     assert one == other != LoadGenerator(8, WORDS, 5).poisson(20, 2.0, 50)
@@ -51,19 +37,19 @@ def test_intervals_are_the_papers_in_proportion(maker: LoadGenerator) -> None:
 
 def test_figures_of_a_run() -> None:
     load = Load("two", [DecodeRequest(0.0, [1], 3), DecodeRequest(1.0, [1], 2)])
-    run = Run(load, Replayed([[0.5, 0.7, 1.0], [1.25, 2.0]], [[1, 2, 3], [4, 5]]), 0.0)
-    assert run.tokens_per_second == pytest.approx(5 / 2.0)
-    assert run.latency_ms == pytest.approx([1000, 1000])
-    assert run.first_token_ms == pytest.approx([500, 250])
-    assert run.between_ms == pytest.approx([200, 300, 750])
+    answers = Answers(load, Replayed([[0.5, 0.7, 1.0], [1.25, 2.0]], [[1, 2, 3], [4, 5]], {"steps": 3.0}))
+    run = figures(Run(answers, 0.0, 0.0))
+    assert run["tokens_per_second"] == pytest.approx(5 / 2.0)
+    assert (run["latency_ms"], run["first_token_ms"], run["steps"]) == pytest.approx((1000, 375, 3))
+    assert run["between_ms"] == pytest.approx((200 + 300 + 750) / 3)
 
 
 @pytest.mark.parametrize("stamps", [[[0.1]], [[0.2, 0.1]], [[0.1, 0.2, 0.3]]])
 def test_a_wrong_number_of_tokens_or_a_wrong_order_is_noticed(stamps: list[list[float]]) -> None:
     load = Load("one", [DecodeRequest(0.0, [1], 2)])
-    check(load, Replayed([[0.1, 0.2]], [[1, 2]]))
+    Answers(load, Replayed([[0.1, 0.2]], [[1, 2]]))
     with pytest.raises(ValueError, match="one: "):
-        check(load, Replayed(stamps, [[1, 2]]))
+        Answers(load, Replayed(stamps, [[1, 2]]))
 
 
 def test_agreement_ends_with_the_first_difference() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.fused_decode.loads import Load
-from bench.fused_decode.systems import ConfiguredWorker, DecodeWorker
+from bench.fused_decode.systems import DecodeWorker
 from bench.peers.protocol import DecodeRequest, send
 from shapeshift.errors import UnsupportedError
 
@@ -37,13 +37,13 @@ def worker(tmp_path: Path) -> DecodeWorker:
 
 def test_requests_and_answers_pass(worker: DecodeWorker) -> None:
     worker.wait_ready()
-    replayed = worker.replay(Load("x", [DecodeRequest(0.0, [3], 2), DecodeRequest(1.0, [4], 1)]))
+    replayed = worker.replay(Load("x", [DecodeRequest(0.0, [3], 2), DecodeRequest(1.0, [4], 1)])).replayed
     assert replayed.stamps == [[0.0, 0.5], [1.0]] and replayed.tokens == [[3, 3], [4]]
     assert replayed.extra["num_beams"] == 0
     now, most = worker.memory_mb()
     assert 1.0 < now <= most
-    configured = ConfiguredWorker("", worker, num_beams=4)
-    assert configured.replay(Load("x", [DecodeRequest(0.0, [3], 1)])).extra["num_beams"] == 4
+    searched = worker.replay(Load("x", [DecodeRequest(0.0, [3], 1)]), num_beams=4)
+    assert searched.replayed.extra["num_beams"] == 4
     child = int(replayed.extra["child"])
     os.kill(child, 0)
     worker.stop()

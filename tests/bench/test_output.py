@@ -23,7 +23,7 @@ def test_a_simulation_leaves_the_results_of_the_whole_bench(folder: Path, monkey
     def no_tables(*_: Any) -> Iterator[Any]:
         return iter(())
 
-    monkeypatch.setattr(polymorph.simulated_cluster, "tables", no_tables)
+    monkeypatch.setattr(polymorph.simulated, "tables", no_tables)
     folder.mkdir(parents=True)
     (folder / "polymorph.txt").write_text("hours of work")
     monkeypatch.setattr(sys, "argv", ["polymorph", "--parts", "simulated"])

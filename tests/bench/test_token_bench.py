@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from bench.token_adapt import cells, loads, report, systems, vit_base
-from bench.token_adapt.cells import NEVER_RUN, Cell
+from bench.common.cells import Cells, Run
+from bench.token_adapt import cells, loads, systems, vit_base
+from bench.token_adapt.cells import NEVER_RUN, Images
 from shapeshift.token_adapt.interfaces import Task
 
 
@@ -18,7 +19,7 @@ def task(name: str, ease: float) -> Task:
     return Task(name, ("a", "b"), {-4: ease - 0.1, 0: ease}, 600.0, 1.0)
 
 
-TASKS = {name: task(name, ease) for name, ease in {"x": 0.9, "y": 0.7, "z": 0.99}.items()}
+TASKS = {name: task(name, ease) for name, ease in {"CIFAR10": 0.9, "CIFAR100": 0.7, "EuroSAT": 0.99}.items()}
 
 
 def test_traffic_has_its_rate_and_table_iis_mix() -> None:
@@ -34,18 +35,11 @@ def test_traffic_has_its_rate_and_table_iis_mix() -> None:
     assert (bursts < bursts.mean()).mean() > 0.6
 
 
-def test_the_hardest_task_represents_the_hardest_data_set() -> None:
-    tasks = loads.representatives(TASKS)
-    assert {name: one.name for name, one in tasks.items()} == {"CIFAR100": "y", "CIFAR10": "x", "EuroSAT": "z"}
-    own = {one.name: one for one in vit_base.tasks()}
-    assert loads.representatives(own)["EuroSAT"] is own["EuroSAT"]
-
-
 def test_requests_carry_the_parameters_of_their_type() -> None:
     traffic = loads.Traffic(np.array([0.0, 0.5, 1.0]), np.array([2, 5, 2]))
-    requests = loads.planned(traffic, TASKS, 32)
-    assert requests[0].parameters == {"task": "y", "latency_ms": 600.0, "utility": 1.0}
-    assert requests[1].parameters == {"task": "z", "latency_ms": 1000.0, "utility": 0.01}
+    requests = loads.planned(traffic, 32)
+    assert requests[0].parameters == {"task": "CIFAR100", "latency_ms": 600.0, "utility": 1.0}
+    assert requests[1].parameters == {"task": "EuroSAT", "latency_ms": 1000.0, "utility": 0.01}
     assert requests[0].parameters is requests[2].parameters and requests[0].inputs is requests[1].inputs
     load = loads.simulated(traffic, TASKS, (-4, 0))
     assert load.accuracy.tolist() == pytest.approx(np.array([[0.6, 0.7], [0.89, 0.99], [0.6, 0.7]]))
@@ -71,45 +65,38 @@ def test_answers_are_read() -> None:
     assert cells.read(None) == (NEVER_RUN, 0, False)
 
 
-def cell(scheme: str, in_time: list[bool], load: str = "1.2 times capacity", seed: int = 0) -> Cell:
-    count = len(in_time)
-    gamma = np.array([0, -4, NEVER_RUN, 0][:count])
-    return Cell(
-        load=load,
-        scheme=scheme,
-        seed=seed,
-        at_s=np.arange(count, dtype=float),
-        utility=np.array([1.0, 0.5, 0.2, 0.3])[:count],
-        accuracy=np.where(gamma == NEVER_RUN, 0.0, 0.8),
-        gamma=gamma,
-        batch=np.array([1, 2, 0, 2])[:count],
-        in_time=np.array(in_time),
-        failed=0,
-        foreign=0.0,
+def images(in_time: list[bool]) -> Run[Images]:
+    gamma = np.array([0, -4, NEVER_RUN, 0][: len(in_time)])
+    return Run(
+        Images(
+            utility=np.array([1.0, 0.5, 0.2, 0.3])[: len(in_time)],
+            accuracy=np.where(gamma == NEVER_RUN, 0.0, 0.8),
+            gamma=gamma,
+            batch=np.array([1, 2, 0, 2])[: len(in_time)],
+            in_time=np.array(in_time),
+            failed=0,
+        ),
+        0.0,
+        0.0,
     )
 
 
 def test_utility_and_the_papers_types_of_a_cell() -> None:
-    one = cell("ours", [True, True, False, False])
-    assert one.share == pytest.approx(0.8 * 1.5 / 2.0)
-    assert one.types == pytest.approx((0.4, 0.1, 0.25, 0.25))
-    assert sum(one.types) == pytest.approx(1.0)
+    shown = cells.figures(images([True, True, False, False]))
+    assert shown["utility"] == pytest.approx(0.8 * 1.5 / 2.0)
+    types = [shown[name] for name in ("right", "wrong", "late", "evicted")]
+    assert types == pytest.approx([0.4, 0.1, 0.25, 0.25]) and sum(types) == pytest.approx(1.0)
+    assert shown["batch"] == 1.5 and shown["gamma"] == -1.3
 
 
-def test_ratios_are_of_the_means_over_the_seeds() -> None:
-    results = report.Results("test")
-    for seed in (0, 1):
-        results.cells += [
-            cell("ours", [True, True, False, True], seed=seed),
-            cell(systems.PETS_NAME, [True, False, False, False], seed=seed),
-            cell("gamma -4", [True, True, False, False], seed=seed),
-        ]
-    ratios = {row["over"]: row["ratio"] for row in report.ratios(results)}
-    assert results.best_fixed("1.2 times capacity") == "gamma -4"
+def test_ratios_are_over_each_scheme_and_name_the_best_fixed_one() -> None:
+    results, load = Cells(cells.figures), "1.2 times capacity"
+    for _ in range(2):
+        results.keep(load, "ours", images([True, True, False, True]))
+        results.keep(load, systems.PETS.name, images([True, False, False, False]))
+        results.keep(load, "gamma -4", images([True, True, False, False]))
+    ratios = {row["over"]: row["ratio"] for row in cells.ratios(results)}
     assert ratios == pytest.approx({"gamma 0 (PetS)": 1.8, "gamma -4, the best fixed one": 1.2})
-    assert report.gamma_shares(results.cells) == pytest.approx({-4: 1 / 3, 0: 2 / 3})
-    assert "gamma -4, the best fixed one" in report.tables(results)
-    assert {row["scheme"] for row in report.records(results)} == {"ours", "gamma 0 (PetS)", "gamma -4"}
 
 
 def test_vit_base_is_scaled_to_its_capacity(tmp_path: Path) -> None:

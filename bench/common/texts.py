@@ -1,16 +1,16 @@
-"""The systems that encode texts, and the loads that each can be given."""
+"""Systems that encode texts, how they are called, and the cells of a benchmark of them."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import math
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,21 +19,30 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common.output import FOLDER
+from bench.common.cells import Cells, Run
+from bench.common.output import BUILD, FOLDER, progress
 from bench.common.worker import Worker
+from client import perf_analyzer
 from client.open_loop import INFER, PlannedRequest, replay, serialise
-from shapeshift.errors import UnsupportedError
+from shapeshift.errors import ShapeshiftError, UnsupportedError
+from shapeshift.workloads import lengths
+from shapeshift.workloads.text import TextMaker
 
+CHECKPOINT = BUILD / "checkpoints" / "all-MiniLM-L6-v2"
 # A request that a baseline answers late is a result, too.
 _TIMEOUT_S = 600.0
 _PAUSE_S = 0.05
 # uvicorn closes a connection after 5 idle seconds; a request sent at that moment is lost.
 _KEEPALIVE_S = 3.0
 _FAILURES = (grpc.RpcError, UnsupportedError, aiohttp.ClientError, TimeoutError)
+SLOW = {"ST": 8}
+"""Systems that get this many times fewer requests, so that all cells last about as long."""
 
 Times = NDArray[np.float64]
 Send = Callable[[int], Awaitable[object]]
 """Sends the request of this number, and returns with its answer; one of _FAILURES where there is none."""
+Closed = Callable[[Sequence[str], int, int], "Outcome"]
+"""See `System.closed`."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +61,17 @@ class Outcome:
         per_second = good.sum() / (answered[good].max() - due.min()) if good.any() else 0.0
         return cls((answered - due)[good] * 1e3, float(per_second), int((~good).sum()))
 
-    @property
-    def mean_ms(self) -> float:
-        """Of the latencies; not a number where no request succeeded."""
-        return float(self.latency_ms.mean()) if len(self.latency_ms) else math.nan
 
-    def percentile(self, q: float) -> float:
-        """Of the latencies; not a number where no request succeeded."""
-        return float(np.percentile(self.latency_ms, q)) if len(self.latency_ms) else math.nan
+def figures(run: Run[Outcome]) -> dict[str, float]:
+    """Of a run. processor_ms: of a request, in systems, idle ones too, and clients; other load hardly changes it."""
+    outcome, ms = run.result, run.result.latency_ms
+    times = [ms.mean(), *np.percentile(ms, [50, 98, 99])] if len(ms) else [math.nan] * 4
+    return {
+        "per_second": round(outcome.per_second, 2),
+        **dict(zip(("mean_ms", "p50_ms", "p98_ms", "p99_ms"), np.round(times, 3).tolist(), strict=True)),
+        "failed": outcome.failed,
+        "processor_ms": round(run.own_s * 1e3 / max(1, len(ms) + outcome.failed), 2),
+    }
 
 
 class System(Protocol):
@@ -67,16 +79,8 @@ class System(Protocol):
 
     name: str
 
-    def closed(self, texts: Sequence[str], concurrency: int, count: int) -> Outcome:
-        """`concurrency` clients, each of which sends its next request when one is answered; `count` requests in all."""
-        ...
-
-
-class OpenSystem(System, Protocol):
-    """A server, which also accepts requests at given instants."""
-
-    def open(self, texts: Sequence[str], instants: Times) -> Outcome:
-        """One text at each instant, in seconds; its latency counts from that instant."""
+    def closed(self, texts: Sequence[str], clients: int, count: int) -> Outcome:
+        """`clients` that each send the next request when one is answered; `count` requests in all."""
         ...
 
 
@@ -86,14 +90,25 @@ class TritonModel:
     def __init__(self, name: str, url: str, model: str) -> None:
         self.name, self._url, self._model = name, url, model
 
-    def closed(self, texts: Sequence[str], concurrency: int, count: int) -> Outcome:
+    def closed(self, texts: Sequence[str], clients: int, count: int) -> Outcome:
         payloads = serialise(self._model, _planned(texts, np.zeros(len(texts))))
-        return Outcome.of(asyncio.run(closed_loop(self._url, payloads, concurrency, lambda number: number < count)))
+        return Outcome.of(asyncio.run(closed_loop(self._url, payloads, clients, lambda number: number < count)))
 
     def open(self, texts: Sequence[str], instants: Times) -> Outcome:
+        """One text at each instant, in seconds; its latency counts from that instant."""
         planned = _planned(texts, instants)
         report = asyncio.run(replay(self._url, self._model, planned, timeout_s=_TIMEOUT_S, drain_s=_TIMEOUT_S))
         return Outcome(report.latency_s[report.ok] * 1e3, report.summary().throughput_per_s, int((~report.ok).sum()))
+
+    def analyzed(self, texts: Sequence[str], clients: int, count: int) -> Outcome:
+        """As `closed`, by perf_analyzer."""
+        inputs = [{"TEXT": [text]} for text in texts]
+        try:
+            measured = perf_analyzer.measure(self._url, self._model, inputs, clients, count, timeout_s=40.0 + 2 * count)
+        except ShapeshiftError as error:
+            progress(f"perf_analyzer, {self._model}: {error}")
+            return Outcome(np.array([]), 0.0, count)
+        return Outcome(measured.latency_ms, measured.per_second)
 
 
 class HttpServer:
@@ -106,22 +121,10 @@ class HttpServer:
         self.name, self._url = name, url
         self._common = {"encoding_format": "base64", **({"model": model} if model else {})}
 
-    def closed(self, texts: Sequence[str], concurrency: int, count: int) -> Outcome:
-        async def run() -> Times:
-            async with self._connected(texts) as send:
-                return await in_flight(send, concurrency, lambda number: number < count)
+    def closed(self, texts: Sequence[str], clients: int, count: int) -> Outcome:
+        return Outcome.of(asyncio.run(self._closed(texts, clients, count)))
 
-        return Outcome.of(asyncio.run(run()))
-
-    def open(self, texts: Sequence[str], instants: Times) -> Outcome:
-        async def run() -> Times:
-            async with self._connected(texts) as send:
-                return await at_instants(send, instants)
-
-        return Outcome.of(asyncio.run(run()))
-
-    @contextlib.asynccontextmanager
-    async def _connected(self, texts: Sequence[str]) -> AsyncIterator[Send]:
+    async def _closed(self, texts: Sequence[str], clients: int, count: int) -> Times:
         bodies = [json.dumps({"input": [text], **self._common}).encode() for text in texts]
 
         async def send(number: int) -> None:
@@ -135,22 +138,60 @@ class HttpServer:
             timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
             headers={"Content-Type": "application/json"},
         ) as session:
-            yield send
+            return await in_flight(send, clients, lambda number: number < count)
 
 
-class EncodeWorker:
-    """A `bench.encode.worker` process, which encodes without a server."""
+class InProcess:
+    """The engine set of a folder in a process of its own, `bench.encode.worker`, which encodes without a server."""
 
-    def __init__(self, name: str, kind: str, folder: Path) -> None:
-        self.name = name
-        command = [sys.executable, "-m", "bench.encode.worker", kind, str(folder)]
-        self._worker = Worker(name, command, FOLDER / "run" / f"{kind}.log")
+    name = "in-process"
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, "-m", "bench.encode.worker", str(folder)]
+        self._worker = Worker(self.name, command, FOLDER / "run" / "in-process.log")
         self._worker.wait_ready()
         self.stop = self._worker.stop
 
-    def closed(self, texts: Sequence[str], concurrency: int, count: int) -> Outcome:
-        answer = self._worker.ask(texts=list(texts), concurrency=concurrency, count=count)
+    def closed(self, texts: Sequence[str], clients: int, count: int) -> Outcome:
+        answer = self._worker.ask(texts=list(texts), clients=clients, count=count)
         return Outcome(np.array(answer["latency_ms"]), answer["per_second"])
+
+
+class TextBench:
+    """Closed loops of short texts on several systems. requests: of a cell; perf_analyzer's cells are named after it."""
+
+    def __init__(self, seed: int, requests: int, rounds: int) -> None:
+        self.cells = Cells(figures, seed)
+        self.texts = short_texts(seed)
+        self._requests, self._rounds = requests, rounds
+
+    def closed(self, systems: Sequence[System], clients: Sequence[int]) -> None:
+        """Run closed loops of each number of clients."""
+        for count in clients:
+            self._measure(f"closed {count}", count, {system.name: system.closed for system in systems})
+
+    def analyzed(self, fronts: Sequence[TritonModel], bare: System, clients: Sequence[int]) -> None:
+        """Run perf_analyzer on the fronts, and the bare engines on the same texts."""
+        for count in clients:
+            calls = {**{front.name: front.analyzed for front in fronts}, bare.name: bare.closed}
+            self._measure(f"perf_analyzer {count}", count, calls)
+
+    def _measure(self, load: str, clients: int, calls: Mapping[str, Closed]) -> None:
+        counts = {name: max(24, 3 * clients, self._requests // SLOW.get(name, 1)) for name in calls}
+        runs = {name: partial(call, self.texts, clients, counts[name]) for name, call in calls.items()}
+        self.cells.measure(load, runs, self._rounds)
+
+
+def short_texts(seed: int, count: int = 400) -> list[str]:
+    """Texts as short as posts, by the tokens of the model that encodes them."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    rng = np.random.default_rng(seed)
+    maker = TextMaker(rng, lambda text: len(tokenizer.encode(text).ids))
+    return [maker.text(max(3, int(length))) for length in lengths.short().sample(rng, count)]
 
 
 async def closed_loop(url: str, payloads: Sequence[bytes], clients: int, more: Callable[[int], bool]) -> Times:
@@ -183,23 +224,6 @@ async def in_flight(send: Send, clients: int, more: Callable[[int], bool]) -> Ti
 
     await asyncio.gather(*(client() for _ in range(clients)))
     return np.array(times).reshape(-1, 2)
-
-
-async def at_instants(send: Send, instants: Times) -> Times:
-    """A request at each of the ascending `instants`, however many are unanswered; [requests, 2] as in `Outcome.of`."""
-    start = time.monotonic()
-    times: Times = np.stack([start + instants, np.full(len(instants), math.nan)], axis=1)
-
-    async def one(number: int) -> None:
-        with contextlib.suppress(*_FAILURES):
-            await send(number)
-            times[number, 1] = time.monotonic()
-
-    async with asyncio.TaskGroup() as group:
-        for number, due in enumerate(times[:, 0].tolist()):
-            await asyncio.sleep(due - time.monotonic())
-            group.create_task(one(number))
-    return times
 
 
 def _planned(texts: Sequence[str], instants: Times) -> list[PlannedRequest]:
