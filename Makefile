@@ -7,7 +7,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 GPU ?=
 # Front models to serve, separated by commas; empty: all of model_repository/.
 MODELS ?=
-# What `make bench` measures: a module of bench/, such as encode, gateway, drill or fleet.demonstration.
+# What `make bench` measures: a module of bench/, such as encode, gateway or drill.
 BENCH ?= encode
 # Further options of `make serve`, `make demo`, `make bench`, `make gpu` and `make test`.
 ARGS ?=

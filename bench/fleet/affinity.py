@@ -1,72 +1,56 @@
-"""Adapter affinity against round robin, chance and least work, over three nodes: simulated, with the server's policies.
+"""Adapter affinity against round robin over three nodes: simulated, with the server's policies.
 
-Chance shows what uneven arrivals cost: round robin deals requests more evenly than they come, affinity does not.
+Each request enters at one node, in turn. Its front knows its own work exactly; of another node it knows the work at the
+last look, and what it has itself passed on there since. Passing a request on takes no time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.adapter_cache.loads import draw
 from bench.adapter_cache.report import DEFAULT, WARM
 from bench.adapter_cache.simulated import ACCURACY, PARTS, Regime, regimes
-from bench.common.output import Output, progress
+from bench.common.output import Output, Row, progress
 from shapeshift.adapter_cache.policy.length_prediction import Oracle
-from shapeshift.fleet.policy.placement import LOOK_S, least_unread, least_work
-from shapeshift.simulate.adapter_cache import SimulatedServer
-from shapeshift.simulate.adapter_fleet import REQUESTS, UNREAD_TOKENS, Choose, Work, first_s, run_fleet
+from shapeshift.fleet.policy.placement import LOOK_S, least_unread
+from shapeshift.simulate.adapter_cache import SimulatedRequest, SimulatedServer
 
 NODES = ("a", "b", "c")
-AFFINITY, ROUND_ROBIN, LEAST_WORK, CHANCE = "affinity", "round robin", "least work", "chance"
+AFFINITY, ROUND_ROBIN = "affinity", "round robin"
 # Of the capacity of one node without a cache, times the number of nodes.
 _LOAD = 0.7
+
+Choose = Callable[[SimulatedRequest, Mapping[str, float]], str]
+"""choose(request, unread prompt tokens by node): the node that serves the request."""
 
 
 def measure(output: Output, quick: bool) -> None:
     """Bytes loaded and the 99th percentile of the first token, by regime and rule; medians over seeds."""
     requests, seeds = (1500, (1,)) if quick else (6000, (1, 2, 3))
-    output.say(f"\nadapters on {len(NODES)} nodes, SIMULATED: 100 adapters, {requests} requests, load {_LOAD:.0%}")
+    rows: list[Row] = []
     for regime in regimes():
         rate = regime.capacity(requests // 3) * _LOAD * len(NODES)
-        found = {}
-        for rule in _RULES:
+        medians = {}
+        for rule in (ROUND_ROBIN, AFFINITY):
             progress(f"{regime.name}, {rule}")
-            found[rule] = np.median([_run(regime, rule, rate, requests, seed) for seed in seeds], axis=0)
-        output.say(f"  {regime.name} ({rate:.1f} requests/s)")
-        for rule, (loaded, p50, p99) in found.items():
-            ratio = loaded / found[ROUND_ROBIN][0], p99 / found[ROUND_ROBIN][2]
-            output.say(
-                f"    {rule:12} {loaded / 2**30:8.1f} GiB loaded, first token p50 {p50 * 1e3:6.0f} ms, p99 "
-                f"{p99 * 1e3:6.0f} ms; of round robin's: bytes {ratio[0]:.2f}, p99 {ratio[1]:.2f}"
-            )
-        output.data.setdefault("affinity", {})[regime.name] = {rule: one.tolist() for rule, one in found.items()}
+            runs = [run(regime, rule, rate, requests, seed) for seed in seeds]
+            medians[rule] = loaded, p99_s = np.median(runs, axis=0).tolist()
+            plain = medians[ROUND_ROBIN]
+            row = {"scarce": regime.name, "rule": rule, "GiB loaded": loaded / 2**30, "p99 ms": p99_s * 1e3}
+            rows.append({**row, "bytes, ratio": loaded / plain[0], "p99, ratio": p99_s / plain[1]})
+    what = f"{len(NODES)} nodes, SIMULATED: 100 adapters, {requests} requests, load {_LOAD:.0%}; over round robin"
+    output.table(what, rows)
+    output.data["affinity"] = rows
 
 
-def _round_robin() -> Choose:
-    turns = count()
-    return lambda request, work, own: NODES[next(turns) % len(NODES)]
-
-
-def _chance() -> Choose:
-    source = np.random.default_rng(0)
-    return lambda request, work, own: NODES[source.integers(len(NODES))]
-
-
-# The rule, and what fronts count for it.
-_RULES: Mapping[str, tuple[Callable[[], Choose], Work]] = {
-    ROUND_ROBIN: (_round_robin, REQUESTS),
-    CHANCE: (_chance, REQUESTS),
-    LEAST_WORK: (lambda: lambda request, work, own: least_work(work, own), REQUESTS),
-    AFFINITY: (lambda: lambda request, work, own: least_unread(str(request.adapter), work), UNREAD_TOKENS),
-}
-
-
-def _run(regime: Regime, rule: str, rate: float, requests: int, seed: int) -> tuple[float, float, float]:
-    """Bytes loaded, and p50 and p99 of the first token in seconds. One seed gives all rules the same requests."""
+def run(regime: Regime, rule: str, rate: float, requests: int, seed: int) -> tuple[float, float]:
+    """Bytes loaded, and p99 of the first token in seconds. One seed gives all rules the same requests."""
     drawn = draw(regime.lengths, regime.adapters, rate, requests, np.random.default_rng(seed))
     system = PARTS[DEFAULT]
     caching = replace(system.caching, share=regime.share)
@@ -77,8 +61,43 @@ def _run(regime: Regime, rule: str, rate: float, requests: int, seed: int) -> tu
         )
         for name in NODES
     }
-    make, work = _RULES[rule]
-    results, places = run_fleet(servers, drawn, make(), LOOK_S, work)
-    first = first_s(results, places)[int(requests * WARM) :]
-    loaded = sum(result.loaded_bytes for result in results.values())
-    return float(loaded), float(np.percentile(first, 50)), float(np.percentile(first, 99))
+    turns = count()
+    rules: Mapping[str, Choose] = {
+        ROUND_ROBIN: lambda request, unread: NODES[next(turns) % len(NODES)],
+        AFFINITY: lambda request, unread: least_unread(str(request.adapter), unread),
+    }
+    loaded, first_s = serve(servers, drawn, rules[rule], LOOK_S)
+    return loaded, float(np.percentile(first_s[int(requests * WARM) :], 99))
+
+
+def serve(
+    servers: Mapping[str, SimulatedServer], requests: Sequence[SimulatedRequest], choose: Choose, look_s: float
+) -> tuple[float, NDArray[np.float64]]:
+    """Serve `requests`, in order of arrival, to the end: bytes loaded, and seconds to the first token of each request.
+
+    look_s: seconds between two looks at the work of another node.
+    """
+    names = list(servers)
+    places: dict[str, list[int]] = {name: [] for name in names}
+    seen = dict.fromkeys(names, 0.0)
+    passed_on = {name: dict.fromkeys(names, 0.0) for name in names}
+    looked_at = 0.0
+    for place, request in enumerate(requests):
+        for server in servers.values():
+            server.advance(request.at_s)
+        if request.at_s - looked_at >= look_s:
+            looked_at = request.at_s
+            seen = {name: float(server.unread_tokens) for name, server in servers.items()}
+            passed_on = {name: dict.fromkeys(names, 0.0) for name in names}
+        entry = names[place % len(names)]
+        unread = {name: seen[name] + passed_on[entry][name] for name in names}
+        unread[entry] = float(servers[entry].unread_tokens)
+        chosen = choose(request, unread)
+        passed_on[entry][chosen] += request.prompt_tokens
+        servers[chosen].offer(request)
+        places[chosen].append(place)
+    results = {name: server.run() for name, server in servers.items()}
+    first_s = np.empty(len(requests))
+    for name, numbers in places.items():
+        first_s[np.asarray(numbers, int)] = results[name].first_s
+    return float(sum(result.loaded_bytes for result in results.values())), first_s

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.fleet.faults.machines import in_session
+from bench.fleet.machines import in_session
 from shapeshift.files import replace_private
 from shapeshift.fleet.supervision.cluster import SETTINGS, has_started, start_ray
 from shapeshift.triton.embedded.free_ports import free_ports

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from bench.fleet.faults.machines import Machines
-from bench.fleet.faults.site import FRONT, SETTLE_S, Site
+from bench.fleet.machines import Machines
 from bench.fleet.member_load import MemberLoad, steady
+from bench.fleet.site import FRONT, SETTLE_S, Site
 from tests import waiting
 
 pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(900)]

@@ -1,4 +1,4 @@
-"""The fleet of `faults`, with a sidecar, and what is done to it."""
+"""A fleet on Ray with emulated workers and a sidecar, and what is done to it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.common.output import empty, progress
-from bench.fleet.faults.machines import Machines
-from bench.fleet.on_ray import fleet_file, workers_joined
-from bench.polymorph.fleet import emulated_front
+from bench.common.output import BUILD, empty, progress
+from bench.fleet.machines import Machines
+from bench.polymorph.fleet import emulated_front, joined
 from shapeshift.errors import ShapeshiftError, TimedOutError
 from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
 from shapeshift.fleet.supervision.node_supervisor import READY
@@ -26,6 +25,17 @@ FRONT = "encode"
 SETTLE_S = 3.0
 _NAME, _NODES, _WORKERS = "faults", 3, 2
 _READY_S = 300.0
+_FILE = """
+name = "{name}"
+
+[ray]
+nodes = {nodes}
+cpus = 0.5
+grpc_port = {port}
+build = "build"
+serve = "--models {front} --triton {triton}"
+address = "{address}"
+"""
 
 
 class Site:
@@ -60,7 +70,9 @@ class Site:
         return NodeCommand(name, self._file, self._file.parent / "build")
 
     def _of(self, nodes: int) -> RayFleet:
-        self._file.write_text(fleet_file(_NAME, FRONT, nodes, self._port, self._machines.address))
+        triton, address = (BUILD / "triton").resolve(), self._machines.address
+        text = _FILE.format(name=_NAME, nodes=nodes, port=self._port, front=FRONT, triton=triton, address=address)
+        self._file.write_text(text)
         return RayFleet(self._file)
 
     def up(self) -> None:
@@ -148,7 +160,7 @@ class Site:
 
     def _joined(self, node: str) -> float:
         try:
-            return workers_joined(self.fleet, node, FRONT)
+            return joined(self.fleet.page(node), FRONT)
         except ShapeshiftError:
             return 0.0
 
