@@ -6,222 +6,139 @@ pair's shares are taken within the round, so that other load on the machine affe
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
-import math
-import random
 import sys
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common.foreign_load import ForeignLoad
-from bench.common.output import BUILD, Output, Row, program, progress
-from bench.common.server import running_server, wait_loaded
-from bench.common.texts import closed_loop
+from bench.common.cells import Cells, Run
+from bench.common.output import BUILD, Output, Row, parser, program
+from bench.common.server import loaded_server
+from bench.common.texts import closed_loop, short_texts
 from client.open_loop import PlannedRequest, serialise
 from shapeshift.cli.served_models import with_called
 from shapeshift.engines import hardware, manifest
 from shapeshift.errors import InvalidInputError
 from shapeshift.triton import model_config
-from shapeshift.workloads import lengths
-from shapeshift.workloads.text import TextMaker
 
 _REPOSITORY = BUILD / "repository"
-_TOKENS = 32
+_CLIENTS, _TOKENS = 16, 32
 # From the start of the loops until all clients wait for an answer.
-_SETTLE_S = 0.5
+_SETTLE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Scale:
-    """How much is measured. seconds: of each load of a round; clients: closed loops of each busy model."""
-
-    rounds: int
-    seconds: float
-    clients: int
-
-
-QUICK, FULL = Scale(3, 3.0, 16), Scale(12, 5.0, 16)
-
-Busy = tuple[str, ...]
-"""The models that are busy at once, in the order of the command line."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One load of one round.
-
-    rates    answers a second of each busy model while all of them are busy
-    answers  of each busy model, with those before and after that time
-    cpu_s    processor time of server and client for these answers
-    foreign  cores that other processes used
-    """
+class Answered:
+    """One load of one round. rates: answers a second of each busy model; answers: with those outside of that time."""
 
     rates: Mapping[str, float]
     answers: Mapping[str, int]
-    cpu_s: float
-    foreign: float
 
 
-Round = Mapping[Busy, Cell]
+Rounds = Mapping[str, Sequence[Run[Answered]]]
+"""By the models that are busy at once, joined by " and "."""
 
 
-def loads(models: Sequence[str]) -> list[Busy]:
+def loads(models: Sequence[str]) -> list[tuple[str, ...]]:
     """Each model alone, then each two."""
     return [*((model,) for model in models), *itertools.combinations(models, 2)]
 
 
-def pair_rows(rounds: Sequence[Round]) -> list[Row]:
-    """Each pair of busy models; medians over the rounds, whose loads alone and together are compared within a round.
+def pair_row(pair: tuple[str, str], rounds: Rounds) -> Row:
+    """A pair of busy models; medians over the rounds, whose loads alone and together are compared within a round.
 
     share        the rate of each over half of its rate alone
     both         the mean of both shares, with its least and most. 1: they get as much done as taking turns
     of CPU       the same for processor time: what the answers would have cost alone, over what they cost. Other load on
                  the machine, which distorts rates, hardly changes it
     """
-    rows: list[Row] = []
-    for pair in [busy for busy in rounds[0] if len(busy) == 2]:
-        shares = [[cells[pair].rates[model] / (cells[(model,)].rates[model] / 2) for cells in rounds] for model in pair]
-        both = np.mean(shares, axis=0)
-        row: dict[str, object] = {"pair": " and ".join(pair)}
-        for number, (model, of_model) in enumerate(zip(pair, shares, strict=True), 1):
-            row[f"answers/s {number}"] = float(np.median([cells[pair].rates[model] for cells in rounds]))
-            row[f"share {number}"] = float(np.median(of_model))
-        row |= {"both": float(np.median(both)), "least": float(both.min()), "most": float(both.max())}
-        rows.append(row | {"of CPU": float(np.median([_alone_s(pair, one) / one[pair].cpu_s for one in rounds]))})
-    return rows
-
-
-def _alone_s(pair: Busy, cells: Round) -> float:
-    """The processor time that the answers of a pair would have cost alone, in seconds."""
-    alone = {model: cells[(model,)].cpu_s / cells[(model,)].answers[model] for model in pair}
-    return sum(cells[pair].answers[model] * alone[model] for model in pair)
-
-
-def alone_rows(rounds: Sequence[Round]) -> list[Row]:
-    """Each model alone: answers a second, and processor time of server and client for one."""
-    rows: list[Row] = []
-    for busy in [busy for busy in rounds[0] if len(busy) == 1]:
-        cells, (model,) = [one[busy] for one in rounds], busy
-        ms = float(np.median([1e3 * cell.cpu_s / cell.answers[model] for cell in cells]))
-        rows.append({"alone": model, "answers/s": float(np.median([c.rates[model] for c in cells])), "CPU ms": ms})
-    return rows
+    name = " and ".join(pair)
+    together, alone = rounds[name], {model: rounds[model] for model in pair}
+    row: dict[str, object] = {"pair": name}
+    shares = []
+    for number, model in enumerate(pair, 1):
+        rates = np.array([run.result.rates[model] for run in together])
+        shares.append(rates / [run.result.rates[model] / 2 for run in alone[model]])
+        row |= {f"answers/s {number}": float(np.median(rates)), f"share {number}": float(np.median(shares[-1]))}
+    both = np.mean(shares, axis=0)
+    row |= {"both": float(np.median(both)), "least": float(both.min()), "most": float(both.max())}
+    costs = {model: [run.own_s / run.result.answers[model] for run in alone[model]] for model in pair}
+    saved = [
+        sum(run.result.answers[model] * costs[model][number] for model in pair) / run.own_s
+        for number, run in enumerate(together)
+    ]
+    return row | {"of CPU": float(np.median(saved))}
 
 
 @program
 def main() -> int:
     """Measure, print, and write table and data to build/bench/."""
-    parser = argparse.ArgumentParser(prog="python -m bench.shared_cores", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="3 rounds of 3 s, about a minute and a half")
-    parser.add_argument("--models", default="encode,classify_text,generate_unary", help="fronts, separated by commas")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    scale = QUICK if options.quick else FULL
+    parse = parser("shared_cores", __doc__, "3 rounds of 3 s, about a minute and a half")
+    parse.add_argument("--models", default="encode,classify_text,generate_unary", help="fronts, separated by commas")
+    options = parse.parse_args()
+    rounds, seconds = (3, 3.0) if options.quick else (12, 5.0)
     models = tuple(options.models.split(","))
     payloads = {model: _payloads(model, options.seed) for model in models}
     settings = {
         "seed": options.seed,
-        "rounds": scale.rounds,
-        "seconds": scale.seconds,
-        "clients": f"{scale.clients} of each busy model",
+        "rounds": rounds,
+        "seconds": seconds,
+        "clients": f"{_CLIENTS} of each busy model",
         "cores": hardware.cores(),
         "requests": f"one short text each; generate: short prompts, {_TOKENS} tokens each",
     }
     output = Output("shared_cores", settings)
-    rounds = _measure(payloads, scale, options.seed)
-    output.table("one model busy", alone_rows(rounds))
-    output.table("two models busy; share: of half of a model's rate alone", pair_rows(rounds))
-    foreign = [cell.foreign for cells in rounds for cell in cells.values()]
-    output.say(f"\nother processes used {np.median(foreign):.2f} cores (median; most {max(foreign):.2f})")
-    output.data["rounds"] = [{" and ".join(busy): vars(cell) for busy, cell in cells.items()} for cells in rounds]
-    output.data["pairs"] = pair_rows(rounds)
+    cells = Cells(_figures, options.seed)
+    served = with_called(models, (_REPOSITORY,))
+    with loaded_server(_engines(served), (_REPOSITORY,)) as server:
+        runs = {" and ".join(busy): partial(_run, server.grpc_url, busy, payloads, seconds) for busy in loads(models)}
+        for model in models:
+            runs[model]()
+        cells.measure("busy", runs, rounds)
+    by_load = {name: of for (_, name), of in cells.runs.items()}
+    pairs = [pair_row(pair, by_load) for pair in itertools.combinations(models, 2)]
+    output.say(cells.tables())
+    output.table("two models busy; share: of half of a model's rate alone", pairs)
+    output.data |= {"cells": cells.records(), "pairs": pairs}
     output.save()
     return 0
 
 
-def _measure(payloads: Mapping[str, Sequence[bytes]], scale: Scale, seed: int) -> list[Round]:
-    shuffle = random.Random(seed)
-    rounds: list[Round] = []
-    served = with_called(tuple(payloads), (_REPOSITORY,))
-    with running_server(served, (_REPOSITORY,)) as server:
-        wait_loaded(server.metrics_url, _engines(served))
-        # The first round warms up.
-        for number in range(-1, scale.rounds):
-            order = loads(tuple(payloads))
-            shuffle.shuffle(order)
-            cells = {busy: _cell(server.grpc_url, busy, payloads, scale) for busy in order}
-            if number >= 0:
-                rounds.append({busy: cells[busy] for busy in loads(tuple(payloads))})
-                progress(f"round {number + 1} of {scale.rounds}")
-    return rounds
+def _figures(run: Run[Answered]) -> dict[str, float]:
+    answers = sum(run.result.answers.values())
+    return {"per_second": sum(run.result.rates.values()), "processor_ms": 1e3 * run.own_s / answers}
 
 
-def _cell(url: str, busy: Busy, payloads: Mapping[str, Sequence[bytes]], scale: Scale) -> Cell:
-    with ForeignLoad() as load:
-        window, answered = asyncio.run(_answers(url, busy, payloads, scale))
-    rates = {model: window.rate(at) for model, at in answered.items()}
-    return Cell(rates, {model: len(at) for model, at in answered.items()}, load.own_s, load.cores)
+def _run(url: str, busy: Sequence[str], payloads: Mapping[str, Sequence[bytes]], seconds: float) -> Answered:
+    start = time.monotonic() + _SETTLE_S
+    end = start + seconds
 
+    async def answered() -> list[NDArray[np.float64]]:
+        loops = [closed_loop(url, payloads[one], _CLIENTS, lambda _: time.monotonic() < end) for one in busy]
+        return [times[:, 1] for times in await asyncio.gather(*loops)]
 
-class _Window:
-    """When answers count: it opens once every busy model has answered a first request and all clients have sent one."""
-
-    def __init__(self, busy: Busy, seconds: float) -> None:
-        self._waiting_for = set(busy)
-        self._seconds = seconds
-        self._start = math.inf
-
-    def is_open(self, model: str) -> bool:
-        """Whether a client of `model` is to send another request."""
-        if model in self._waiting_for:
-            self._waiting_for.discard(model)
-            if not self._waiting_for:
-                self._start = time.monotonic() + _SETTLE_S
-        return time.monotonic() < self._start + self._seconds
-
-    def rate(self, answered: NDArray[np.float64]) -> float:
-        """Answers a second; answered: when each request was answered."""
-        inside = (answered >= self._start) & (answered < self._start + self._seconds)
-        return float(inside.sum()) / self._seconds
-
-
-async def _answers(
-    url: str, busy: Busy, payloads: Mapping[str, Sequence[bytes]], scale: Scale
-) -> tuple[_Window, dict[str, NDArray[np.float64]]]:
-    """When each request of each busy model was answered, in monotonic seconds."""
-    window = _Window(busy, scale.seconds)
-
-    def loop(model: str) -> Coroutine[Any, Any, NDArray[np.float64]]:
-        return closed_loop(url, payloads[model], scale.clients, lambda _: window.is_open(model))
-
-    times = await asyncio.gather(*map(loop, busy))
-    return window, {model: of_model[:, 1] for model, of_model in zip(busy, times, strict=True)}
+    times = dict(zip(busy, asyncio.run(answered()), strict=True))
+    rates = {model: float(((at >= start) & (at < end)).sum()) / seconds for model, at in times.items()}
+    return Answered(rates, {model: len(at) for model, at in times.items()})
 
 
 def _payloads(model: str, seed: int) -> list[bytes]:
     """Requests for the front `model`. Raises InvalidInputError for one that takes neither a text nor a prompt."""
-    rng = np.random.default_rng(seed)
-    maker = TextMaker(rng)
-    texts = [maker.text(max(3, int(length))) for length in lengths.short().sample(rng, 400)]
     config = _config(model)
     names = {tensor.name for tensor in config.input}
+    texts = [np.array([text], dtype=object) for text in short_texts(seed)]
     if "TEXT" in names:
-        inputs: list[dict[str, NDArray[Any]]] = [{"TEXT": np.array([[text]], dtype=object)} for text in texts]
+        inputs: list[dict[str, NDArray[Any]]] = [{"TEXT": text[None]} for text in texts]
     elif "text_input" in names and not config.model_transaction_policy.decoupled:
-        inputs = [
-            {
-                "text_input": np.array([text], dtype=object),
-                "max_tokens": np.array([_TOKENS], dtype=np.int32),
-                "ignore_eos": np.array([True]),
-            }
-            for text in texts
-        ]
+        common = {"max_tokens": np.array([_TOKENS], dtype=np.int32), "ignore_eos": np.array([True])}
+        inputs = [{"text_input": text, **common} for text in texts]
     else:
         raise InvalidInputError("--models", model, "fronts that answer a text, or a prompt in one response")
     return serialise(model, [PlannedRequest(0.0, one) for one in inputs])
@@ -234,10 +151,12 @@ def _config(model: str) -> Any:
     return model_config.read(file)
 
 
-def _engines(models: Sequence[str]) -> int:
+def _engines(models: Sequence[str]) -> dict[str, int]:
     """The number of engines whose loading the metrics of `models` show. A cascade shows none of its first level."""
-    text = [model for model in models if _config(model).backend == "polymorph"]
-    return sum(len(manifest.load(BUILD / "engines" / model).engines) for model in text)
+    return {
+        model: len(manifest.load(BUILD / "engines" / model).engines) if _config(model).backend == "polymorph" else 0
+        for model in models
+    }
 
 
 if __name__ == "__main__":
