@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from bench.common.foreign_load import ForeignLoad
-from bench.common.output import Output, program
+from bench.common.output import Output, parser, program
 from bench.drill import models, questions
 from bench.drill.churn import Churn
 from bench.drill.drill import Drill, Result, every_fault, record, rounds, row
@@ -35,13 +35,11 @@ _WARM_S = 15.0
 @program
 def main() -> int:
     """Run the drill, print and write its table; 1 where a gate is missed, 2 for an error."""
-    parser = argparse.ArgumentParser(prog="python -m bench.drill", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="about 3 minutes: a few faults, once")
-    parser.add_argument("--minutes", type=float, default=30.0, help="begin no round of faults after this (%(default)g)")
-    parser.add_argument("--only", metavar="TEXT", help="only the faults whose names contain this, once")
-    parser.add_argument("--soak", type=float, metavar="MINUTES", help="no faults: load at 70%% for so long")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    parse = parser("drill", __doc__, "about 3 minutes: a few faults, once")
+    parse.add_argument("--minutes", type=float, default=30.0, help="begin no round of faults after this (%(default)g)")
+    parse.add_argument("--only", metavar="TEXT", help="only the faults whose names contain this, once")
+    parse.add_argument("--soak", type=float, metavar="MINUTES", help="no faults: load at 70%% for so long")
+    options = parse.parse_args()
     kind = "soak" if options.soak else "drill"
     output = Output("drill", {"seed": options.seed, "time-out of a request": f"{TIMEOUT_S:g} s"}, kind)
     missed = _run(options, output)
@@ -118,7 +116,7 @@ def _measure(
     output.say(f"registries changed {churn.changes} times meanwhile; refused: {len(churn.failed)}")
     output.say(f"`serve` started {scene.site.starts} times")
     output.data |= {"results": [record(one) for one in results], "churn_failed": churn.failed}
-    return [line for result in results for line in result.missed]
+    return [f"{result.name}: {line}" for result in results for line in result.missed]
 
 
 def _faults(options: argparse.Namespace, rng: np.random.Generator) -> Iterator[Fault]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tritonclient.utils import deserialize_bytes_tensor
 
 from bench.drill import models
 from client.open_loop import Parameter, PlannedRequest, serialise
@@ -84,17 +83,6 @@ def judge() -> Judge:
         config = model_config.read(models.REPOSITORY / front / "config.pbtxt")
         least[front] = 2 * MIN_COSINE[model_config.parameters(config)["precision"]] ** 2 - 1
     return Judge(least)
-
-
-def tensors_of(response: Any) -> Tensors:
-    """The outputs of a ModelInferResponse with raw contents."""
-    kinds = {"FP32": np.float32, "INT32": np.int32, "UINT32": np.uint32}
-    found = {}
-    for output, content in zip(response.outputs, response.raw_output_contents, strict=True):
-        flat = deserialize_bytes_tensor(content) if output.datatype == "BYTES" else None
-        values = flat if flat is not None else np.frombuffer(content, kinds[output.datatype])
-        found[output.name] = values.reshape(tuple(output.shape))
-    return found
 
 
 def make(seed: int) -> dict[str, list[Question]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,13 +10,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
+
+import psutil
 
 from bench.common.output import BUILD
 from bench.drill import models
-from bench.drill.leftovers import Footprint, by_name, total
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.sidecar import run_files
 from shapeshift.triton.control import ModelControl
@@ -29,6 +32,31 @@ READY = "Ctrl-C stops the server"
 _POLL_S = 0.1
 _RESTART_S = 0.5
 _STOP_S = 20.0
+
+
+class Footprint(NamedTuple):
+    """What one process holds, or the sum of several: memory, descriptors, threads, regions of shared memory."""
+
+    processes: int = 0
+    rss_mb: float = 0.0
+    fds: int = 0
+    threads: int = 0
+    regions: int = 0
+
+    @classmethod
+    def of(cls, pid: int) -> Footprint:
+        """Of a process, now; nothing if it has ended."""
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            process = psutil.Process(pid)
+            return cls(1, process.memory_info().rss / 2**20, process.num_fds(), process.num_threads())
+        return cls()
+
+    @classmethod
+    def total(cls, pids: Iterable[int], prefixes: Iterable[str], shm: Path = Path("/dev/shm")) -> Footprint:
+        """Of the processes together, with all regions in `shm` whose names begin with one of `prefixes`."""
+        beginnings = tuple(prefixes)
+        regions = sum(file.name.startswith(beginnings) for file in shm.iterdir()) if beginnings else 0
+        return cls(*map(sum, zip(cls(regions=regions), *map(cls.of, pids), strict=True)))
 
 
 class Site:
@@ -122,11 +150,11 @@ class Site:
 
     def footprint(self) -> Footprint:
         """What all processes hold, with the shared memory of this and of earlier servers."""
-        return total(self.processes().values(), self._prefixes)
+        return Footprint.total(self.processes().values(), self._prefixes)
 
     def footprints(self) -> dict[str, Footprint]:
         """What each process holds."""
-        return by_name(self.processes())
+        return {name: Footprint.of(pid) for name, pid in self.processes().items()}
 
     def _supervise(self) -> None:
         while not self._closing.wait(_POLL_S):

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.drill import gates
+import numpy as np
+
 from bench.drill.faults.scene import Scene
-from bench.drill.leftovers import Footprint
 from bench.drill.outcomes import LOST, RIGHT, WRONG
+from bench.drill.site import Footprint
 
 _SAMPLE_S = 5.0
 _WARM_UP = 0.3
 _THROUGHOUT = 0.9
 _TEXTS = 20
+_FLAT = 0.02
+"""RSS may grow by this share."""
 
 
 def soak(
@@ -52,7 +55,21 @@ def soak(
         name: [[round(at_s), round(one.rss_mb, 1), one.fds, one.threads] for at_s, one in taken]
         for name, taken in samples.items()
     }
-    yield from gates.not_flat(throughout)
+    yield from not_flat(throughout)
     yield from (f"soak: {counts[kind]} {kind}" for kind in (WRONG, LOST) if counts[kind])
     if not counts[RIGHT]:
         yield "soak: no right answer"
+
+
+def not_flat(samples: Mapping[str, Sequence[Footprint]]) -> Iterator[str]:
+    """A line for each process of a soak that grows. samples: by process, in order, those after the warm-up.
+
+    The medians of the first and the last quarter are compared.
+    """
+    for process, footprints in samples.items():
+        quarter = max(1, len(footprints) // 4)
+        first, last = footprints[:quarter], footprints[-quarter:]
+        for what, share in (("rss_mb", _FLAT), ("threads", 0.0), ("fds", 0.0)):
+            was, now = (float(np.median([getattr(one, what) for one in part])) for part in (first, last))
+            if now > was * (1 + share):
+                yield f"{process}: {what} grew from {was:g} to {now:g}"

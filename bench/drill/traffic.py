@@ -17,8 +17,9 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from bench.drill.outcomes import CODED, LOST, RIGHT, WRONG, Outcome, kind_of_error, kind_of_refusal
-from bench.drill.questions import Judge, Question, Tensors, tensors_of
+from bench.drill.questions import Judge, Question, Tensors
 from client.open_loop import INFER
+from shapeshift.triton.async_client import is_last, tensors_of
 from shapeshift.workloads.arrivals import poisson
 
 TIMEOUT_S = 20.0
@@ -213,7 +214,7 @@ class Traffic:
                 raise RefusedError(response.error_message)
             tensors = tensors_of(response.infer_response)
             pieces += [piece for values in tensors.values() for piece in values.ravel().tolist()]
-            final = response.infer_response.parameters["triton_final_response"].bool_param
+            final = is_last(response.infer_response)
         if not final:
             raise EndedEarlyError(f"the stream ended after {len(pieces)} pieces without its last response")
         return {"text_output": np.array([b"".join(pieces)], dtype=object)}

@@ -16,10 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.drill import gates, leftovers
 from bench.drill.drill import Result, every_fault, record, rounds, row
 from bench.drill.faults import resources
-from bench.drill.leftovers import Footprint
 from bench.drill.outcomes import (
     CODED,
     CUT,
@@ -31,11 +29,15 @@ from bench.drill.outcomes import (
     Cost,
     Outcome,
     cost,
+    is_whole,
     kind_of_error,
     kind_of_refusal,
+    p99_by_front,
+    time_until_whole,
 )
-from bench.drill.questions import Judge, Question, make, tensors_of
-from bench.drill.recovery import is_whole, p99_by_front, time_until_whole
+from bench.drill.questions import Judge, Question, make
+from bench.drill.site import Footprint
+from bench.drill.soak import not_flat
 from bench.drill.traffic import TIMEOUT_S, is_evicted
 
 USUAL = {"encode": 0.1, "generate": 0.2}
@@ -96,28 +98,23 @@ def test_an_unanswered_request_is_lost_and_only_its_holder_excuses_it() -> None:
     found = cost(outcomes, 10.0, ("encode",), held_s=1.0, whole_s=2.0)
     assert found.in_flight == 3
     assert (found.counts[RIGHT], found.counts[LOST], found.counts[WRONG]) == (1, 4, 1)
-    assert (found.excused, found.unexcused) == (2, 2)
+    assert found.excused == 2
     assert found.errors == {"encode: lost: why": 3, "generate: lost: why": 1, "encode: wrong: why": 1}
 
 
 def test_gates() -> None:
     good = a_cost(counts=dict.fromkeys(KINDS, 0) | {LOST: 2, CODED: 9}, excused=2)
-    assert list(gates.missed("f", good, 3.0)) == []
-    wrong = a_cost(counts=dict.fromkeys(KINDS, 0) | {WRONG: 1})
-    assert [line for line in gates.missed("f", wrong, 3.0) if "1 wrong" in line]
+    assert list(good.missed(3.0)) == []
+    assert list(a_cost(counts=dict.fromkeys(KINDS, 0) | {WRONG: 1}).missed(3.0)) == ["1 wrong answers"]
     lost = a_cost(counts=dict.fromkeys(KINDS, 0) | {LOST: 3}, excused=2)
-    assert list(gates.missed("f", lost, 3.0)) == ["f: 1 requests lost that no killed process held"]
+    assert list(lost.missed(3.0)) == ["1 requests lost that no killed process held"]
     for late in (3.1, math.inf):
-        assert len(list(gates.missed("f", a_cost(whole_s=late), 3.0))) == 1
-    assert list(gates.left_behind("f", Footprint(3), Footprint(3, 900.0, 90, 90, 9))) == []
-    assert list(gates.server_ended("f", 7, 7)) == []
-    assert len(list(gates.server_ended("f", 7, 8))) == len(list(gates.server_ended("f", 7, None))) == 1
-    assert list(gates.left_behind("f", Footprint(3), Footprint(4))) == ["f: 1 processes left behind"]
+        assert len(list(a_cost(whole_s=late).missed(3.0))) == 1
 
 
 def soaked(values: Sequence[float], what: str) -> list[str]:
     usual = Footprint(1, 100.0, 10, 10)
-    return list(gates.not_flat({"p": [replace(usual, **{what: value}) for value in values]}))  # type: ignore[arg-type]
+    return list(not_flat({"p": [usual._replace(**{what: value}) for value in values]}))  # type: ignore[arg-type]
 
 
 def test_a_soak_must_be_flat() -> None:
@@ -198,27 +195,27 @@ def test_an_evicted_image_is_refused_and_not_wrong() -> None:
 
 
 def test_what_a_process_holds() -> None:
-    before = leftovers.of_process(os.getpid())
+    before = Footprint.of(os.getpid())
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait)
     thread.start()
     try:
         with Path(os.devnull).open():
-            now = leftovers.of_process(os.getpid())
+            now = Footprint.of(os.getpid())
     finally:
         ended.set()
         thread.join()
     assert (now.processes, now.threads, now.fds) == (1, before.threads + 1, before.fds + 1)
     assert now.rss_mb > 1
-    assert leftovers.of_process(2**22 + 1) == Footprint()
-    assert leftovers.total([os.getpid(), os.getpid()], []).processes == 2
+    assert Footprint.of(2**22 + 1) == Footprint()
+    assert Footprint.total([os.getpid(), os.getpid()], []).processes == 2
 
 
 def test_regions_are_counted_by_prefix(tmp_path: Path) -> None:
     for name in ("ours_1", "ours_2", "other"):
         (tmp_path / name).touch()
-    assert leftovers.total([], ["ours_"], tmp_path).regions == 2
-    assert leftovers.total([], [], tmp_path).regions == 0
+    assert Footprint.total([], ["ours_"], tmp_path).regions == 2
+    assert Footprint.total([], [], tmp_path).regions == 0
 
 
 def test_the_clock_is_stepped_for_those_who_preload_it(tmp_path: Path) -> None:
@@ -274,17 +271,3 @@ def test_questions_need_no_server_and_come_from_the_seed(tmp_path: Path, monkeyp
     assert all(
         one.streams == (front in ("generate", "generate_lora")) for front, found in first.items() for one in found
     )
-
-
-def test_tensors_are_read() -> None:
-    from tritonclient.grpc import service_pb2
-    from tritonclient.utils import serialize_byte_tensor
-
-    response = service_pb2.ModelInferResponse()
-    response.outputs.add(name="LABEL", datatype="BYTES", shape=[2, 1])
-    response.raw_output_contents.append(serialize_byte_tensor(np.array([b"x", b"y"], dtype=object)).item())
-    response.outputs.add(name="V", datatype="FP32", shape=[1, 2])
-    response.raw_output_contents.append(np.array([1, 2], dtype=np.float32).tobytes())
-    found = tensors_of(response)
-    assert found["LABEL"].tolist() == [[b"x"], [b"y"]]
-    assert found["V"].tolist() == [[1.0, 2.0]]
