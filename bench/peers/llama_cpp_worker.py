@@ -9,15 +9,14 @@ token is taken. exact: without flash attention, which rounds to f16 whatever the
 from __future__ import annotations
 
 import ctypes
-import queue
 import sys
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import llama_cpp as library
 import numpy as np
 
-from bench.peers.protocol import DecodeRequest, Replayed, send, serve_decoding
+from bench.peers.protocol import DecodeRequest, replay_in_steps, serve_decoding
 
 SEQUENCES = 32
 CACHES = {"f32": 0, "f16": 1, "q8_0": 8}
@@ -25,17 +24,18 @@ CACHES = {"f32": 0, "f16": 1, "q8_0": 8}
 
 @dataclass
 class Running:
-    """A request: its number, its sequence in the cache, the tokens that the cache lacks, and how many it has."""
+    """A request's sequence in the cache, the tokens that the cache lacks, and how many it has."""
 
-    number: int
     sequence: int
     waiting: list[int]
     cached: int = 0
-    row: int = field(default=-1)
+    row: int = -1
 
 
 class Batches:
     """Requests join between two calls."""
+
+    most = SEQUENCES
 
     def __init__(self, file: str, threads: int, cache: str, max_length: int, exact: bool = False) -> None:
         library.llama_backend_init()
@@ -52,39 +52,16 @@ class Batches:
         assert self._context, "llama.cpp refuses the model or its settings"
         self._memory = library.llama_get_memory(self._context)
         self._batch = library.llama_batch_init(params.n_batch, 0, 1)
+        self._running: dict[int, Running] = {}
+        self._free = list(range(SEQUENCES))
         self._vocabulary = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model))
 
-    def replay(self, requests: list[DecodeRequest]) -> Replayed:
-        due: queue.SimpleQueue[tuple[int, DecodeRequest]] = queue.SimpleQueue()
-        start = send(requests, lambda number, request: due.put((number, request)))
-        replayed = Replayed.empty(len(requests))
-        stamps, tokens = replayed.stamps, replayed.tokens
-        running: list[Running] = []
-        free = list(range(SEQUENCES))
-        left, calls = len(requests), 0
-        while left:
-            while free and (not due.empty() or not running):
-                number, request = due.get()
-                running.append(Running(number, free.pop(), list(request.prompt)))
-            self._decode(running)
-            calls += 1
-            chosen = [(one, self._most_likely(one.row)) for one in running]
-            now = time.perf_counter() - start
-            for one, token in chosen:
-                tokens[one.number].append(token)
-                stamps[one.number].append(now)
-                one.waiting = [token]
-                if len(tokens[one.number]) == requests[one.number].new_tokens:
-                    library.llama_memory_seq_rm(self._memory, one.sequence, -1, -1)
-                    free.append(one.sequence)
-                    left -= 1
-            running = [one for one in running if len(tokens[one.number]) < requests[one.number].new_tokens]
-        replayed.extra["iterations"] = calls
-        return replayed
+    def add(self, number: int, request: DecodeRequest) -> None:
+        self._running[number] = Running(self._free.pop(), list(request.prompt))
 
-    def _decode(self, running: list[Running]) -> None:
+    def step(self) -> list[tuple[int, list[int]]]:
         batch, at = self._batch, 0
-        for one in running:
+        for one in self._running.values():
             for token in one.waiting:
                 batch.token[at], batch.pos[at] = token, one.cached
                 batch.n_seq_id[at], batch.seq_id[at][0], batch.logits[at] = 1, one.sequence, 0
@@ -95,6 +72,14 @@ class Batches:
         batch.n_tokens = at
         answered = library.llama_decode(self._context, batch)
         assert answered == 0, f"llama_decode returned {answered}"
+        for one in self._running.values():
+            one.waiting = [self._most_likely(one.row)]
+        return [(number, one.waiting) for number, one in self._running.items()]
+
+    def drop(self, number: int) -> None:
+        sequence = self._running.pop(number).sequence
+        library.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        self._free.append(sequence)
 
     def _most_likely(self, row: int) -> int:
         logits = library.llama_get_logits_ith(self._context, row)
@@ -104,4 +89,5 @@ class Batches:
 
 if __name__ == "__main__":
     file, threads, cache, max_length, *exact = sys.argv[1:]
-    serve_decoding(Batches(file, int(threads), cache, int(max_length), bool(exact)).replay)
+    batches = Batches(file, int(threads), cache, int(max_length), bool(exact))
+    serve_decoding(partial(replay_in_steps, batches))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 LEAD_S = 0.05
 
@@ -76,3 +77,39 @@ def send(requests: Sequence[DecodeRequest], submit: Callable[[int, DecodeRequest
 
     threading.Thread(target=run, daemon=True).start()
     return start
+
+
+class Stepper(Protocol):
+    """A program that generates in steps, between which requests join and leave. most: that run at once."""
+
+    most: int
+
+    def add(self, number: int, request: DecodeRequest) -> None: ...
+
+    def step(self) -> list[tuple[int, list[int]]]:
+        """The number of each running request, and the tokens that it got."""
+        ...
+
+    def drop(self, number: int) -> None: ...
+
+
+def replay_in_steps(stepper: Stepper, requests: list[DecodeRequest]) -> Replayed:
+    """Serve the requests to the end, each from when it is due. Also reported: the steps."""
+    due: queue.SimpleQueue[tuple[int, DecodeRequest]] = queue.SimpleQueue()
+    start = send(requests, lambda number, request: due.put((number, request)))
+    replayed = Replayed.empty(len(requests))
+    running, left, steps = 0, len(requests), 0
+    while left:
+        while running < stepper.most and (not due.empty() or not running):
+            stepper.add(*due.get())
+            running += 1
+        generated = stepper.step()
+        now, steps = time.perf_counter() - start, steps + 1
+        for number, tokens in generated:
+            replayed.tokens[number] += tokens
+            replayed.stamps[number] += [now] * len(tokens)
+            if len(replayed.tokens[number]) >= requests[number].new_tokens:
+                stepper.drop(number)
+                running, left = running - 1, left - 1
+    replayed.extra["iterations"] = steps
+    return replayed

@@ -11,13 +11,12 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.common.output import program
 from shapeshift.errors import UnsupportedError
-from shapeshift.settings import require
 
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements"
 TORCH = REQUIREMENTS / "torch-cpu.txt"
@@ -28,20 +27,13 @@ TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 class PeerVenv:
     """The environment `<build>/peers/<name>` with exactly the packages that `torch` and then `requirement` list.
 
-    torch: None for a peer that does without.
-
-    A stamp, written last, holds the hash of both files and the Python version. `ensure` makes an environment anew if
-    its stamp differs or is missing.
+    torch: None for a peer that does without. A stamp, written last, holds the hash of both files and the Python version.
     """
 
     name: str
     requirement: Path
     build: Path
     torch: Path | None = TORCH
-
-    def __post_init__(self) -> None:
-        plain = self.name.replace("-", "").replace("_", "").isalnum()
-        require(plain, "name", self.name, "letters, digits, '-' and '_' only")
 
     @property
     def folder(self) -> Path:
@@ -51,25 +43,16 @@ class PeerVenv:
     def python(self) -> Path:
         return self.folder / "bin" / "python"
 
-    @property
-    def log(self) -> Path:
-        """pip's output of the last time the environment was made."""
-        return self.folder.with_name(f"{self.name}.pip.log")
-
     def digest(self) -> str:
         """The stamp that this environment must have. Raises FileNotFoundError without the files."""
         hashed = hashlib.sha256(f"python {sys.version_info.major}.{sys.version_info.minor}\n".encode())
-        for file in self._files:
-            content = file.read_bytes()
+        for content in [file.read_bytes() for file in (self.torch, self.requirement) if file is not None]:
             hashed.update(len(content).to_bytes(8, "big") + content)
         return hashed.hexdigest()
 
     def is_ready(self) -> bool:
         """Whether the environment is complete and was made from these files by this Python version."""
-        try:
-            return self._stamp.read_text() == self.digest() and self.python.exists()
-        except (FileNotFoundError, NotADirectoryError):
-            return False
+        return self._stamp.is_file() and self._stamp.read_text() == self.digest() and self.python.exists()
 
     def ensure(self) -> Path:
         """The environment's interpreter; makes the environment (minutes) unless it is ready.
@@ -78,55 +61,36 @@ class PeerVenv:
         of the log on failure.
         """
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(self.folder.with_name(f"{self.name}.lock")):
+        with self.folder.with_name(f"{self.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if not self.is_ready():
                 self._make()
         return self.python
-
-    @property
-    def _files(self) -> list[Path]:
-        return [self.requirement] if self.torch is None else [self.torch, self.requirement]
 
     @property
     def _stamp(self) -> Path:
         return self.folder / "requirements.sha256"
 
     def _make(self) -> None:
+        log = self.folder.with_name(f"{self.name}.pip.log")
         self._stamp.unlink(missing_ok=True)
-        self.log.unlink(missing_ok=True)
-        pip = [str(self.python), "-m", "pip", "install", "--no-deps", "--no-compile", "--progress-bar", "off"]
-        self._run([sys.executable, "-m", "venv", "--clear", str(self.folder)])
+        log.unlink(missing_ok=True)
+        pip = [self.python, "-m", "pip", "install", "--no-deps", "--no-compile", "--progress-bar", "off"]
+        commands: list[list[object]] = [[sys.executable, "-m", "venv", "--clear", self.folder]]
         # With --no-deps pip asks the extra index for torch alone; it gives up early if the index is unreachable.
         if self.torch is not None:
-            self._run([*pip, "--extra-index-url", TORCH_INDEX, "--retries", "1", "-r", str(self.torch)])
-        self._run([*pip, "-r", str(self.requirement)])
-        unfinished = self._stamp.with_suffix(".part")
-        unfinished.write_text(self.digest())
-        unfinished.replace(self._stamp)
-
-    def _run(self, command: Sequence[str]) -> None:
-        """Run a command without the user's PYTHONPATH and site settings."""
+            commands.append([*pip, "--extra-index-url", TORCH_INDEX, "--retries", "1", "-r", self.torch])
+        commands.append([*pip, "-r", self.requirement])
+        # Without the user's PYTHONPATH and site settings.
         plain = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-        run_logged(f"environment of peer {self.name!r}", command, self.log, plain)
+        for command in commands:
+            run_logged(f"environment of peer {self.name!r}", command, log, plain)
+        self._stamp.write_text(self.digest())
 
 
 def without_torch(name: str, build: Path) -> PeerVenv:
     """The environment of requirements/peer-<name>.txt: clients, or aiperf."""
     return PeerVenv(name, REQUIREMENTS / f"peer-{name}.txt", build, torch=None)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Make an environment in build/. Returns 2, with a line on standard error, where that fails."""
-    parser = argparse.ArgumentParser(prog="python -m bench.peers.venv", description=__doc__)
-    parser.add_argument("name", choices=("clients", "aiperf"))
-    parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
-    options = parser.parse_args(arguments)
-    try:
-        print(without_torch(options.name, options.build).ensure())
-    except UnsupportedError as error:
-        print(f"bench.peers.venv: {error}", file=sys.stderr)
-        return 2
-    return 0
 
 
 def run_logged(
@@ -151,11 +115,15 @@ def tail(log: Path, lines: int = 15) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    with file.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+@program
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make an environment in build/. Returns 2, with a line on standard error, where that fails."""
+    parser = argparse.ArgumentParser(prog="python -m bench.peers.venv", description=__doc__)
+    parser.add_argument("name", choices=("clients", "aiperf"))
+    parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
+    options = parser.parse_args(arguments)
+    print(without_torch(options.name, options.build).ensure())
+    return 0
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 
 from bench.fused_decode.loads import Load
 from bench.fused_decode.systems import DecodeWorker
-from bench.peers.protocol import DecodeRequest, send
+from bench.peers.protocol import DecodeRequest, replay_in_steps, send
 from shapeshift.errors import UnsupportedError
 
 ECHO = """
@@ -70,3 +70,31 @@ def test_requests_are_sent_in_the_order_of_their_instants() -> None:
         time.sleep(0.01)
     assert [number for number, _ in sent] == [1, 0]
     assert sent[0][1] >= start and sent[1][1] >= start + 0.05
+
+
+class Counting:
+    """Gives each running request the next number in a step; records how many ran at once."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.sizes: list[int] = []
+        self._running: dict[int, int] = {}
+
+    def add(self, number: int, request: DecodeRequest) -> None:
+        self._running[number] = request.prompt[0]
+
+    def step(self) -> list[tuple[int, list[int]]]:
+        self.sizes.append(len(self._running))
+        self._running = {number: last + 1 for number, last in self._running.items()}
+        return [(number, [last]) for number, last in self._running.items()]
+
+    def drop(self, number: int) -> None:
+        del self._running[number]
+
+
+def test_requests_join_and_leave_between_steps() -> None:
+    stepper = Counting(most=2)
+    replayed = replay_in_steps(stepper, [DecodeRequest(0.0, [10 * at], 1 + at) for at in range(3)])
+    assert replayed.tokens == [[1], [11, 12], [21, 22, 23]]
+    assert max(stepper.sizes) == 2 and replayed.extra["iterations"] == len(stepper.sizes)
+    assert all(stamps == sorted(stamps) and stamps[0] > 0 for stamps in replayed.stamps)
