@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.output import FOLDER, progress
-from bench.gpu import adapters, decode, engines, images, memory, mixed, onnx, trace
+from bench.gpu import adapters, decode, engines, images, memory, onnx, trace
 from bench.gpu.device import Device
 from bench.gpu.part import Part, Row
 from client.report import head
@@ -30,7 +30,6 @@ PARTS: dict[str, Part[Any]] = {
     "engines": engines.PART,
     "onnx": onnx.PART,
     "decode": decode.PART,
-    "mixed": mixed.PART,
     "adapters": adapters.PART,
     "images": images.PART,
     "memory": memory.PART,

@@ -3,6 +3,7 @@
 `decode`: rows that each get a token, over a context. Its least time is that of reading the weights and the context
 once, at the bandwidth that a copy reaches in the same run. `gathering` is the same graph with attention in plain torch,
 which copies keys and values first. transformers runs after ours: two copies of 7 billion weights may not fit.
+`beside a prompt`: such rows beside a chunk of a prompt, of the first model.
 """
 
 from __future__ import annotations
@@ -51,12 +52,13 @@ TINY: Shape = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """models: names and shapes; rows: that decode in a step; context: tokens of each text before it; long: of the texts
-    of a further step of the first model."""
+    """models: names and shapes; rows: that decode in a step; context: tokens of each text before it; chunks, long: of a
+    prompt, and of the texts, of further steps of the first model."""
 
     models: tuple[tuple[str, Shape], ...]
     rows: tuple[int, ...]
     context: int
+    chunks: tuple[int, ...]
     long: int
     rounds: int
 
@@ -77,9 +79,12 @@ def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
         device.free()
     (name, shape), *_ = sizes.models
     rows = sorted(sizes.rows)[len(sizes.rows) // 2]
-    row, _ = _ours(
-        device, decoder(shape, device, rows, sizes.long + 1, seed), rows, sizes.long, bandwidth, sizes.rounds
-    )
+    model = decoder(shape, device, rows + 1, sizes.long + 1, seed)
+    for chunk in sizes.chunks:
+        times_ms = _in_turn(device, model, step_of(rows, sizes.context, chunk=chunk), sizes.rounds)
+        row = {"rows": rows, "context": sizes.context, "chunk": chunk, **_shown(times_ms)}
+        yield {"model": name, "kind": "beside a prompt"} | row
+    row, _ = _ours(device, model, rows, sizes.long, bandwidth, sizes.rounds)
     yield {"model": name, "kind": "long texts"} | row
 
 
@@ -87,12 +92,19 @@ def _ours(
     device: Device, model: GraphedModel, rows: int, context: int, bandwidth: float, rounds: int
 ) -> tuple[Row, float]:
     """A row of the table, and the milliseconds of our step."""
-    batch = step_of(rows, context)
-    times_ms = device.in_turn({"ours": step(model, batch), "gathering": step(gathering(model), batch)}, rounds)
+    times_ms = _in_turn(device, model, step_of(rows, context), rounds)
     least = 1e3 * _bytes(model, device, rows, context) / bandwidth
-    row = {"rows": rows, "context": context} | {f"{name}, ms": round(ms, 3) for name, ms in times_ms.items()}
-    ours = times_ms["ours"]
-    return row | {"of the bound": round(least / ours, 3), "gathering / ours": ratio(times_ms["gathering"], ours)}, ours
+    row = {"rows": rows, "context": context, **_shown(times_ms)}
+    return row | {"of the bound": round(least / times_ms["ours"], 3)}, times_ms["ours"]
+
+
+def _in_turn(device: Device, model: GraphedModel, batch: StepBatch, rounds: int) -> dict[str, float]:
+    return device.in_turn({"ours": step(model, batch), "gathering": step(gathering(model), batch)}, rounds)
+
+
+def _shown(times_ms: dict[str, float]) -> Row:
+    columns = {f"{name}, ms": round(ms, 3) for name, ms in times_ms.items()}
+    return columns | {"gathering / ours": ratio(times_ms["gathering"], times_ms["ours"])}
 
 
 def step_of(rows: int, context: int, adapters: torch.Tensor | None = None, chunk: int = 0) -> StepBatch:
@@ -173,9 +185,10 @@ PART = Part(
         (("1b", ONE_BILLION), ("7b", SEVEN_BILLION)),
         (1, 8, 32),
         context=512,
+        chunks=(64, 256),
         long=4000,
         rounds=30,
     ),
-    Sizes((("tiny", TINY),), (2,), context=24, long=90, rounds=1),
-    minutes=7.0,
+    Sizes((("tiny", TINY),), (2,), context=24, chunks=(9,), long=90, rounds=1),
+    minutes=8.0,
 )

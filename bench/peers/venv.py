@@ -27,7 +27,7 @@ TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 class PeerVenv:
     """The environment `<build>/peers/<name>` with exactly the packages that `torch` and then `requirement` list.
 
-    torch: None for a peer that does without. A stamp, written last, holds the hash of both files and the Python version.
+    torch: None for a peer that does without. A stamp, written last, holds the hash of the files and the Python version.
     """
 
     name: str
