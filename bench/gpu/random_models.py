@@ -18,9 +18,8 @@ from shapeshift.fused_decode.model.architecture import Architecture, from_config
 from shapeshift.fused_decode.model.assembly import LinearMakers, assemble
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
-from shapeshift.fused_decode.model.quantised import Levels
 from shapeshift.fused_decode.model.torch_operations import PLAIN, PlainLinear
-from shapeshift.fused_decode.model.weights import linears, shapes
+from shapeshift.fused_decode.model.weights import WeightFiles, linears, shapes
 
 Shape = Mapping[str, Any]
 """Fields of a transformers configuration."""
@@ -42,8 +41,8 @@ def on_device(module: PackedEncoder, device: Device, precision: str) -> PackedEn
     return own if precision == "f32" else own.cast(DTYPES[precision])
 
 
-class RandomWeights:
-    """See `assembly.Weights`: tensors of the shapes of an architecture, drawn on the device when they are read."""
+class RandomWeights(WeightFiles):
+    """Tensors of the shapes of an architecture, drawn on the device when they are read; none is packed."""
 
     def __init__(self, architecture: Architecture, device: Device, seed: int) -> None:
         self._architecture = architecture
@@ -60,12 +59,6 @@ class RandomWeights:
     def linear(self, layer: int, name: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
         own = linears(self._architecture)[name]
         return self._drawn((sum(own.outputs), own.inputs), dtype), None
-
-    def levels(self, layer: int, name: str, dtype: torch.dtype) -> tuple[Levels, torch.Tensor | None]:
-        raise AssertionError("these weights are not packed")
-
-    def head_levels(self, name: str) -> None:
-        return None
 
     def _drawn(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         drawn = torch.empty(shape, dtype=dtype, device=self._device)

@@ -6,11 +6,11 @@ import json
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from logging import Logger
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 
@@ -72,34 +72,26 @@ class SharedRuntime(Runtime, Protocol):
     linear_hook: LinearHook | None
 
 
+@dataclass(eq=False, slots=True)
 class AdapterRequest(Request):
     """A request that may name an adapter, see `policy.scheduling.SizedRequest`; `LoraFront` sets what it adds.
 
     adapter, label, rank: the adapter's unique name, the name that clients use, and its rank; None, "", 0 without one.
     """
 
-    __slots__ = ("adapter", "label", "predicted_tokens", "rank")
+    adapter: str | None = None
+    label: str = ""
+    rank: int = 0
+    predicted_tokens: int = 0
 
-    def __init__(self, *fields: Any, **named: Any) -> None:
-        super().__init__(*fields, **named)
-        self.predicted_tokens = 0
-        self.use(None)
-
-    def use(self, adapter: Adapter | None) -> None:
-        """Generate with `adapter`, or with the base model."""
-        self.adapter: str | None = None if adapter is None else adapter.name
-        self.label = "" if adapter is None else adapter.label
-        self.rank = 0 if adapter is None else adapter.info.rank
-        if adapter is not None:
-            self.adapter_id = adapter.number
+    def use(self, adapter: Adapter) -> None:
+        """Generate with `adapter`, not with the base model."""
+        self.adapter, self.label, self.rank = adapter.name, adapter.label, adapter.info.rank
+        self.adapter_id = adapter.number
 
     @property
     def prompt_tokens(self) -> int:
         return len(self.prompt)
-
-    @property
-    def max_new_tokens(self) -> int:
-        return self.limit
 
 
 class LoraFront(GenerateFront):
@@ -161,7 +153,8 @@ class LoraFront(GenerateFront):
         name = job.parameters.lora_name
         try:
             for one in _requests(job):
-                one.use(None if name is None else self.catalogue.hold(name))
+                if name is not None:
+                    one.use(self.catalogue.hold(name))
                 self._require_memory(one)
         except Exception:
             self._release(job)
@@ -281,7 +274,7 @@ def _requests(job: GenerateJob) -> Sequence[AdapterRequest]:
 
 
 def _prediction_input(request: AdapterRequest, text: bytes = b"") -> PredictionInput:
-    return PredictionInput(request.adapter, request.prompt_tokens, request.max_new_tokens, text=text)
+    return PredictionInput(request.adapter, request.prompt_tokens, request.limit, text=text)
 
 
 def _name_in(text: bytes) -> str:

@@ -237,7 +237,7 @@ class GenerateFront(Front[GenerateJob]):
         Raises InvalidInputError for those that no slots hold.
         """
         runtime = self.loaded.runtime
-        rules = token_rules(job.params, self.loaded.tokenizer, runtime.vocab_size, runtime.eos_ids)
+        rules = token_rules(job.params, self.loaded.tokenizer.encode_piece, runtime.vocab_size, runtime.eos_ids)
         requests = [
             self.request_type(
                 name,
@@ -249,13 +249,13 @@ class GenerateFront(Front[GenerateJob]):
                 latency_ms=job.parameters.latency_ms,
                 job=job,
                 rules=rules,
+                slo_class=job.parameters.slo_class,
             )
             for prompt in job.prompts
             for params in sample_params(job.params)
         ]
         for request in requests:
             self.loop.slots.require_room(request)
-            request.slo_class = job.parameters.slo_class
         return requests
 
     def _compiled(self, job: GenerateJob, outcome: Any) -> None:

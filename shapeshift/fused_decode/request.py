@@ -6,6 +6,7 @@ import heapq
 import itertools
 import time
 from collections import deque
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from shapeshift.errors import OverloadedError
 from shapeshift.fused_decode.engine.detokenize import TextStream
-from shapeshift.fused_decode.engine.sampling.logit_edits import Grammar, TokenRules
+from shapeshift.fused_decode.engine.sampling.logit_edits import TokenRules
 from shapeshift.fused_decode.engine.sampling.sampler import TokenLogprobs
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.settings import Choices
@@ -31,19 +32,24 @@ _TOO_LATE = "latency_ms ran out before the first token; retry later or elsewhere
 _FEW_DEADLINES = 64
 
 
+@dataclass(eq=False, slots=True)
 class Request:
     """One request in the decode loop.
 
+    id          what its client may end it by
+    prompt      INT64 [tokens]
+    text        turns its tokens into text
+    job         what its client asked for, see `job.GenerateJob`: this is one answer of it
     rules       the tokens that it biases or bans; None: none
-    grammar     what the answer has to follow; set before the request is submitted; None: nothing
-    slo_class   its class in the queue; set before it is submitted
+    slo_class   its class in the queue
+    grammar     what the answer has to follow, see `grammar.Grammar`; set before the request is submitted; None: nothing
     limit       most tokens of its answer: `max_tokens`, or fewer where the slot ends before
+    deadline    when it ends; None: never
     beams       its `beam_search.BeamSearch`, which has the answers instead of `parts` and `token_ids`; None: none
+    adapter_id  its value in `StepBatch.adapters`; set before the request gets a slot
     preempted   tokens of its answer from before it was preempted, INT32 [n]
     chunks      where the chunks began and ended in which its prompt was computed, in order
     hashes      of the first blocks of its text, as far as they were computed, see `blocks.PrefixChains`
-    adapter_id  its value in `StepBatch.adapters`; set before the request gets a slot
-    job         what its client asked for, see `job.GenerateJob`: this is one answer of it
     parts       text of the answer, piece by piece
     token_ids   tokens of the answer; logprobs: theirs, where they are asked for
     prompt_logprobs  of the prompt's tokens but the first, where they are asked for
@@ -56,77 +62,47 @@ class Request:
     first misses nothing.
     """
 
-    __slots__ = (
-        *(
-            "id",
-            "prompt",
-            "preempted",
-            "chunks",
-            "hashes",
-            "sampling_params",
-            "rules",
-            "grammar",
-            "stream",
-            "job",
-            "text",
-        ),
-        *(
-            "limit",
-            "deadline",
-            "adapter_id",
-            "slot",
-            "beams",
-            "generated",
-            "joined_with",
-            "parts",
-            "token_ids",
-            "logprobs",
-            "prompt_logprobs",
-        ),
-        *("slo_class", "finish_reason", "error", "is_submitted", "is_finished"),
-        *("arrived", "admitted", "first_token", "finished"),
-    )
+    id: str
+    prompt: Ids
+    sampling_params: SamplingParams
+    text: TextStream
+    _: KW_ONLY
+    max_length: InitVar[int]
+    latency_ms: InitVar[float | None] = None
+    stream: bool = False
+    job: Any = None
+    rules: TokenRules | None = None
+    slo_class: str | None = None
+    grammar: Any = None
+    limit: int = field(init=False)
+    deadline: float | None = field(init=False)
+    beams: Any = field(init=False)
+    adapter_id: int = NO_ADAPTER
+    slot: int | None = None
+    preempted: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    chunks: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    generated: int = 0
+    joined_with: int = 0
+    finish_reason: str | None = None
+    error: Exception | None = None
+    is_submitted: bool = False
+    is_finished: bool = False
+    arrived: float = field(default_factory=time.monotonic)
+    admitted: float = 0.0
+    first_token: float = 0.0
+    finished: float = 0.0
 
-    def __init__(
-        self,
-        name: str,
-        prompt: Ids,
-        sampling_params: SamplingParams,
-        text: TextStream,
-        *,
-        max_length: int,
-        stream: bool = False,
-        latency_ms: float | None = None,
-        job: Any = None,
-        rules: TokenRules | None = None,
-    ) -> None:
-        self.id = name
-        self.prompt = prompt
-        self.preempted: npt.NDArray[np.int32] = np.empty(0, np.int32)
-        self.chunks: list[int] = []
-        self.hashes: list[bytes] = []
-        self.sampling_params = sampling_params
-        self.rules = rules
-        self.grammar: Grammar | None = None
-        self.stream = stream
-        self.job = job
-        self.text = text
-        self.limit = min(sampling_params.max_tokens, max_length - len(prompt))
-        self.beams: Any = SEARCHES["beams"](sampling_params, self.limit) if sampling_params.num_beams > 1 else None
-        self.arrived = time.monotonic()
+    def __post_init__(self, max_length: int, latency_ms: float | None) -> None:
+        """max_length: most tokens of prompt and answer; latency_ms: from now to the deadline, None: there is none."""
+        self.limit = min(self.sampling_params.max_tokens, max_length - len(self.prompt))
         self.deadline = None if latency_ms is None else self.arrived + latency_ms / 1e3
-        self.adapter_id = NO_ADAPTER
-        self.slo_class: str | None = None
-        self.slot: int | None = None
-        self.generated = self.joined_with = 0
-        self.parts: list[str] = []
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprobs] = []
-        self.prompt_logprobs: list[TokenLogprobs] = []
-        self.finish_reason: str | None = None
-        self.error: Exception | None = None
-        self.is_submitted = self.is_finished = False
-        self.admitted = self.first_token = self.finished = 0.0
+        has_beams = self.sampling_params.num_beams > 1
+        self.beams = SEARCHES["beams"](self.sampling_params, self.limit) if has_beams else None
 
     def finish(self, reason: Reason) -> None:
         """End the answer with a finish reason or an error; its text is complete then."""

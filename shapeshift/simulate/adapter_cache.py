@@ -84,14 +84,13 @@ class SimulationResult:
 class _Request:
     """A request in the simulated loop; see `adapter_cache.policy.scheduling.SizedRequest`."""
 
-    def __init__(self, traced: SimulatedRequest, rank: int, predicted: int, max_new_tokens: int) -> None:
+    def __init__(self, traced: SimulatedRequest, rank: int, predicted: int) -> None:
         self.traced = traced
         self.adapter = traced.adapter
         self.rank = rank
         self.rows = 1
         self.slo_class: str | None = None
         self.prompt_tokens = traced.prompt_tokens
-        self.max_new_tokens = max_new_tokens
         self.predicted_tokens = predicted
         self.generated = 0
         self.arrived = traced.at_s
@@ -189,7 +188,7 @@ class SimulatedServer:
                 traced.adapter, traced.prompt_tokens, self._max_new_tokens, truth=traced.answer_tokens
             )
             predicted = self._predictor.predict(inputs)
-            request = _Request(traced, self.pool.rank(traced.adapter), predicted, self._max_new_tokens)
+            request = _Request(traced, self.pool.rank(traced.adapter), predicted)
             self._requests.append(request)
             self._unanswered[request] = None
             self.admission.submit(request)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,21 +27,18 @@ class SlowToy(ToyRuntime):
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = 0.0
         self.longest_step_s = 0.7
         self.threads: list[str] = []
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
-        self.now += 0.01 * len(batch.tokens)
+        time.sleep(0.001 * len(batch.tokens))
         self.threads.append(threading.current_thread().name)
         return super().forward(batch)
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> SlowToy:
-    made = SlowToy()
-    monkeypatch.setattr(loading, "time", SimpleNamespace(monotonic=lambda: made.now))
-    return made
+def toy() -> SlowToy:
+    return SlowToy()
 
 
 @pytest.fixture
@@ -60,8 +57,8 @@ def front(tmp_path: Path, toy: SlowToy, pb_utils: PbUtils) -> Iterator[GenerateF
 
 
 def test_the_longest_step_is_that_of_a_full_piece_of_a_prompt(toy: SlowToy) -> None:
-    assert loading.measure_longest_step_s(toy, 16) == pytest.approx(0.16)
-    assert loading.measure_longest_step_s(toy, 1000) == pytest.approx(0.64)
+    assert loading.measure_longest_step_s(toy, 16) >= 0.016
+    assert loading.measure_longest_step_s(toy, 1000) >= 0.064
     assert toy.steps == [([0], [16]), ([0], [toy.max_length])]
     # The thread that measured has ended, and with it its pool of OpenMP threads.
     assert not {thread.name for thread in threading.enumerate()} & set(toy.threads)

@@ -37,7 +37,7 @@ class Letters:
 
 
 def rules_of(params: SamplingParams, eos_ids: tuple[int, ...] = EOS) -> TokenRules | None:
-    return token_rules(params, Letters(), VOCABULARY, eos_ids)
+    return token_rules(params, Letters().encode_piece, VOCABULARY, eos_ids)
 
 
 def edited(
@@ -149,7 +149,7 @@ def test_a_word_is_banned_with_and_without_a_space_before_it() -> None:
     rules = rules_of(SamplingParams(bad_words=("ab", " c")))
     assert rules is not None
     assert rules.sequences == ((0, 1), (26, 1), (2,), (28,))
-    outside = token_rules(SamplingParams(bad_words=("z",)), Letters(), 30, ())
+    outside = token_rules(SamplingParams(bad_words=("z",)), Letters().encode_piece, 30, ())
     assert outside is not None and outside.sequences == ((25,),)
 
 

@@ -13,7 +13,7 @@ import torch
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.model import kernel_build, native_operations
-from shapeshift.fused_decode.model.assembly import OwnWeights, WeightStore
+from shapeshift.fused_decode.model.assembly import WeightStore
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from shapeshift.fused_decode.model.precision import ON_CPU
 from shapeshift.fused_decode.model.shared_weights import TensorFileWriter, WeightsKey, read, shared_weights
@@ -154,7 +154,7 @@ def test_a_full_disk_costs_the_sharing_alone(
 def test_a_folder_that_cannot_be_written_costs_the_sharing_alone(tmp_path: Path, logged: list[str]) -> None:
     (tmp_path / "file").write_text("")
     with shared_weights(WeightsKey(SHA, "bf16", "x"), tmp_path / "file", logged.append) as weights:
-        assert isinstance(weights, OwnWeights)
+        assert type(weights) is WeightStore
     assert len(logged) == 2 and logged[1].startswith("packed weights are not shared: ")
 
 

@@ -177,10 +177,10 @@ class CountingGrammar:
 def test_a_structured_answer_has_no_proposals() -> None:
     run = speculating()
     request = run.request("hello", max_tokens=40)
-    request.grammar = CountingGrammar()  # type: ignore[assignment]
+    request.grammar = CountingGrammar()
     run.loop.submit(request)
     run.until_idle()
-    assert counted(run) == (0, 0) and request.grammar.accepted == request.token_ids  # type: ignore[union-attr]
+    assert counted(run) == (0, 0) and request.grammar.accepted == request.token_ids
 
 
 def test_prompts_are_computed_without_proposals() -> None:

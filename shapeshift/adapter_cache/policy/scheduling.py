@@ -25,7 +25,6 @@ class SizedRequest(QueuedRequest, Protocol):
     adapter           name; None: the base model
     rank              of the adapter; 0 without one
     prompt_tokens     length of the prompt
-    max_new_tokens    upper bound of the answer's length
     predicted_tokens  predicted length of the answer
     generated         tokens of the answer so far
     arrived           monotonic seconds
@@ -39,8 +38,6 @@ class SizedRequest(QueuedRequest, Protocol):
     def rank(self) -> int: ...
     @property
     def prompt_tokens(self) -> int: ...
-    @property
-    def max_new_tokens(self) -> int: ...
     @property
     def predicted_tokens(self) -> int: ...
     @property

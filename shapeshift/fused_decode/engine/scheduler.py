@@ -11,7 +11,6 @@ import numpy as np
 
 from shapeshift.errors import EngineError
 from shapeshift.fused_decode.engine.batching import Step, compose, verify
-from shapeshift.fused_decode.engine.sampling.logit_edits import Grammar
 from shapeshift.fused_decode.engine.sampling.sampler import Choice
 from shapeshift.fused_decode.engine.slots import FAILED, Slots, SlotTable
 from shapeshift.fused_decode.interfaces import Runtime
@@ -303,7 +302,7 @@ class Scheduler:
         self._recorded = now
 
 
-def _ended(grammar: Grammar, token: int) -> Reason | None:
+def _ended(grammar: Any, token: int) -> Reason | None:
     """Why an answer ends with `token`, as its grammar has it; None where it goes on."""
     try:
         return STOP if grammar.accept(token) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -13,6 +13,7 @@ from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.native_operations import NativeLinear
 from shapeshift.fused_decode.model.network import AttentionLayer, Layer, Linear, Network, Norm
 from shapeshift.fused_decode.model.precision import QUANTISED
+from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.serving.model_args import Log
 from shapeshift.settings import Choices
 
@@ -23,15 +24,6 @@ MAKERS: Choices[Any] = Choices(
     "linear", {"torch": f"{_MODEL}.torch_operations:maker", "levels": f"{_MODEL}.quantised:level_makers"}
 )
 """What makes the linears that are not native ones of plain weights."""
-
-
-class Weights(Protocol):
-    """Where the tensors of a network come from, see `weights.WeightFiles`."""
-
-    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor: ...
-    def linear(self, layer: int, name: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]: ...
-    def levels(self, layer: int, name: str, dtype: torch.dtype) -> tuple[Any, torch.Tensor | None]: ...
-    def head_levels(self, name: str) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -64,16 +56,8 @@ def linear_makers(precision: str, group_size: int, dtype: torch.dtype, native: b
     return LinearMakers(make, make, dtype)
 
 
-class WeightStore(Protocol):
-    """Where the linears and the embedding of a network come from. `make` makes one from the checkpoint."""
-
-    def linear(self, name: str, make: Callable[[], Linear]) -> Linear: ...
-
-    def table(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor: ...
-
-
-class OwnWeights:
-    """See `WeightStore`: all is made."""
+class WeightStore:
+    """Where the linears and the embedding of a network come from. `make` makes one from the checkpoint: here, each."""
 
     def linear(self, name: str, make: Callable[[], Linear]) -> Linear:
         return make()
@@ -84,7 +68,7 @@ class OwnWeights:
 
 def assemble(
     architecture: Architecture,
-    files: Weights,
+    files: WeightFiles,
     cache: KeyValueCache,
     dtype: torch.dtype,
     make: LinearMakers,
@@ -95,7 +79,7 @@ def assemble(
     weights: None: all are made.
     """
     with torch.inference_mode():
-        return _Builder(architecture, files, cache, dtype, make, weights or OwnWeights()).network()
+        return _Builder(architecture, files, cache, dtype, make, weights or WeightStore()).network()
 
 
 @dataclass(frozen=True)
@@ -103,7 +87,7 @@ class _Builder:
     """Builds layers from the tensors of a checkpoint."""
 
     architecture: Architecture
-    files: Weights
+    files: WeightFiles
     cache: KeyValueCache
     dtype: torch.dtype
     make: LinearMakers

@@ -17,7 +17,7 @@ from shapeshift.engines.hardware import cores, give_back_freed_memory
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, LinearDelta, LinearHook, StepBatch, blocks_of
 from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.assembly import OwnWeights, WeightStore, assemble, linear_makers
+from shapeshift.fused_decode.model.assembly import WeightStore, assemble, linear_makers
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.network import Network, Operations
 from shapeshift.fused_decode.model.precision import KV_PRECISIONS, ON_CPU, computed
@@ -160,7 +160,7 @@ class DecodeModel:
         )
         compiled = native_operations.load(cache_dir, log) if options.native else None
         make = linear_makers(precision, options.group_size, dtype, compiled is not None, log)
-        sharing: contextlib.AbstractContextManager[WeightStore] = contextlib.nullcontext(OwnWeights())
+        sharing: contextlib.AbstractContextManager[WeightStore] = contextlib.nullcontext(WeightStore())
         if compiled is not None and options.checkpoint_sha256:
             way = f"{precision}-{options.group_size}-{computed(precision)}"
             sharing = shared_weights(key_of(options.checkpoint_sha256, way, cache_dir), cache_dir, log)

@@ -19,7 +19,7 @@ import torch
 
 from shapeshift import files
 from shapeshift.fused_decode.model import kernel_build
-from shapeshift.fused_decode.model.assembly import OwnWeights, WeightStore
+from shapeshift.fused_decode.model.assembly import WeightStore
 from shapeshift.fused_decode.model.native_operations import NativeLinear, PackedWeight
 from shapeshift.fused_decode.model.network import Linear
 from shapeshift.serving.model_args import Log
@@ -85,7 +85,7 @@ def shared_weights(key: WeightsKey, folder: Path, log: Log) -> Iterator[WeightSt
             writing = None if mapped else _Writing(path, log)
         except OSError as error:
             log(f"packed weights are not shared: {error}")
-            mapped, writing = OwnWeights(), None
+            mapped, writing = WeightStore(), None
         if writing is None:
             assert mapped is not None
             yield mapped
@@ -108,7 +108,7 @@ def _open(path: Path, log: Log) -> WeightStore | None:
         return None
 
 
-class _Mapped:
+class _Mapped(WeightStore):
     """See `assembly.WeightStore`: nothing is made."""
 
     def __init__(self, held: TensorFile) -> None:
@@ -122,7 +122,7 @@ class _Mapped:
         return self._held.tensors[name]
 
 
-class _Writing:
+class _Writing(WeightStore):
     """See `assembly.WeightStore`: all is made, written to a draft beside `path`, and mapped from there."""
 
     def __init__(self, path: Path, log: Log) -> None:

@@ -5,7 +5,7 @@ Each row is changed by its own request alone, and a row without such parameters 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,36 +23,11 @@ Flags = npt.NDArray[np.bool_]
 GRAMMARS: Choices[Any] = Choices(
     "structured_outputs", {"llguidance": "shapeshift.fused_decode.engine.sampling.grammar:GrammarCompiler"}
 )
-"""What compiles the grammars of requests, see `grammar.GrammarCompiler`."""
-
-
-class Grammar(Protocol):
-    """See `grammar.Grammar`, which is imported where a request has one."""
-
-    is_ready: bool
-
-    @property
-    def may_join(self) -> bool: ...
-
-    def sit_out(self) -> None: ...
-
-    def failure(self, now: float) -> Exception | None: ...
-
-    def allowed(self, vocab_size: int) -> npt.NDArray[np.bool_] | None: ...
-
-    def accept(self, token: int) -> bool: ...
-
-    def end(self) -> None: ...
-
-
+"""What compiles the grammars of requests, see `grammar.GrammarCompiler`. What it makes are `grammar.Grammar`s."""
+Encode = Callable[[str], list[int]]
+"""From a text to its tokens."""
 _NO_TOKENS: Integers = np.empty(0, np.int64)
 _NO_BIASES: Floats = np.empty(0, np.float32)
-
-
-class Vocabulary(Protocol):
-    """Texts to tokens, see `engines.text.tokenizer.TextTokenizer.encode_piece`."""
-
-    def encode_piece(self, text: str) -> list[int]: ...
 
 
 @dataclass(frozen=True)
@@ -78,25 +53,26 @@ class TokenRules:
         return np.array(last, np.int64)
 
 
-def token_rules(
-    params: SamplingParams, vocabulary: Vocabulary, vocab_size: int, eos_ids: Collection[int]
-) -> TokenRules | None:
-    """The rules that `params` state; None where they state none. vocab_size, eos_ids: see `interfaces.Runtime`."""
+def token_rules(params: SamplingParams, encode: Encode, vocab_size: int, eos_ids: Collection[int]) -> TokenRules | None:
+    """The rules that `params` state; None where they state none. vocab_size, eos_ids: see `interfaces.Runtime`.
+
+    encode: see `TextTokenizer.encode_piece`.
+    """
     if not (params.logit_bias or params.bad_words or params.min_tokens):
         return None
     return TokenRules(
         np.array([token for token, _ in params.logit_bias], np.int64),
         np.array([bias for _, bias in params.logit_bias], np.float32),
-        tuple(ids for word in params.bad_words for ids in _word_ids(word, vocabulary) if max(ids) < vocab_size),
+        tuple(ids for word in params.bad_words for ids in _word_ids(word, encode) if max(ids) < vocab_size),
         np.array(sorted({*eos_ids, *params.stop_token_ids}), np.int64),
         params.min_tokens,
     )
 
 
-def _word_ids(word: str, vocabulary: Vocabulary) -> list[tuple[int, ...]]:
+def _word_ids(word: str, encode: Encode) -> list[tuple[int, ...]]:
     """The tokens of a word at the beginning of a text, and within it where other tokens of that number stand for it."""
     bare = word.lstrip() or word
-    first, within = (tuple(vocabulary.encode_piece(text)) for text in (bare, f" {bare}"))
+    first, within = (tuple(encode(text)) for text in (bare, f" {bare}"))
     is_another = bool(first) and len(first) == len(within) and first[0] != within[0]
     return [ids for ids in (first, *([within] if is_another else [])) if ids]
 
@@ -164,7 +140,7 @@ class LogitEdits:
         self._frequency = np.zeros(slots, np.float32)
         self._prompt = np.zeros(slots, np.int64)
         self._rules: list[TokenRules | None] = [None] * slots
-        self._grammars: list[Grammar | None] = [None] * slots
+        self._grammars: list[Any] = [None] * slots
         self._is_edited, self._has_grammar = np.zeros(slots, bool), np.zeros(slots, bool)
 
     def set(
@@ -173,7 +149,7 @@ class LogitEdits:
         params: SamplingParams,
         prompt: int,
         rules: TokenRules | None = None,
-        grammar: Grammar | None = None,
+        grammar: Any = None,
     ) -> None:
         """Store the parameters of one request, whose prompt has `prompt` tokens."""
         self._grammars[slot] = grammar
@@ -231,12 +207,10 @@ class LogitEdits:
         if (counted := np.flatnonzero((self._presence[edited] != 0) | (self._frequency[edited] != 0))).size:
             self._penalise_counts(values, rows[counted], edited[counted], lengths[rows[counted]])
 
-    def _grammars_of(self, slots: Integers | Sequence[int]) -> Iterator[tuple[int, Grammar]]:
+    def _grammars_of(self, slots: Integers | Sequence[int]) -> Iterator[tuple[int, Any]]:
         """The grammars of these slots that have one, by place."""
         for place in np.flatnonzero(self._has_grammar[slots]).tolist():
-            grammar = self._grammars[int(slots[place])]
-            assert grammar is not None
-            yield place, grammar
+            yield place, self._grammars[int(slots[place])]
 
     def _apply_rules(self, values: EditableLogits, rows: Integers, slots: Integers, lengths: Integers) -> None:
         ruled = [(row, slot, rules) for row in rows.tolist() if (rules := self._rules[slot := int(slots[row])])]

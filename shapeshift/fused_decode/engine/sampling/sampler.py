@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shapeshift.fused_decode.engine.sampling.logit_edits import Grammar, LogitEdits, NumpyLogits, TokenRules
+from shapeshift.fused_decode.engine.sampling.logit_edits import LogitEdits, NumpyLogits, TokenRules
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.settings import Choices
 
@@ -72,7 +72,7 @@ class SamplingTable:
         params: SamplingParams,
         prompt: int = 0,
         rules: TokenRules | None = None,
-        grammar: Grammar | None = None,
+        grammar: Any = None,
     ) -> None:
         """Store the parameters of one request; without a seed, it gets a random one.
 
