@@ -179,6 +179,7 @@ class GenerateJob:
         self._echo = [prompt.text for prompt in prompts] if parsed.echo else []
         self._sent: dict[Request, tuple[int, int]] = {}
         self._has_begun = False
+        self._failure: Exception | None = None
 
     @property
     def client(self) -> Client:
@@ -191,8 +192,8 @@ class GenerateJob:
 
     @property
     def error(self) -> Exception | None:
-        """Why the requests failed, once they have ended."""
-        return self.requests[0].error
+        """Why the requests failed, once they have ended, or why a response could not be made."""
+        return self._failure or self.requests[0].error
 
     def prompt_of(self, request: Request) -> Prompt:
         """The prompt of one of the requests."""
@@ -236,9 +237,16 @@ class GenerateJob:
 
     def _response(self, pieces: Sequence[Piece], prompts: Sequence[Request]) -> InferenceResponse:
         """A response with these pieces; the first one also describes the prompts, with an answer to each."""
-        self.values = self._outputs.arrays(pieces, () if self._has_begun else prompts)
-        self._has_begun = True
-        return self._front.respond(self)
+        try:
+            self.values = self._outputs.arrays(pieces, () if self._has_begun else prompts)
+            self._has_begun = True
+            return self._front.respond(self)
+        except Exception as error:
+            # What is raised is the last response.
+            self._failure = error
+            self._front.watch.remove(self)
+            self._front.cancel(self)
+            raise
 
     def _failed(self, error: Exception) -> InferenceResponse:
         return self._front.responder.error_response(error, self._wants_code)
@@ -250,8 +258,6 @@ class ChoicesJob(GenerateJob):
     A sample that fails ends all of them. In a stream a response has a row for each choice with new text, or that has
     ended. The first one waits for the logprobs of every prompt: samples beside the one that scores it may be ahead.
     """
-
-    _failure: Exception | None = None
 
     def __init__(self, *fields: Any) -> None:
         super().__init__(*fields)

@@ -79,6 +79,25 @@ class SingleResponse:
         """No further response follows."""
 
 
+class _Served(SingleResponse):
+    """The answer to a request that was served; `ended` is called with its code: not OK where it could not be made."""
+
+    def __init__(self, response_sender: ResponseSender, make: Make, ended: Callable[[str], None]) -> None:
+        super().__init__(response_sender, make)
+        self._ended = ended
+        self._code = "OK"
+
+    def next_response(self) -> tuple[InferenceResponse, bool]:
+        try:
+            return super().next_response()
+        except Exception as error:
+            self._code = error_codes.code_name(error)
+            raise
+
+    def sent(self, last: bool) -> None:
+        self._ended(self._code)
+
+
 class ResponseThread:
     """Sends the responses of many streams in order of posting, and nothing after a stream's last one."""
 
@@ -195,10 +214,10 @@ class Responder:
         """Answer with what `make` returns on the sending thread; never blocks.
 
         arrived: monotonic, in seconds. before: called on the sending thread before the response is made. after: called
-        after it was sent and counted. Where `make` raises, the client gets that error.
+        after it was sent and counted. Where `make` raises, the client gets that error, and it counts.
         """
-        ended = partial(self._ended, "OK", arrived, after)
-        self._answers.post([SingleResponse(response_sender, _preceded(make, before), ended)])
+        ended = partial(self._ended, arrived, after)
+        self._answers.post([_Served(response_sender, _preceded(make, before), ended)])
 
     def fail(
         self,
@@ -213,7 +232,7 @@ class Responder:
         before, after: as for `send`, on the thread that sends errors; with_code: see `error_codes.with_code`.
         """
         make = partial(self.error_response, error, with_code)
-        ended = partial(self._ended, error_codes.code_name(error), None, after)
+        ended = partial(self._ended, None, after, error_codes.code_name(error))
         self._errors.post([SingleResponse(response_sender, _preceded(make, before), ended)])
 
     def count(self, code: str, arrived: float | None = None) -> None:
@@ -228,8 +247,8 @@ class Responder:
         make = error_codes.with_code if with_code else error_codes.error_response
         return make(self._pb_utils, error)
 
-    def _ended(self, code: str, arrived: float | None, after: Callable[[], None] | None) -> None:
-        self.count(code, arrived)
+    def _ended(self, arrived: float | None, after: Callable[[], None] | None, code: str) -> None:
+        self.count(code, arrived if code == "OK" else None)
         if after is not None:
             after()
 

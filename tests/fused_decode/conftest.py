@@ -60,10 +60,10 @@ def make_front(tmp_path: Path, toy: ToyRuntime, pb_utils: PbUtils) -> Iterator[M
 
     started: list[GenerateFront] = []
 
-    def make(**parameters: object) -> GenerateFront:
+    def make(front: type[GenerateFront] = GenerateFront, **parameters: object) -> GenerateFront:
         stated = {"max_length": toy.max_length, "checkpoint": save_tokenizer(tmp_path / "toy"), **parameters}
         args = arguments("generate", **stated)
-        started.append(GenerateFront(pb_utils, args, loading.load(args, logger(pb_utils.Logger.lines), lambda *_: toy)))
+        started.append(front(pb_utils, args, loading.load(args, logger(pb_utils.Logger.lines), lambda *_: toy)))
         return started[-1]
 
     yield make

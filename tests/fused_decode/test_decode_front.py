@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from shapeshift.fused_decode.front import GenerateFront
+from shapeshift.fused_decode.job import GenerateJob
 from shapeshift.serving.front import Affinity
 from tests.fakes import FINAL, PbUtils, Request, TritonError, values_of
 from tests.fused_decode.fronts import OUTPUTS, MakeFront, answer_of, ask, text_of
@@ -364,6 +365,25 @@ def test_no_request_is_watched_once_its_last_response_is_sent(make_front: MakeFr
     for request in requests:
         request.sender.stream()
     assert watched == []
+
+
+class Mute(GenerateFront):
+    """Makes no response."""
+
+    def respond(self, job: GenerateJob) -> Any:
+        raise EngineError("no response")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_that_cannot_be_made_is_an_error_and_ends_the_request(make_front: MakeFront, stream: bool) -> None:
+    front, request = make_front(Mute), ask(max_tokens=60, stream=stream)
+    front.execute([request])
+    (response,) = request.sender.stream()
+    error = response.error()
+    assert error is not None and error.message() == "no response"
+    wait_for(lambda: not front.live and front.loop.slots.used == 0)
+    answered = {code: counter.value for code, counter in front.request_metrics.answered.items() if counter.value}
+    assert answered == {"INTERNAL": 1} and len(front.watch) == 0
 
 
 def test_a_response_that_cannot_be_sent_ends_the_request(make_front: MakeFront, toy: ToyRuntime) -> None:

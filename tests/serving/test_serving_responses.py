@@ -305,6 +305,22 @@ def test_a_served_request_is_counted_after_it_was_sent(responder: tuple[Responde
     assert metrics.answered["OK"].value == 1 and metrics.latency_ms.totals()[0][-1] == 1
 
 
+def test_an_answer_that_cannot_be_made_counts_as_its_error() -> None:
+    metrics, log, target = RequestMetrics("texts", 1, 0), list[str](), ResponseSender()
+    made = Responder(PbUtils(), metrics, log.append)
+
+    def make() -> InferenceResponse:
+        raise InvalidInputError("TEXT", 3, "a string")
+
+    ended: list[str] = []
+    made.send(target, make, time.monotonic(), lambda: ended.append("after"))
+    made.close()
+    error = target.answer().error()
+    assert error is not None and error.code() == TritonError.INVALID_ARG and len(log) == len(ended) == 1
+    assert metrics.answered["INVALID_ARG"].value == 1 and metrics.answered["OK"].value == 0
+    assert metrics.latency_ms.totals()[0][-1] == 0
+
+
 @pytest.mark.parametrize("kind", ["responder", "decoupled"])
 def test_what_submit_raises_is_the_answer_of_that_request_alone(kind: str, request: pytest.FixtureRequest) -> None:
     made, metrics = request.getfixturevalue(kind)
