@@ -44,7 +44,7 @@ from bench.fused_decode.systems import (
 from bench.peers import random_llama
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
-from shapeshift.fused_decode.model.precision import WEIGHT_BITS
+from shapeshift.fused_decode.settings import WEIGHT_BITS
 
 TRITON, UNARY = "ours, through Triton", "ours, plain requests"
 GENAI, LLAMA_CPP = "OpenVINO GenAI", "llama.cpp"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from shapeshift.engines.hardware import cores
-from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, QUANTISED, WEIGHT_BITS, computed
+from shapeshift.fused_decode.settings import COMPUTED_BYTES, QUANTISED, WEIGHT_BITS, computed
 
 _READ = 24 << 20
 """Numbers that each core reads to measure memory bandwidth: far more than any cache holds."""

@@ -41,7 +41,7 @@ from shapeshift.engines.hardware import cores
 from shapeshift.engines.text import chat_template_files
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.precision import WEIGHT_BITS, resolve
+from shapeshift.fused_decode.settings import WEIGHT_BITS, resolve
 from shapeshift.serving.chat_templates.conversation import ChatTemplate
 
 QUESTIONS: dict[str, list[str]] = json.loads(Path(__file__).with_name("questions.json").read_text())

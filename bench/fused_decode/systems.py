@@ -15,7 +15,7 @@ from bench.peers.protocol import Replayed
 from bench.peers.venv import REQUIREMENTS, PeerVenv, run_logged
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.hardware import cores
-from shapeshift.fused_decode.model.precision import QUANTISED, computed
+from shapeshift.fused_decode.settings import QUANTISED, computed
 
 _PEERS = Path(__file__).resolve().parents[1] / "peers"
 

@@ -27,16 +27,19 @@ from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.files import HASHES
 from shapeshift.fused_decode.model.architecture import Architecture, from_config
-from shapeshift.fused_decode.model.precision import (
+from shapeshift.fused_decode.settings import (
     COMPUTED_BYTES,
     HEAD_BITS,
     QUANTISED,
     WEIGHT_BITS,
+    ForwardSettings,
+    FusedDecodeSettings,
+    MemoryNeed,
     computed,
     require_kv_precision,
     resolve,
+    signature,
 )
-from shapeshift.fused_decode.settings import ForwardSettings, FusedDecodeSettings, MemoryNeed, signature
 from shapeshift.progress import ProgressCallback
 from shapeshift.registry import RegistrySettings
 from shapeshift.triton import model_config

@@ -15,8 +15,7 @@ from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.engines.text.families import longest_text
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.precision import resolve
-from shapeshift.fused_decode.settings import FusedDecodeSettings
+from shapeshift.fused_decode.settings import FusedDecodeSettings, resolve
 from shapeshift.token_adapt.checkpoints.reading import describe, open_vision
 
 UNARY = "_unary"

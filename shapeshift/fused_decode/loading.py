@@ -25,9 +25,16 @@ from shapeshift.fused_decode.engine.detokenize import require_tokens_of_model, t
 from shapeshift.fused_decode.interfaces import Runtime, StepBatch, blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import cache_bytes
-from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, computed, require_kv_precision, resolve
 from shapeshift.fused_decode.model.weights import weight_bytes
-from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings, MemoryNeed
+from shapeshift.fused_decode.settings import (
+    COMPUTED_BYTES,
+    FusedDecodeSettings,
+    GeneratedDecodeSettings,
+    MemoryNeed,
+    computed,
+    require_kv_precision,
+    resolve,
+)
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.settings import Choices
 
@@ -178,7 +185,7 @@ def measure_longest_step_s(runtime: Runtime, prefill_tokens: int) -> float:
 def need_of(
     architecture: Architecture, decode: FusedDecodeSettings, precision: str, adapter_bytes: int = 0
 ) -> MemoryNeed:
-    """What the model with these settings allocates in this precision, one of `precision.WEIGHT_BITS`."""
+    """What the model with these settings allocates in this precision, one of `settings.WEIGHT_BITS`."""
     ranks, blocks = decode.tensor_parallel_size, blocks_of(decode.kv_cache_tokens)
     share, slots = architecture.share(ranks), decode.max_concurrency
     cache = ranks * cache_bytes(share, slots, decode.max_length, precision, blocks, decode.kv_precision)

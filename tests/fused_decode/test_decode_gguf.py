@@ -19,9 +19,9 @@ from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model import architecture
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
-from shapeshift.fused_decode.model.precision import resolve
 from shapeshift.fused_decode.model.quantised import of_blocks
 from shapeshift.fused_decode.model.weights import WeightFiles, weight_bytes
+from shapeshift.fused_decode.settings import resolve
 from tests.engines import gguf_models
 from tests.engines.gguf_models import all_linears
 

@@ -17,10 +17,10 @@ from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.loop import DecodeLoop, LoopOptions
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
-from shapeshift.fused_decode.model.precision import KV_PRECISIONS
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 from shapeshift.fused_decode.request import Request
 from shapeshift.fused_decode.sampling_params import SamplingParams
+from shapeshift.fused_decode.settings import KV_PRECISIONS
 from tests.fused_decode.decode_models import VOCAB, Tiny
 from tests.fused_decode.toy import found_by
 

@@ -12,8 +12,7 @@ import torch
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
-from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, KV_PRECISIONS, ON_CPU
-from shapeshift.fused_decode.settings import MOST_DRAFTED
+from shapeshift.fused_decode.settings import COMPUTED_BYTES, KV_PRECISIONS, MOST_DRAFTED, ON_CPU
 from tests.fused_decode.decode_models import FAMILIES, LONGEST, VOCAB, Tiny, batch, make, teacher_forced, texts
 
 LOGITS_TOLERANCE = 2e-4

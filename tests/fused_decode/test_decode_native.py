@@ -18,9 +18,9 @@ from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
 from shapeshift.fused_decode.model import kernel_build, native_operations
 from shapeshift.fused_decode.model.native_operations import NativeLinear, NativeOperations
 from shapeshift.fused_decode.model.network import AttentionLayer, Operations
-from shapeshift.fused_decode.model.precision import KV_PRECISIONS
 from shapeshift.fused_decode.model.quantised import quantise_rows
 from shapeshift.fused_decode.model.torch_operations import PlainLinear, TorchOperations
+from shapeshift.fused_decode.settings import KV_PRECISIONS
 from tests.fused_decode.decode_models import batch
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.architecture import Architecture, packing_of
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
-from shapeshift.fused_decode.model.precision import resolve
 from shapeshift.fused_decode.model.weights import WeightFiles
+from shapeshift.fused_decode.settings import resolve
 from tests.fused_decode.decode_models import Tiny, batch, texts
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}

@@ -15,9 +15,9 @@ from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.model import kernel_build, native_operations
 from shapeshift.fused_decode.model.assembly import WeightStore
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
-from shapeshift.fused_decode.model.precision import ON_CPU
 from shapeshift.fused_decode.model.shared_weights import TensorFileWriter, WeightsKey, read, shared_weights
 from shapeshift.fused_decode.model.weights import WeightFiles
+from shapeshift.fused_decode.settings import ON_CPU
 from tests.fakes import PbUtils
 from tests.fused_decode.checkpoints import make_checkpoint
 from tests.fused_decode.decode_models import Tiny, batch, texts

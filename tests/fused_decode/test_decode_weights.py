@@ -18,9 +18,9 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache, cache_bytes
-from shapeshift.fused_decode.model.precision import WEIGHT_BITS, computed, group_of
 from shapeshift.fused_decode.model.quantised import quantise
 from shapeshift.fused_decode.model.weights import WeightFiles, linears, shapes, weight_bytes
+from shapeshift.fused_decode.settings import WEIGHT_BITS, computed, group_of
 from tests.fused_decode.decode_models import Tiny
 from tests.fused_decode.families import CONFIGS, make
 

@@ -14,8 +14,7 @@ from shapeshift.engines.gguf.tensors import is_gguf
 from shapeshift.engines.hardware import cores, resolve_precision
 from shapeshift.engines.text import tokenizer_files
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.model.precision import QUANTISED, computed
-from shapeshift.fused_decode.settings import FusedDecodeSettings
+from shapeshift.fused_decode.settings import QUANTISED, FusedDecodeSettings, computed
 from shapeshift.settings import require
 
 if TYPE_CHECKING:

@@ -94,7 +94,7 @@ def _check(folder: Path, model: Path, values: dict[str, str]) -> str:
     from shapeshift.adapter_cache.registry import peft
     from shapeshift.adapter_cache.registry.peft import BaseModel
     from shapeshift.fused_decode.model.architecture import Architecture
-    from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, computed
+    from shapeshift.fused_decode.settings import COMPUTED_BYTES, computed
 
     cache, loop = settings.read(AdapterCacheSettings, values), settings.read(FusedDecodeSettings, values)
     checkpoint = (model / loop.checkpoint).resolve()

@@ -12,8 +12,8 @@ from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.native_operations import NativeLinear
 from shapeshift.fused_decode.model.network import AttentionLayer, Layer, Linear, Network, Norm
-from shapeshift.fused_decode.model.precision import QUANTISED
 from shapeshift.fused_decode.model.weights import WeightFiles
+from shapeshift.fused_decode.settings import QUANTISED
 from shapeshift.serving.model_args import Log
 from shapeshift.settings import Choices
 
@@ -46,7 +46,7 @@ class LinearMakers:
 def linear_makers(precision: str, group_size: int, dtype: torch.dtype, native: bool, log: Log) -> LinearMakers:
     """The makers of a network on a CPU whose activations are of `dtype`.
 
-    group_size  see `precision.group_of`
+    group_size  see `settings.group_of`
     native      whether the native operations are loaded
     """
     if precision in QUANTISED:

@@ -20,10 +20,9 @@ from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.assembly import WeightStore, assemble, linear_makers
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.network import Network, Operations
-from shapeshift.fused_decode.model.precision import KV_PRECISIONS, ON_CPU, computed
 from shapeshift.fused_decode.model.shared_weights import key_of, shared_weights
 from shapeshift.fused_decode.model.weights import WeightFiles
-from shapeshift.fused_decode.settings import FusedDecodeSettings
+from shapeshift.fused_decode.settings import KV_PRECISIONS, ON_CPU, FusedDecodeSettings, computed
 from shapeshift.serving.model_args import Log
 from shapeshift.settings import Choices, require
 
@@ -78,7 +77,7 @@ class ModelOptions:
     threads         of torch, for the whole process
     cache_dir       folder of the compiled kernels, and of packed weights
     group_size      inputs of an output that share a scale in int4; 0: 128 where that divides them, else 32
-    kv_precision    of the cache: see `precision.KV_PRECISIONS`
+    kv_precision    of the cache: see `settings.KV_PRECISIONS`
     blocks          of the cache; 0: enough for all these texts
     native          false: plain torch instead of the native kernels
     extra_elements  elements of memory after the last block, for other uses

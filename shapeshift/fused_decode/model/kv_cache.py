@@ -10,7 +10,7 @@ import torch
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture, Rope
-from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, computed, vector_bytes
+from shapeshift.fused_decode.settings import COMPUTED_BYTES, computed, vector_bytes
 from shapeshift.settings import Choices, require
 
 Scaling = Callable[[Rope, torch.Tensor, int], torch.Tensor]
@@ -68,7 +68,7 @@ class KeyValueCache:
         device: str = "cpu",
         extra_elements: int = 0,
     ) -> None:
-        """blocks: 0: of `max_length` tokens for each slot. kv_precision: one of `precision.KV_PRECISIONS`."""
+        """blocks: 0: of `max_length` tokens for each slot. kv_precision: one of `settings.KV_PRECISIONS`."""
         require(slots >= 1, "slots", slots, "at least 1")
         limit = architecture.max_position
         require(1 <= max_length <= limit, "max_length", max_length, f"1 to max_position_embeddings ({limit})")

@@ -18,7 +18,7 @@ from shapeshift.fused_decode.model.architecture import AWQ, WORD_BITS, Packing
 from shapeshift.fused_decode.model.assembly import LinearMakers, MakeLinear
 from shapeshift.fused_decode.model.native_operations import NativeLinear, PackedWeight, pack_levels
 from shapeshift.fused_decode.model.network import Linear
-from shapeshift.fused_decode.model.precision import HEAD_BITS, WEIGHT_BITS, group_of
+from shapeshift.fused_decode.settings import HEAD_BITS, WEIGHT_BITS, group_of
 
 MOST_LEVEL = 127
 """Of a row's levels, which are -127 to 127."""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from shapeshift import files
+from shapeshift.fused_decode import settings
 from shapeshift.fused_decode.model import kernel_build
 from shapeshift.fused_decode.model.assembly import WeightStore
 from shapeshift.fused_decode.model.native_operations import NativeLinear, PackedWeight
@@ -60,7 +61,7 @@ class WeightsKey:
 def key_of(checkpoint: str, precision: str, kernels: Path) -> WeightsKey:
     """The key for the code and the CPU of this process; kernels: the folder of the compiled kernels."""
     # The name of the library holds a hash of its sources, the compiler and the CPU.
-    sources = sorted(Path(__file__).parent.rglob("*.py"))
+    sources = [*sorted(Path(__file__).parent.rglob("*.py")), Path(settings.__file__)]
     parts = [kernel_build.library(kernels).name.encode(), *(source.read_bytes() for source in sources)]
     return WeightsKey(checkpoint, precision, hashlib.sha256(b"\0".join(parts)).hexdigest()[:16])
 

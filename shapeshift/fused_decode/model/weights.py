@@ -15,7 +15,7 @@ from shapeshift.engines.checkpoint import INDEX, SINGLE, shard_names, weight_fil
 from shapeshift.engines.gguf import tensors as gguf_tensors
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.architecture import GGUF, Architecture
-from shapeshift.fused_decode.model.precision import (
+from shapeshift.fused_decode.settings import (
     COMPUTED_BYTES,
     HEAD_BITS,
     QUANTISED,
@@ -138,7 +138,7 @@ def weight_bytes(architecture: Architecture, precision: str, group_size: int = 0
     """Bytes of the loaded weights, of all ranks together. A tied table counts twice: lookup and product need different
     layouts. The ranks divide the linears; each has the whole table for lookups.
 
-    group_size: see `precision.group_of`.
+    group_size: see `settings.group_of`.
     """
     a, bits = architecture.share(ranks), WEIGHT_BITS[precision]
     table = a.vocab_size * a.hidden

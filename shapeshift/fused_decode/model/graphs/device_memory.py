@@ -11,8 +11,7 @@ from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.graphs.bounds import CHUNKS, LEAST_CONTEXT, MIXED_ROWS, power_of_two
 from shapeshift.fused_decode.model.graphs.division import parts_bytes
 from shapeshift.fused_decode.model.graphs.verify import has_gpu_kernels
-from shapeshift.fused_decode.model.precision import COMPUTED_BYTES, computed
-from shapeshift.fused_decode.settings import FusedDecodeSettings
+from shapeshift.fused_decode.settings import COMPUTED_BYTES, FusedDecodeSettings, computed
 from shapeshift.serving.model_args import Log
 
 _MIB = 2**20
