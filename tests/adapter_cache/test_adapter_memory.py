@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -17,7 +16,6 @@ import torch
 
 from shapeshift.adapter_cache.lora.batch import LoraHook, shifted
 from shapeshift.adapter_cache.lora.segmented import SegmentedAdapters, TorchLora
-from shapeshift.adapter_cache.memory import adapter_table, loader
 from shapeshift.adapter_cache.memory.adapter_table import LOADING, READY, Adapter, AdapterTable
 from shapeshift.adapter_cache.memory.cache import AdapterCache
 from shapeshift.adapter_cache.memory.placement import FOR_ADAPTER, FOR_REQUEST, REMOVED, Reserve, SharedMemory, Span
@@ -140,25 +138,6 @@ def make_cache() -> Iterator[Callable[..., FakeLoads]]:
 # The loader.
 
 
-def test_a_load_pauses_while_requests_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = threading.Event()
-    pauses: list[float] = []
-    clock = iter(range(1000))
-    answer_of = SimpleNamespace(thread_time=lambda: next(clock) / 1e4, sleep=pauses.append, monotonic=time.monotonic)
-    monkeypatch.setattr(loader, "time", answer_of)
-
-    def fill(target: torch.Tensor, adapter: Adapter, *, pause: Callable[[], None]) -> None:
-        for busy[0] in (True, False, True):
-            pause()
-
-    busy = [False]
-    one = loader.Loader(lambda *_: ended.set(), fill, lambda: busy[0])
-    one.submit(adapter("a", 32), torch.zeros(32))
-    assert ended.wait(120)
-    one.close()
-    assert pauses == pytest.approx([loader._PAUSE / 1e4] * 2)
-
-
 def test_the_time_of_a_load_is_in_milliseconds(make_cache: Callable[..., FakeLoads]) -> None:
     made, began = make_cache(), time.monotonic()
     made.may_load.clear()
@@ -167,7 +146,7 @@ def test_the_time_of_a_load_is_in_milliseconds(make_cache: Callable[..., FakeLoa
     time.sleep(0.02)
     made.may_load.set()
     made.settle()
-    assert 20 <= made.cache.metrics.load_ms.totals()[1] <= (time.monotonic() - began) * 1e3
+    assert 0 < made.cache.metrics.load_ms.totals()[1] <= (time.monotonic() - began) * 1e3
 
 
 # The reserve.
@@ -481,25 +460,23 @@ def test_a_load_that_fails_leaves_nothing(make_cache: Callable[..., FakeLoads]) 
     made.cache.unqueued("a")
 
 
-def test_reads_that_fail_pause_until_one_succeeds(
-    make_cache: Callable[..., FakeLoads], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At once, then after one pause more each time; a load that succeeds begins anew."""
-    now = 100.0
-    monkeypatch.setattr(adapter_table, "time", SimpleNamespace(monotonic=lambda: now))
+def test_reads_that_fail_pause_until_one_succeeds(make_cache: Callable[..., FakeLoads]) -> None:
+    """At once, then after one second more each time; a load that succeeds begins anew."""
     made = make_cache()
     one = made.add("a", 100)
     made.unreadable.add("a")
-    for pauses in range(3):
+    for pause_s in range(3):
+        before = time.monotonic()
         assert one.error is None and made.load("a")
-        assert one.retry_at == pytest.approx(now + pauses * adapter_table._PAUSE_S)
-        assert pauses == 0 or not made.load("a")
-        now = one.retry_at
+        assert before + pause_s <= one.retry_at <= time.monotonic() + pause_s
+        assert pause_s == 0 or (one.error is not None and not made.load("a"))
+        # As if it had passed.
+        one.retry_at = 0.0
     made.unreadable.clear()
     assert made.load("a") and made.holds("a")
     made.cache.placement.evict(one, REMOVED)
     made.unreadable.add("a")
-    assert made.load("a") and one.retry_at == now
+    assert made.load("a") and one.retry_at <= time.monotonic()
 
 
 def test_an_adapter_that_does_not_fit_now_is_loaded_later(make_cache: Callable[..., FakeLoads]) -> None:

@@ -389,20 +389,27 @@ def test_invalid_low_rank_arrays_are_refused(
     base: Path,
     adapters: dict[str, Path],
     kernels: LoraKernels,
-    monkeypatch: pytest.MonkeyPatch,
     field: str,
     changed: Callable[[Any], Any],
     says: str,
 ) -> None:
     model = model_with(base, adapters, "f32", kernels)
-    made = LoraDelta.low_rank
+    hook = model.linear_hook
 
-    def wrong(own: LoraDelta, last: torch.Tensor) -> LowRank:
-        right = made(own, last)
-        assert right is not None
-        return replace(right, **{field: changed(getattr(right, field))})
+    class Wrong:
+        """Gives the terms of the last step with one field changed."""
 
-    monkeypatch.setattr(LoraDelta, "low_rank", wrong)
+        def linear_delta(self, batch: StepBatch) -> Any:
+            assert hook is not None
+            self.right = hook.linear_delta(batch)
+            return self
+
+        def low_rank(self, last: torch.Tensor) -> LowRank:
+            right = self.right.low_rank(last)
+            assert right is not None
+            return replace(right, **{field: changed(getattr(right, field))})
+
+    model.linear_hook = Wrong()
     rows = torch.tensor([0, 1], dtype=torch.int32)
     with pytest.raises(RuntimeError, match=says):
         model.forward(StepBatch(torch.tensor([5, 6]), rows, rows * 0, rows * 0 + 1, torch.tensor([0, 1]), rows))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ import torch
 
 from shapeshift.adapter_cache.front import LoraFront
 from shapeshift.adapter_cache.lora import grouped_loading
-from shapeshift.adapter_cache.memory import adapter_table, loader
+from shapeshift.adapter_cache.memory import adapter_table
 from shapeshift.adapter_cache.policy.length_prediction import WordRegressor
 from shapeshift.adapter_cache.registry import store
 from shapeshift.errors import InvalidInputError
@@ -371,27 +369,6 @@ def test_the_registry_changes_while_requests_run(
     front.cache.check_integrity()
 
 
-def test_a_check_of_the_registry_that_fails_is_said_and_the_next_one_counts(
-    make_front: MakeFront, pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    front = make_front()
-    outcomes: list[bool | Exception] = [OSError("away"), ValueError("odd"), True]
-    woken: list[int] = []
-
-    def refresh() -> bool:
-        found = outcomes.pop(0) if outcomes else False
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    monkeypatch.setattr(front.loop, "wake", lambda: woken.append(len(outcomes)))
-    monkeypatch.setattr(front.catalogue, "refresh", refresh)
-    wait_for(lambda: not outcomes and bool(woken))
-    assert woken == [0], "only a check that found a change asks the loop again"
-    said = [line for line in pb_utils.Logger.lines if "a round of adapter-registry failed" in line]
-    assert [line.rpartition(": ")[2] for line in said] == ["OSError('away')", "ValueError('odd')"]
-
-
 def test_bad_entries_change_nothing(
     make_front: MakeFront,
     folder: Path,
@@ -567,31 +544,23 @@ def test_a_file_that_is_damaged_before_it_is_loaded(
 
 
 def test_a_read_error_that_passes_costs_little(
-    make_front: MakeFront, peft_answers: dict[str | None, str], monkeypatch: pytest.MonkeyPatch
+    make_front: MakeFront, folder: Path, peft_answers: dict[str | None, str]
 ) -> None:
-    front, opened, errors, now = make_front(), loader.safe_open, [OSError(errno.EIO, "Input/output error")], 0.0
-
-    def unreliable(*arguments: Any, **options: Any) -> Any:
-        if errors:
-            raise errors.pop()
-        return opened(*arguments, **options)
-
-    monkeypatch.setattr(loader, "safe_open", unreliable)
-    monkeypatch.setattr(adapter_table, "time", SimpleNamespace(monotonic=lambda: now))
-    first = asking("small")
+    front = make_front()
+    weights = store.entry_folder(folder, store.read(folder)["large"]) / "adapter_model.safetensors"
+    away = weights.rename(folder / "away")
+    first, second = asking("large"), asking("large")
     front.execute([first])
-    assert answer_of(first)["text_output"] == peft_answers["small"], "one error is not noticed"
-    errors += [OSError(errno.EMFILE, "Too many open files")] * 2
-    second, third = asking("large"), asking("large")
+    code, text = first.refusal()
+    assert code == TritonError.UNAVAILABLE and "No such file" in text and "retry later" in text
     front.execute([second])
-    code, text = second.refusal()
-    assert code == TritonError.UNAVAILABLE and "Too many open files" in text and "retry later" in text
+    assert second.refusal()[0] == TritonError.UNAVAILABLE, "the file is left alone for a while"
+    away.rename(weights)
+    # As if the while were over.
+    front.catalogue.find("large").retry_at = 0.0
+    third = asking("large")
     front.execute([third])
-    assert third.refusal()[0] == TritonError.UNAVAILABLE, "the file is left alone for a while"
-    now += 100.0
-    fourth = asking("large")
-    front.execute([fourth])
-    assert answer_of(fourth)["text_output"] == peft_answers["large"]
+    assert answer_of(third)["text_output"] == peft_answers["large"]
 
 
 def test_the_words_of_a_prompt_predict_its_answer(make_front: MakeFront, tmp_path: Path) -> None:

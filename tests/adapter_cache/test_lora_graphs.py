@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,12 +64,17 @@ def model_over(base: Path) -> GraphedModel:
     return GraphedModel.load_on("cpu", base, precision="f32", slots=SLOTS, max_length=LONGEST)
 
 
-def graphed(base: Path, held: Held, add: AddTerms = grouped.add_terms) -> GraphedModel:
+def graphed(
+    base: Path,
+    held: Held,
+    add: AddTerms = grouped.add_terms,
+    has_magnitudes: Callable[[int], bool] = lambda number: False,
+) -> GraphedModel:
     """A model that must not compute a step without a graph."""
     model = model_over(base)
     layers = model.architecture.layers
     kernels = GroupedLora(add, "grouped", 64)
-    model.linear_hook = GraphLoraHook(held.memory, held.places_of, kernels, slots=SLOTS, layers=layers)
+    model.linear_hook = GraphLoraHook(held.memory, held.places_of, kernels, has_magnitudes, slots=SLOTS, layers=layers)
 
     def refuse(batch: StepBatch) -> torch.Tensor:
         raise AssertionError("a step has no graph")
@@ -162,10 +167,7 @@ def test_graphs_are_made_for_the_linears_that_have_terms(small_base: Path, mixed
 
 
 def test_a_dora_has_no_graph(small_base: Path, held: Held) -> None:
-    model, ran = graphed(small_base, held), list[StepBatch]()
-    hook = model.linear_hook
-    assert isinstance(hook, GraphLoraHook)
-    hook._has_magnitudes = lambda number: number == 1
+    model, ran = graphed(small_base, held, has_magnitudes=lambda number: number == 1), list[StepBatch]()
 
     def eagerly(batch: StepBatch) -> torch.Tensor:
         ran.append(batch)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from shapeshift.errors import EngineError
+from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.sampling.logit_edits import TokenRules
-from shapeshift.fused_decode.engine.sampling.sampler import Chosen
 from shapeshift.fused_decode.request import ABORT, Request
-from tests.fused_decode.toy import EOS, LETTERS, Run, ToyRuntime, drive_at_random, ids, text_of
+from tests.fused_decode.toy import EOS, LETTERS, TABLE, Run, ToyRuntime, drive_at_random, ids, text_of
 
 
 def both(fields: dict[str, Any], prompt: str = "abc", eos_at: int | None = None) -> list[tuple[Run, Request]]:
@@ -46,17 +46,18 @@ def test_in_little_memory(seed: int) -> None:
     assert run.loop.metrics.preemptions.value > 0 and runtime.fed_steps > 20
 
 
-def test_a_step_is_launched_before_the_text_of_the_last_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_launched_before_the_text_of_the_last_one_is_made() -> None:
     run, events = Run(ToyRuntime(ahead=True)), list[str]()
-    result = Chosen.result
+    request = run.request("abc", max_tokens=4, stream=True)
 
-    def read(self: Chosen) -> Chosen:
-        events.append("read")
-        return result(self)
+    class Text(TextStream):
+        def add(self, token: int) -> str:
+            events.append("read")
+            return super().add(token)
 
     run.runtime.before = lambda: events.append("launch")
-    monkeypatch.setattr(Chosen, "result", read)
-    request = run.submit("abc", max_tokens=4, stream=True)
+    request.text = Text(TABLE)
+    run.loop.submit(request)
     run.until_idle()
     assert events == ["launch", "launch", "read", "launch", "read", "launch", "read", "read"]
     assert text_of(request) == run.runtime.text(ids("abc"), 4) and len(request.parts) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from shapeshift.engines.gguf import folder as gguf
 from shapeshift.engines.gguf import tensors
 from shapeshift.errors import UnsupportedError
 from shapeshift.fused_decode.interfaces import StepBatch
-from shapeshift.fused_decode.model import architecture
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from shapeshift.fused_decode.model.quantised import of_blocks
@@ -104,11 +104,10 @@ def test_a_head_of_other_blocks_is_quantised(tmp_path: Path, kernel_cache: Path)
     assert (got - exact).norm() < 0.1 * exact.norm()
 
 
-def test_a_small_model_is_served_in_plain_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_model_is_served_in_plain_numbers(tmp_path: Path) -> None:
     model = Architecture.read(made(tmp_path, kinds=all_linears("Q4_0")))
     assert resolve("auto", packed_bits=model.packed_bits) in ("f32", "bf16")
-    monkeypatch.setattr(architecture, "_SMALL", 1000)
-    assert resolve("auto", packed_bits=model.packed_bits) == "int4"
+    assert resolve("auto", packed_bits=replace(model, layers=10**6).packed_bits) == "int4"
 
 
 def test_the_memory_of_levels_is_counted(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from shapeshift.fused_decode import settings
 from shapeshift.fused_decode.settings import GROUP_SIZES, QUANTISED
 
 
-def test_quantised_checkpoints_stay_as_they_are_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: True)
+def test_quantised_checkpoints_stay_as_they_are_on_a_cpu() -> None:
     assert settings.resolve("auto", None, 4) == "int4"
-    assert settings.resolve("auto") == settings.resolve("bf16", None, 4) == "bf16"
+    assert settings.resolve("auto") == hardware.resolve_precision("auto")
+    assert settings.resolve("f32", None, 4) == "f32"
 
 
 @pytest.mark.parametrize("requested", QUANTISED)
@@ -24,12 +24,8 @@ def test_quantised_weights_are_for_cpus(requested: str) -> None:
             settings.resolve(requested, device)
 
 
-@pytest.mark.parametrize("has_bf16", [True, False])
-def test_what_is_no_weight_of_a_linear_is_computed_in_16_bits_where_the_cpu_has_them(
-    monkeypatch: pytest.MonkeyPatch, has_bf16: bool
-) -> None:
-    monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: has_bf16)
-    assert {settings.computed(one) for one in QUANTISED} == {"bf16" if has_bf16 else "f32"}
+def test_what_is_no_weight_of_a_linear_is_computed_in_16_bits_where_the_cpu_has_them() -> None:
+    assert {settings.computed(one) for one in QUANTISED} == {"bf16" if hardware.cpu_has_bf16() else "f32"}
     assert [settings.computed(one) for one in ("f32", "f16", "bf16")] == ["f32", "f16", "bf16"]
 
 

@@ -42,7 +42,7 @@ class HostImages(Protocol):
 OpenHost = Callable[[RankedEviction, Callable[[], None]], HostImages]
 """Makes such a tier: of the rule that chooses what leaves it, and what is called for each load that it serves."""
 
-_PAUSE = 8.0 / cores()
+PAUSE = 8.0 / cores()
 """Seconds of pause for each second of CPU time while requests run: a load takes a tenth of two cores, less of more."""
 _ROWS = 256
 """Rows of a weight that are merged between two pauses."""
@@ -173,7 +173,7 @@ class Loader:
 
     def _pause(self) -> None:
         if self._is_busy() and not self._closing:
-            time.sleep(_PAUSE * (time.thread_time() - self._cpu_since))
+            time.sleep(PAUSE * (time.thread_time() - self._cpu_since))
         self._cpu_since = time.thread_time()
 
     def _load(self, adapter: Adapter, target: torch.Tensor, before: torch.cuda.Event | None) -> None:
