@@ -47,7 +47,7 @@ from shapeshift.adapter_cache.registry import peft  # noqa: E402
 from shapeshift.adapter_cache.settings import AdapterCacheSettings  # noqa: E402
 from shapeshift.fused_decode import loading  # noqa: E402
 from shapeshift.fused_decode.engine.detokenize import TextStream  # noqa: E402
-from shapeshift.fused_decode.engine.loop import DecodeLoop, LoopOptions  # noqa: E402
+from shapeshift.fused_decode.engine.loop import DecodeLoop  # noqa: E402
 from shapeshift.fused_decode.model.architecture import Architecture  # noqa: E402
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed  # noqa: E402
 from shapeshift.fused_decode.request import Request  # noqa: E402
@@ -223,7 +223,7 @@ def generate(model: Path, asked: Sequence[Answer]) -> list[Answer]:
                 ended.put(request)
 
     waiting: FirstComeFirstServed[Request] = FirstComeFirstServed(len(asked))
-    loop = DecodeLoop(base.runtime, waiting, deliver, print, LoopOptions(pool=base.pool))
+    loop = DecodeLoop(base.runtime, waiting, deliver, print, pool=base.pool)
     loop.start()
     params = SamplingParams(max_tokens=MOST_TOKENS, temperature=0.0)
     for number, one in enumerate(asked):

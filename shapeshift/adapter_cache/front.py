@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from logging import Logger
 from pathlib import Path
-from typing import Protocol, cast
-
-import torch
+from typing import cast
 
 from shapeshift import settings
 from shapeshift.adapter_cache.lora.batch import LoraHook, LoraKernels
@@ -43,10 +41,11 @@ from shapeshift.adapter_cache.settings import (
 from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.engine.slots import require_memory
 from shapeshift.fused_decode.front import GenerateFront
-from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, LinearHook, Runtime, blocks_of
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
 from shapeshift.fused_decode.job import GenerateJob
 from shapeshift.fused_decode.loading import Loaded
 from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
 from shapeshift.fused_decode.request import LENGTH, STOP, Request
 from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.loops import Loop
@@ -59,17 +58,6 @@ from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, PbUtils
 
 _NAME, _SAMPLING = "lora_name", "sampling_parameters"
-
-
-class SharedRuntime(Runtime, Protocol):
-    """A runtime whose blocks share one buffer with adapters, and whose linears can add LoRA terms.
-
-    memory  flat: the blocks, `block_elements` each, and behind them the reserve of the adapters
-    """
-
-    memory: torch.Tensor
-    block_elements: int
-    linear_hook: LinearHook | None
 
 
 @dataclass(eq=False, slots=True)
@@ -111,7 +99,7 @@ class LoraFront(GenerateFront):
         log = model_log(pb_utils, args.name)
         params = settings.read(AdapterCacheSettings, args.parameters)
         base = _load_base(args, params, log)
-        self.runtime = runtime = cast(SharedRuntime, base.runtime)
+        self.runtime = runtime = cast(DecodeModel, base.runtime)
         self._text_blocks = blocks_of(runtime.max_length)
         on_gpu = args.kind == "GPU"
         kernels = _load_kernels(base, params, runtime, on_gpu, log)
@@ -312,7 +300,7 @@ def _load_base(args: ModelArgs, params: AdapterCacheSettings, log: Logger) -> Lo
 
 
 def _load_kernels(
-    base: Loaded, params: AdapterCacheSettings, runtime: SharedRuntime, on_gpu: bool, log: Logger
+    base: Loaded, params: AdapterCacheSettings, runtime: DecodeModel, on_gpu: bool, log: Logger
 ) -> LoraKernels:
     """Those of a GPU, where they prove right; the native ones on a CPU with a compiler; plain torch otherwise."""
     kernels: LoraKernels | None = None

@@ -13,7 +13,7 @@ import numpy as np
 from shapeshift.errors import CancelledRequestError, InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.engine.detokenize import TextStream
-from shapeshift.fused_decode.engine.loop import DecodeLoop, LoopOptions
+from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.engine.sampling.logit_edits import GRAMMARS, token_rules
 from shapeshift.fused_decode.job import AnswerOutputs, BeamsJob, ChoicesJob, GenerateJob, Prompt, sample_params
 from shapeshift.fused_decode.loading import Loaded
@@ -67,11 +67,9 @@ class GenerateFront(Front[GenerateJob]):
             FirstComeFirstServed(settings.queue_requests, settings.classes) if admission is None else admission,
             self._deliver,
             self.log.error,
-            LoopOptions(
-                pool=self.loaded.pool,
-                prefill_tokens=settings.prefill_tokens,
-                speculator=_speculator(settings.num_speculative_tokens),
-            ),
+            pool=self.loaded.pool,
+            prefill_tokens=settings.prefill_tokens,
+            speculator=_speculator(settings.num_speculative_tokens),
         )
         self.affinity = Affinity(self.named_adapter, self._parser.prompt_tokens, self._unread_tokens)
         self.begin(RequestMetrics("prompts", settings.max_length, settings.slo_ms))

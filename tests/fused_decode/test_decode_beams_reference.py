@@ -12,7 +12,7 @@ import torch
 
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.detokenize import TextStream
-from shapeshift.fused_decode.engine.loop import DecodeLoop, LoopOptions
+from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.engine.sampling.logit_edits import TokenRules
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
@@ -121,7 +121,7 @@ def test_ids_and_scores_are_those_of_transformers(
     )
     ended: list[Request] = []
     pool = BlockPool(model.blocks, caching=together)
-    loop = DecodeLoop(model, FirstComeFirstServed(1000), ended.extend, print, LoopOptions(pool))
+    loop = DecodeLoop(model, FirstComeFirstServed(1000), ended.extend, print, pool=pool)
     made = []
     for place in range(PROMPTS):
         for number, fields in enumerate(SEARCHES):

@@ -14,7 +14,7 @@ import torch
 from shapeshift.errors import UnsupportedError
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.detokenize import TextStream
-from shapeshift.fused_decode.engine.loop import DecodeLoop, LoopOptions
+from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds, bounds_of
@@ -175,7 +175,7 @@ def generate(model: GraphedModel, rng: random.Random) -> list[list[int]]:
     """The tokens of random requests, most of them sampled, that a loop answers together."""
     admission: FirstComeFirstServed[Request] = FirstComeFirstServed(1000)
     pool = BlockPool(model.blocks, caching=True)
-    loop = DecodeLoop(model, admission, lambda requests: None, print, LoopOptions(pool, 64))
+    loop = DecodeLoop(model, admission, lambda requests: None, print, pool=pool, prefill_tokens=64)
     table, made = [b"?"] * model.vocab_size, []
     for number in range(16):
         prompt = np.array([rng.randrange(9, 60) for _ in range(rng.randint(1, 40))])

@@ -14,7 +14,7 @@ import pytest
 
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.detokenize import TextStream
-from shapeshift.fused_decode.engine.loop import DecodeLoop, LoopOptions
+from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
@@ -41,7 +41,7 @@ class Run:
 
     def __init__(self, model: DecodeModel, caching: bool) -> None:
         pool = BlockPool(model.blocks, caching=caching)
-        self.loop = DecodeLoop(model, FirstComeFirstServed(100), lambda updated: None, print, LoopOptions(pool))
+        self.loop = DecodeLoop(model, FirstComeFirstServed(100), lambda updated: None, print, pool=pool)
 
     def answers(self, prompts: list[np.ndarray], fields: list[dict[str, Any]]) -> list[Answer]:
         """Tokens and scores of what each request returns, the best text first."""

@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
     SequenceBiasLogitsProcessor,
 )
 
-from shapeshift.fused_decode.engine.sampling.device.edits import DeviceLogits
+from shapeshift.fused_decode.engine.sampling.device import DeviceLogits
 from shapeshift.fused_decode.engine.sampling.logit_edits import LogitEdits, NumpyLogits, TokenRules, token_rules
 from shapeshift.fused_decode.sampling_params import SamplingParams
 

@@ -18,7 +18,7 @@ import torch
 
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.detokenize import TextStream
-from shapeshift.fused_decode.engine.loop import DecodeLoop, LoopOptions
+from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
@@ -99,7 +99,7 @@ def test_the_pool_is_whole_after_a_thousand_random_steps(tiny: Callable[[str], T
     rng, made = random.Random(23), list[Request]()
     admission: FirstComeFirstServed[Request] = FirstComeFirstServed(1000)
     pool = BlockPool(model.blocks, caching=True)
-    loop = DecodeLoop(model, admission, lambda requests: None, print, LoopOptions(pool, 64))
+    loop = DecodeLoop(model, admission, lambda requests: None, print, pool=pool, prefill_tokens=64)
     table, common = [b"?"] * model.vocab_size, [rng.randrange(9, 60) for _ in range(40)]
     for count in range(1000):
         if len(admission) < 2:

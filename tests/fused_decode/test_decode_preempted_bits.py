@@ -11,7 +11,7 @@ import pytest
 
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.detokenize import TextStream
-from shapeshift.fused_decode.engine.loop import DecodeLoop, LoopOptions
+from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 from shapeshift.fused_decode.request import Request
@@ -45,7 +45,7 @@ def request_of(length: int, new: int, **fields: Any) -> Request:
 def answer(model: DecodeModel, caching: bool, preempted_at: tuple[int, ...], **fields: Any) -> Any:
     """Tokens and logprobs of one request beside others, whose prompts leave it less room at each beginning."""
     pool = BlockPool(model.blocks, caching=caching)
-    loop = DecodeLoop(model, FirstComeFirstServed(9), lambda _: None, print, LoopOptions(pool, 48))
+    loop = DecodeLoop(model, FirstComeFirstServed(9), lambda _: None, print, pool=pool, prefill_tokens=48)
     loop.submit(request_of(21, 60, **GREEDY))
     made = request_of(PROMPT, NEW, **fields)
     loop.submit(made)

@@ -13,9 +13,9 @@ import torch
 from shapeshift.engines.hardware import cores
 from shapeshift.errors import EngineError, InvalidInputError, UnsupportedError
 from shapeshift.fused_decode.interfaces import StepBatch, blocks_of
-from shapeshift.fused_decode.ranks import messages, runtime
+from shapeshift.fused_decode.ranks import runtime
 from shapeshift.fused_decode.ranks.collective import LONGEST_S
-from shapeshift.fused_decode.ranks.member import RankSpec
+from shapeshift.fused_decode.ranks.member import RankSpec, to_bytes
 from shapeshift.fused_decode.ranks.runtime import TensorParallelModel
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from tests.fakes import logger
@@ -114,7 +114,7 @@ def test_blocks_are_copied_here_at_once_and_elsewhere_before_the_next_step_alone
     assert made.model.copies == [([1, 2], [3, 4]), ([5], [6])]
     for _ in range(2):
         made.runtime.forward(BATCH)
-    assert made.launcher.calls == [messages.encode(BATCH, [1, 2, 5], [3, 4, 6]), messages.encode(BATCH, [], [])]
+    assert made.launcher.calls == [to_bytes(BATCH, [1, 2, 5], [3, 4, 6]), to_bytes(BATCH, [], [])]
 
 
 def test_a_rank_that_ended_between_steps_is_replaced_and_said_once(made: Made) -> None:
@@ -158,7 +158,7 @@ def test_a_step_that_a_rank_breaks_fails_with_the_reason(made: Made, error: Exce
     made.model.fails, made.launcher.dead = None, ""
     made.runtime.forward(BATCH)
     # The new processes have no cache to copy in.
-    assert made.launcher.calls[-1] == messages.encode(BATCH, [], [])
+    assert made.launcher.calls[-1] == to_bytes(BATCH, [], [])
     assert made.runtime.starting is None
 
 

@@ -279,9 +279,9 @@ def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
 PARENT = """
 import sys, time, torch
 from pathlib import Path
-from shapeshift.fused_decode.ranks import messages
 from shapeshift.fused_decode.ranks.collective import RankGroup
 from shapeshift.fused_decode.ranks.launcher import Launcher
+from shapeshift.fused_decode.ranks.member import to_bytes
 from tests.fused_decode.decode_models import batch
 from tests.fused_decode.rank_groups import spec
 
@@ -289,7 +289,7 @@ group = RankGroup(0, 2)
 launcher = Launcher(spec(Path(sys.argv[1]), 0, 2, native=False), group)
 launcher.start()
 launcher.connect()
-launcher.send(messages.encode(batch([torch.arange(4)], [0], [0]), [], []))
+launcher.send(to_bytes(batch([torch.arange(4)], [0], [0]), [], []))
 print(*launcher.pids, flush=True)
 time.sleep(600)
 """

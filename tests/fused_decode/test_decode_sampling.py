@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from shapeshift.fused_decode.engine.sampling.device import choose as device_choice
+from shapeshift.fused_decode.engine.sampling import device
 from shapeshift.fused_decode.engine.sampling.sampler import (
     Integers,
     Sampler,
@@ -37,11 +37,11 @@ def one_thread() -> Iterator[None]:
 class DeviceSampler(Sampler):
     """Takes all logits for those of a device."""
 
-    def choose(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> device_choice.DeviceChoice:
+    def choose(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> device.DeviceChoice:
         with torch.inference_mode():
             # As they come from a model: not to be changed outside of this mode.
             given = logits.clone()
-        return device_choice.choose(self._table, given, slots, lengths)
+        return device.choose(self._table, given, slots, lengths)
 
 
 @pytest.fixture(params=["native", "device"])

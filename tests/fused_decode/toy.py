@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.detokenize import TextStream
-from shapeshift.fused_decode.engine.loop import DecodeLoop, LoopOptions
+from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch, blocks_of
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 from shapeshift.fused_decode.policy.speculation import IterationTimes
@@ -189,8 +190,8 @@ class Run:
         admission = options.pop("admission", FirstComeFirstServed(requests))
         caching = bool(options.pop("caching", False))
         pool = BlockPool(self.runtime.blocks, caching=caching)
-        how = LoopOptions(pool, **options)  # type: ignore[arg-type]
-        self.loop = DecodeLoop(self.runtime, admission, self._note, self.log.append, how)  # type: ignore[arg-type]
+        chosen: Any = {"admission": admission, "pool": pool, **options}
+        self.loop = DecodeLoop(self.runtime, deliver=self._note, log=self.log.append, **chosen)
 
     def _note(self, updated: list[Request]) -> None:
         assert len(set(updated)) == len(updated)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable
-from typing import Protocol
+from typing import Any
 
 import torch
 
 from shapeshift.adapter_cache.memory.adapter_table import ABSENT, LOADING, READY, Adapter, AdapterTable
-from shapeshift.adapter_cache.memory.loader import Load, Loader, OpenHost
+from shapeshift.adapter_cache.memory.loader import Load, Loader
 from shapeshift.adapter_cache.memory.placement import REMOVED, Placement, SharedMemory
 from shapeshift.adapter_cache.policy.eviction import RankedEviction
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
@@ -30,21 +30,14 @@ MAX_LABELS = 100
 OnFailure = Callable[[Adapter, Exception], None]
 
 
-class StartLoad(Protocol):
-    """See `AdapterCache._start_load`."""
-
-    def __call__(
-        self, adapter: Adapter, *, reserved_blocks: int, on_demand: bool, evict: bool, spared: Container[str]
-    ) -> bool: ...
-
-
 class Preloader:
     """Loads adapters before a request is admitted: pinned ones, those that requests wait for, and predicted ones.
 
     Any thread may call `pin` and `prefetch`; the generating thread calls `run`.
     """
 
-    def __init__(self, table: AdapterTable, text_blocks: int, start_load: StartLoad) -> None:
+    def __init__(self, table: AdapterTable, text_blocks: int, start_load: Callable[..., bool]) -> None:
+        """start_load: see `AdapterCache._start_load`."""
         self._table = table
         self._reserved_blocks = _REQUEST_TEXTS * text_blocks
         self._start_load = start_load
@@ -116,7 +109,8 @@ class AdapterCache:
     on_change()   called on the loader's thread when waiting requests may be admissible
     on_failure(adapter, error)  called on the generating thread when a load fails for longer
     loads         in flight
-    open_host     makes the tier in the memory of the host, for a GPU; None: loads go straight to the memory
+    open_host     makes a `host_tier.HostTier` for a GPU, of a rule and of what is called for each load that it serves;
+                  None: loads go straight to the memory
     """
 
     def __init__(
@@ -127,7 +121,7 @@ class AdapterCache:
         load: Load,
         on_change: Callable[[], None],
         on_failure: OnFailure,
-        open_host: OpenHost | None = None,
+        open_host: Callable[..., Any] | None = None,
     ) -> None:
         self.metrics = CacheMetrics()
         self.table = AdapterTable()

@@ -6,14 +6,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from shapeshift.adapter_cache.lora.batch import OFFSET, Factor, row_order
 from shapeshift.adapter_cache.memory.adapter_table import Adapter
-from shapeshift.adapter_cache.policy.eviction import RankedEviction
 from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.registry.peft import BaseModel
 from shapeshift.engines.hardware import cores
@@ -25,23 +24,8 @@ Store = Callable[[torch.Tensor, torch.Tensor, bool, float], bool]
 OnLoaded = Callable[[Adapter, Exception | None, float], None]
 
 
-class Load(Protocol):
-    """Fills the memory of an adapter, and calls `pause` in between: `load_weights` with a `write`."""
-
-    def __call__(self, target: torch.Tensor, adapter: Adapter, *, pause: Callable[[], None]) -> None: ...
-
-
-class HostImages(Protocol):
-    """Adapters in the memory of the host, see `host_tier.HostTier`."""
-
-    def get(self, name: str) -> torch.Tensor | None: ...
-    def reserve(self, name: str, target: torch.Tensor) -> torch.Tensor: ...
-    def drop(self, name: str) -> None: ...
-
-
-OpenHost = Callable[[RankedEviction, Callable[[], None]], HostImages]
-"""Makes such a tier: of the rule that chooses what leaves it, and what is called for each load that it serves."""
-
+Load = Callable[..., None]
+"""load(target, adapter, pause=): fills the memory of an adapter; `load_weights` with a `write`."""
 PAUSE = 8.0 / cores()
 """Seconds of pause for each second of CPU time while requests run: a load takes a tenth of two cores, less of more."""
 _ROWS = 256
@@ -124,8 +108,8 @@ class Loader:
     """Loads one adapter after another, and calls `on_loaded(adapter, error, seconds)` on its thread after each.
 
     While `is_busy()` it works in small pieces and pauses between them, since it takes CPU time from running requests.
-    With a `host` tier, which a GPU needs, loads go through its memory; they are copied on a stream of their own, after
-    what the GPU was given before `submit`, which may still use that memory. It ran on an H200.
+    With a `host_tier.HostTier`, which a GPU needs, loads go through its memory; they are copied on a stream of their
+    own, after what the GPU was given before `submit`, which may still use that memory. It ran on an H200.
     """
 
     def __init__(
@@ -133,7 +117,7 @@ class Loader:
         on_loaded: OnLoaded,
         load: Load,
         is_busy: Callable[[], bool] = lambda: False,
-        host: HostImages | None = None,
+        host: Any = None,
     ) -> None:
         self._on_loaded = on_loaded
         self._load_weights = load
@@ -183,9 +167,9 @@ class Loader:
             else:
                 self._copy(self._image(self._host, adapter, target), target, before)
 
-    def _image(self, host: HostImages, adapter: Adapter, target: torch.Tensor) -> torch.Tensor:
+    def _image(self, host: Any, adapter: Adapter, target: torch.Tensor) -> torch.Tensor:
         """What `target` is to hold, in the memory of the host."""
-        image = host.get(adapter.name)
+        image: torch.Tensor | None = host.get(adapter.name)
         if image is not None:
             return image
         image = host.reserve(adapter.name, target)

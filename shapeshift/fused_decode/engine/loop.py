@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,29 +31,17 @@ STREAM_RESPONSES = 16
 _RETRY_S = 0.02
 
 
-@dataclass(frozen=True)
-class LoopOptions:
-    """How a loop runs.
-
-    pool              the runtime's blocks; None: all are for requests that share none
-    prefill_tokens    most tokens of prompts in an iteration
-    stream_responses  see `Outbox`
-    speculator        a `speculation.Speculator`, which proposes tokens; None: nothing is proposed
-    """
-
-    pool: BlockPool | None = None
-    prefill_tokens: int = 256
-    stream_responses: int = STREAM_RESPONSES
-    speculator: Any = None
-
-
 class DecodeLoop:
     """One thread that schedules, runs, samples and records, iteration after iteration, while there is a request.
 
     deliver(requests) is called on that thread, at most three times an iteration, with the requests that have text to
     send or have finished, each of the latter once. It must neither block nor raise.
 
-    is_closing: whether `close` was called.
+    pool              the runtime's blocks; None: all are for requests that share none
+    prefill_tokens    most tokens of prompts in an iteration
+    stream_responses  see `Outbox`
+    speculator        a `speculation.Speculator`, which proposes tokens; None: nothing is proposed
+    is_closing        whether `close` was called
     """
 
     def __init__(
@@ -63,25 +50,29 @@ class DecodeLoop:
         admission: Admission[Request],
         deliver: Deliver,
         log: Log,
-        options: LoopOptions = LoopOptions(),
+        *,
+        pool: BlockPool | None = None,
+        prefill_tokens: int = 256,
+        stream_responses: int = STREAM_RESPONSES,
+        speculator: Any = None,
     ) -> None:
-        pool = options.pool or BlockPool(runtime.blocks, caching=False)
+        pool = pool or BlockPool(runtime.blocks, caching=False)
         self.admission = admission
         self.slots = SlotTable(runtime.slots, runtime.max_length, pool)
         self.metrics = LoopMetrics()
         self.steps = StepCounter("decode", lambda: len(admission) > 0 or self.slots.used > 0, runtime.longest_step_s)
-        self._outbox = Outbox(deliver, options.stream_responses)
+        self._outbox = Outbox(deliver, stream_responses)
         self.scheduler = Scheduler(
             runtime,
             self.slots,
             admission,
             self._outbox,
             self.metrics,
-            options.prefill_tokens,
+            prefill_tokens,
         )
         self._runtime = runtime
         self._sampler = Sampler(self.slots.sampling)
-        self._speculator = options.speculator
+        self._speculator = speculator
         self._log = log
         self.terminations = Terminations()
         self._in_flight: Launched | None = None

@@ -6,10 +6,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import safetensors.numpy
+import safetensors.torch
 import torch
 
 from shapeshift.errors import ShapeshiftError
@@ -22,11 +25,11 @@ from shapeshift.fused_decode.model.graphs.verify import kernels_for
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.network import Linear, Network
 from shapeshift.fused_decode.model.torch_operations import PlainLinear, TorchOperations
-from shapeshift.fused_decode.ranks import messages
 from shapeshift.fused_decode.ranks.collective import RankGroup
 from shapeshift.fused_decode.ranks.shards import RankWeights
 from shapeshift.serving.model_args import Log
 
+_SOURCES, _TARGETS = "copied_blocks", "copies"
 _warn = logging.getLogger(__name__).warning
 
 
@@ -150,10 +153,34 @@ def run(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> int:
     group.connect(Path(spec.meeting))
     send(_state())
     while True:
-        batch, sources, targets = messages.decode(receive())
+        batch, sources, targets = from_bytes(receive())
         model.copy_blocks(sources, targets)
         model.forward(batch)
 
 
 def _state(error: str = "") -> bytes:
     return json.dumps({"error": error}).encode()
+
+
+# What rank 0 tells the others before each step: the blocks to copy, and the batch.
+
+
+def to_bytes(batch: StepBatch, sources: Sequence[int], targets: Sequence[int]) -> bytes:
+    """The tensors of `batch` that are not None, in safetensors' format.
+
+    sources, targets: of the blocks to copy before the step, see `Runtime.copy_blocks`.
+    """
+    fields = ((field.name, getattr(batch, field.name)) for field in dataclasses.fields(batch))
+    # Two fields may be one tensor, which the functions for torch refuse to write.
+    arrays = {name: tensor.contiguous().numpy() for name, tensor in fields if tensor is not None}
+    if sources:
+        arrays |= {_SOURCES: np.array(sources, np.int32), _TARGETS: np.array(targets, np.int32)}
+    return safetensors.numpy.save(arrays)
+
+
+def from_bytes(content: bytes) -> tuple[StepBatch, list[int], list[int]]:
+    """The batch, and the blocks that are copied and their copies: what `to_bytes` was given."""
+    tensors = safetensors.torch.load(content)
+    sources, targets = (tensors.pop(name, None) for name in (_SOURCES, _TARGETS))
+    copied = [[] if places is None else places.tolist() for places in (sources, targets)]
+    return StepBatch(**tensors), copied[0], copied[1]

@@ -15,10 +15,9 @@ from shapeshift.engines.hardware import cores
 from shapeshift.errors import EngineError, UnsupportedError
 from shapeshift.fused_decode.interfaces import StepBatch, blocks_of
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES
-from shapeshift.fused_decode.ranks import messages
 from shapeshift.fused_decode.ranks.collective import LONGEST_S, RankGroup
 from shapeshift.fused_decode.ranks.launcher import Launcher
-from shapeshift.fused_decode.ranks.member import MemberModel, RankSpec, load_member
+from shapeshift.fused_decode.ranks.member import MemberModel, RankSpec, load_member, to_bytes
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from shapeshift.settings import require
 
@@ -126,7 +125,7 @@ class TensorParallelModel:
         """See `interfaces.Runtime.forward`. Raises EngineError where a rank fails, or hangs for too long."""
         limit_s = max(_LEAST_STEP_S, _LONGEST_STEPS * self.longest_step_s) if self.longest_step_s else LONGEST_S
         self._group.timeout_s = limit_s
-        message = messages.encode(batch, *self._copied)
+        message = to_bytes(batch, *self._copied)
         self._copied = [], []
         try:
             if self.starting is not None:

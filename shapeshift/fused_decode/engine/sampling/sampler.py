@@ -24,7 +24,7 @@ Flags = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
 
-SAMPLERS: Choices[Any] = Choices("sampler", {"torch": "shapeshift.fused_decode.engine.sampling.device.choose:choose"})
+SAMPLERS: Choices[Any] = Choices("sampler", {"torch": "shapeshift.fused_decode.engine.sampling.device:choose"})
 """What samples logits that are not on the CPU, and random tokens where there is no native kernel."""
 
 NO_LOGPROBS = -1

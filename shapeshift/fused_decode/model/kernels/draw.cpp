@@ -1,5 +1,5 @@
 // The next token of each row: the most likely one, or a random one of those that min_p, top_k and top_p keep, in this
-// order. Equal to engine/sampling/device/draw.py: it keeps the same tokens, equal ones together, and the draw
+// order. Equal to engine/sampling/device.py: it keeps the same tokens, equal ones together, and the draw
 // goes through them in the same order, column by column.
 
 #include <ATen/core/Tensor.h>
