@@ -18,7 +18,7 @@ from bench.token_adapt.loads import Traffic, accuracies, planned, required_ms, u
 from bench.token_adapt.systems import OURS, Scheme
 from client.open_loop import replay
 from client.report import Report
-from shapeshift.token_adapt.interfaces import ImageModel
+from shapeshift.token_adapt.executor import ImageModel
 
 _OUTPUTS = ("GAMMA", "BATCH_SIZE", "OUTCOME")
 _TIMEOUT_S = 60.0

@@ -12,7 +12,7 @@ from PIL import Image
 
 from client.open_loop import Parameter, PlannedRequest
 from shapeshift.simulate.token_adapt import Load
-from shapeshift.token_adapt.interfaces import Task
+from shapeshift.token_adapt.request import Task
 from shapeshift.workloads import arrivals
 
 Floats = NDArray[np.float64]

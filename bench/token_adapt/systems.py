@@ -8,8 +8,10 @@ from pathlib import Path
 
 from bench.common.models import SHIPPED, write_front
 from bench.common.output import empty
-from shapeshift.token_adapt.interfaces import GammaProfile, ImageModel, Task
+from shapeshift.token_adapt.executor import ImageModel
 from shapeshift.token_adapt.model import emulated
+from shapeshift.token_adapt.policy.costs import GammaProfile
+from shapeshift.token_adapt.request import Task
 
 SERVED = "classify_image"
 OURS_NAME, PAPER_NAME, PETS_NAME, INFAAS_NAME = "ours", "the paper's OTAS", "gamma 0 (PetS)", "INFaaS"

@@ -13,8 +13,9 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from shapeshift.errors import NotFoundError
-from shapeshift.token_adapt.interfaces import GammaProfile, Task
 from shapeshift.token_adapt.model.emulated import EmulatedImageModel
+from shapeshift.token_adapt.policy.costs import GammaProfile
+from shapeshift.token_adapt.request import Task
 
 GAMMAS = (-20, -15, -10, -5, 0, 2, 4, 8)
 ACCURACY: Mapping[str, tuple[float, ...]] = {

@@ -76,7 +76,7 @@ def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
     if gpus:
         parameters |= device_plan.of_engines(first.provider, first.device_mb, first.files)
     summary = f"task {front.settings.task}, candidate {chosen.candidate.name}: {', then '.join(levels)}"
-    if "source" in chosen.table.made:
+    if "source" in chosen.table.origin:
         summary += f"; measured on another CPU, chosen anew in {folder}"
     write_front(front.folder, config, target, parameters, summary, device=next(iter(gpus), None))
     return summary
@@ -104,7 +104,7 @@ def _local_folder(front: CascadeFrontConfig, paths: BuildPaths, profiled: candid
 
 
 def _source(folder: Path, task: str) -> object:
-    return candidates.serving(folder, task).table.made.get("source")
+    return candidates.serving(folder, task).table.origin.get("source")
 
 
 def _has_engines(paths: BuildPaths, model: str) -> bool:

@@ -129,14 +129,14 @@ class Candidate:
 @dataclass(frozen=True)
 class CandidateTable:
     """One task. labels: names of the classes, one for a regression; pairs: whether each input is two texts; tolerance:
-    of a regression; made: how, where and from what the table was made."""
+    of a regression; origin: how, where and from what the table was made, `made` in its file."""
 
     task: str
     kind: str
     labels: tuple[str, ...]
     pairs: bool
     tolerance: float
-    made: Mapping[str, Any]
+    origin: Mapping[str, Any]
     models: tuple[LevelModel, ...]
     candidates: tuple[Candidate, ...]
     format: int = FORMAT
@@ -194,7 +194,8 @@ class CandidateTable:
 
     def as_json(self) -> str:
         """The text of the table's file; `read` reads it."""
-        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+        fields = {"made" if name == "origin" else name: value for name, value in dataclasses.asdict(self).items()}
+        return json.dumps(fields, indent=1) + "\n"
 
 
 def read(path: Path) -> CandidateTable:
@@ -209,6 +210,8 @@ def read(path: Path) -> CandidateTable:
 
 def parse(data: Any) -> CandidateTable:
     """The table in parsed JSON. Raises as `read`."""
+    if isinstance(data, dict):
+        data = {"origin" if name == "made" else name: value for name, value in data.items()}
     table: CandidateTable = _from_json(CandidateTable, data, "table")
     return table
 

@@ -22,14 +22,14 @@ _SHORT_TEXT = 24
 
 def is_foreign(table: CandidateTable, engines: Mapping[str, Manifest]) -> bool:
     """Whether the table states another CPU than that of the engines. One that states none is used as it is."""
-    hardware = table.made.get("hardware")
+    hardware = table.origin.get("hardware")
     return hardware is not None and any(one.hardware != hardware for one in engines.values())
 
 
 def on_this_machine(profiled: ServingCandidate, engines: Mapping[str, Manifest], source: str) -> ServingCandidate:
     """The table of `profiled` with latencies from `engines` (by model), and the candidate to serve.
 
-    Candidates with a level that has no engines here are left out. source: what the table comes from, for its `made`.
+    Candidates with a level that has no engines here are left out. source: what the table comes from, for its `origin`.
     The candidate is the fastest whose accuracy bound is at most half a point lower. A pinned one stays, and one without
     bound.
     """
@@ -39,12 +39,12 @@ def on_this_machine(profiled: ServingCandidate, engines: Mapping[str, Manifest],
     models = tuple(_timed_model(one, times) for one in profiled.table.models if one.name in times)
     hardware = next(iter(engines.values())).hardware
     origin = {
-        **profiled.table.made,
+        **profiled.table.origin,
         "hardware": hardware,
         "latencies": "estimated from engine profiles",
         "source": source,
     }
-    table = replace(profiled.table, made=origin, models=models, candidates=candidates)
+    table = replace(profiled.table, origin=origin, models=models, candidates=candidates)
     same = table.candidate(profiled.candidate.name)
     stays = profiled.pinned or same.accuracy_bound is None
     fastest = None if stays else select(candidates, same.assured_accuracy - MAX_LOSS, float("inf"))

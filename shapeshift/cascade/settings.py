@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shapeshift.engines.settings import ExecutorSettings
+from shapeshift.engines.execution.executor import ExecutorSettings
 from shapeshift.serving.model_args import DESCRIPTION, Signature, Tensor
 from shapeshift.serving.text_inputs import NUM_TOKENS, TEXT_PAIR
 from shapeshift.settings import require

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from shapeshift.engines.hardware import PRECISIONS
 from shapeshift.engines.interfaces import MAX_TOKENS, PROVIDERS
 from shapeshift.errors import InvalidInputError
-from shapeshift.serving.model_args import FrontSettings
 from shapeshift.settings import require
 
 # The names of sentence-transformers.
@@ -96,31 +95,3 @@ class TextEngineSettings:
                 f"histogram, staircase, none, or ascending lengths from 1 to {self.max_tokens}",
             )
         return edges
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExecutorSettings(FrontSettings):
-    """Parameters of a process that runs text engines, see `execution.executor`.
-
-    engine_threads  threads that run engines, one core each; 0: one for each core; on a GPU there is one
-    queue_rows      most texts that may wait; a request that does not fit is answered UNAVAILABLE
-    max_queue_ms    most milliseconds until a text that arrives while others wait is computed, as predicted from the
-                    profile; a request that would take longer is refused on arrival; 0: any
-    pack_tokens     most tokens of texts that share one engine call; 0: from the profile
-    memory_mb       MiB; while the process, or on a GPU its engines there, take more, no further static engine is
-                    loaded
-    """
-
-    engine_threads: int = 0
-    queue_rows: int = 4096
-    max_queue_ms: float = 30_000.0
-    pack_tokens: int = 0
-    memory_mb: int = 4096
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.engine_threads <= 256, "engine_threads", self.engine_threads, "0 to 256")
-        for name in ("queue_rows", "memory_mb"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("max_queue_ms", "pack_tokens"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")

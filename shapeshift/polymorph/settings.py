@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shapeshift.engines.settings import ExecutorSettings
+from shapeshift.engines.execution.executor import ExecutorSettings
 from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.policy.algorithms import ALLOCATIONS, DISPATCHERS
 from shapeshift.serving.model_args import DESCRIPTION, Signature, Tensor

@@ -6,9 +6,10 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from logging import Logger
+from typing import Protocol
 
 import numpy as np
 
@@ -17,10 +18,20 @@ from shapeshift.serving import events
 from shapeshift.serving.bounds import unloading
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Histogram
-from shapeshift.token_adapt.interfaces import ImageModel, Pixels, Probabilities
-from shapeshift.token_adapt.policy.costs import Costs
+from shapeshift.token_adapt.model.manifest import Preprocessing
+from shapeshift.token_adapt.policy.costs import Costs, GammaProfile
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler, Step, Timetable
-from shapeshift.token_adapt.request import EVICTED, IN_TIME, OUTCOMES, ImageRequest, RequestImage, now_ms
+from shapeshift.token_adapt.request import (
+    EVICTED,
+    IN_TIME,
+    OUTCOMES,
+    ImageRequest,
+    Pixels,
+    Probabilities,
+    RequestImage,
+    Task,
+    now_ms,
+)
 
 _RELOAD_PERIOD_S = 1.0
 _CANCELLED = CancelledRequestError("the caller cancelled the request")
@@ -29,7 +40,31 @@ _PLAN_MS = (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50)
 
 # None: the images are not decoded, as they are too late or cancelled.
 Arrival = tuple[ImageRequest, Sequence[Pixels] | None]
-Scheduler = ImageScheduler[RequestImage]
+
+
+class ImageModel(Protocol):
+    """A vision transformer that can add tokens (gamma > 0) or merge them (gamma < 0).
+
+    gammas: ascending; 0 is one of them. One thread calls `run` and `reload_tasks`. `tasks` is only replaced as a whole,
+    so any thread can read it.
+    """
+
+    preprocessing: Preprocessing
+    gammas: tuple[int, ...]
+    profiles: Mapping[int, GammaProfile]
+    tasks: Mapping[str, Task]
+
+    def run(self, gamma: int, pixels: Pixels, tasks: Sequence[Task]) -> Sequence[Probabilities]:
+        """Class probabilities: n arrays, one value per label of the image's task.
+
+        pixels [n, size, size, 3], as `preprocessing` makes them; tasks [n], of this model, served still or not. n can
+        exceed the largest profiled batch.
+        """
+        ...
+
+    def reload_tasks(self) -> list[str]:
+        """Update `tasks` from the task registry; returns one message per refused entry."""
+        ...
 
 
 class ImageMetrics:
@@ -51,8 +86,8 @@ class ImageMetrics:
 
     @property
     def exported(self) -> list[Counter | Histogram]:
-        counters = [*self.outcomes.values(), *self.by_gamma.values(), self.utility, self.refused_tasks]
-        return [*counters, self.batch_images, self.plan_ms]
+        single = self.utility, self.refused_tasks, self.batch_images, self.plan_ms
+        return [*self.outcomes.values(), *self.by_gamma.values(), *single]
 
     def record_batch(self, gamma: int, outcomes: Sequence[str], plan_ms: float) -> None:
         """Count a batch that ran; `outcomes` has one entry per image."""
@@ -156,10 +191,9 @@ class Executor:
     device does not idle. While a batch overruns its prediction, nothing is chosen.
     """
 
-    def __init__(self, model: ImageModel, scheduler: Scheduler, log: Logger) -> None:
+    def __init__(self, model: ImageModel, scheduler: ImageScheduler[RequestImage], log: Logger) -> None:
         self.num_running = 0
         self._scheduler = scheduler
-        self._margin_ms = scheduler.settings.margin_ms
         self.metrics = ImageMetrics(scheduler.costs.gammas)
         self._log = log
         # None wakes the thread.
@@ -186,11 +220,11 @@ class Executor:
     @property
     def usual_ms(self) -> float:
         """The time from submission to the answer while batches are full: of the running one, and of the next."""
-        return 2 * self._scheduler.costs.min_time(self._scheduler.costs.max_size) + self._margin_ms
+        return 2 * self._scheduler.costs.min_time(self._scheduler.costs.max_size) + self._scheduler.settings.margin_ms
 
     def can_meet(self, deadline: float) -> bool:
         """Whether an image that is submitted now, and runs at once and alone, is answered before `deadline` (ms)."""
-        return now_ms() + self._scheduler.costs.min_time(1) + self._margin_ms < deadline
+        return now_ms() + self._scheduler.costs.min_time(1) + self._scheduler.settings.margin_ms < deadline
 
     def cancel(self, request: ImageRequest) -> None:
         """Do not run the images of the request that are not in flight."""
@@ -245,18 +279,17 @@ class Executor:
 
     def _settle_evicted(self, step: Step[RequestImage], now: float) -> None:
         for image in step.evicted:
-            self._evict(image.request)
+            self._evict(image.request, 1)
         self._count_utility({image.request for image in step.evicted}, now)
 
-    def _evict(self, request: ImageRequest) -> None:
-        self.metrics.outcomes[EVICTED].add()
-        request.record_eviction()
+    def _evict(self, request: ImageRequest, num_images: int) -> None:
+        self.metrics.outcomes[EVICTED].add(num_images)
+        request.record_evictions(num_images)
 
     def _run(self, step: Step[RequestImage], start: float) -> None:
         if not step.images:
             return
-        predicted_ms = float(self._scheduler.costs.times([len(step.images)])[0, step.gamma])
-        self._timetable.add(start, predicted_ms)
+        self._timetable.add(start, float(self._scheduler.costs.times([len(step.images)])[0, step.gamma]))
         self.num_running += len(step.images)
         self._runner.submit(step)
 
@@ -292,8 +325,7 @@ class Executor:
             request.fail(_CANCELLED)
             return
         if pixels is None:
-            for _ in range(request.num_images):
-                self._evict(request)
+            self._evict(request, request.num_images)
             return
         for image in request.waiting_images(pixels, self._scheduler.costs.gammas):
             self._scheduler.add(image)

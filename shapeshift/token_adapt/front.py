@@ -29,11 +29,10 @@ from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils
 from shapeshift.settings import Choices, require
 from shapeshift.token_adapt import image_decoding
-from shapeshift.token_adapt.executor import Executor
+from shapeshift.token_adapt.executor import Executor, ImageModel
 from shapeshift.token_adapt.image_decoding import Decode, DecoderPool
-from shapeshift.token_adapt.interfaces import GammaProfile, ImageModel
 from shapeshift.token_adapt.policy import plan
-from shapeshift.token_adapt.policy.costs import Costs, efficient_batch_size
+from shapeshift.token_adapt.policy.costs import Costs, GammaProfile, efficient_batch_size
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler
 from shapeshift.token_adapt.request import (
     IN_TIME,

@@ -15,8 +15,8 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.serving.bounds import require_deadline, unloading
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.token_adapt.executor import Executor
-from shapeshift.token_adapt.interfaces import Pixels, Preprocessing
-from shapeshift.token_adapt.request import ImageRequest
+from shapeshift.token_adapt.model.manifest import Preprocessing
+from shapeshift.token_adapt.request import ImageRequest, Pixels
 
 FORMATS = ("JPEG", "PNG")
 _CHANNELS = 3

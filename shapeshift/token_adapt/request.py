@@ -1,16 +1,19 @@
-"""One client request: its images, and their results."""
+"""One client request: the task it is for, its images, and their results."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shapeshift.token_adapt.interfaces import Pixels, Probabilities, Task
 from shapeshift.token_adapt.policy.image_scheduler import WaitingImage
+
+Pixels = NDArray[np.uint8]
+Probabilities = NDArray[np.float32]
 
 IN_TIME, LATE, EVICTED = "in_time", "late", "evicted"
 OUTCOMES = (IN_TIME, LATE, EVICTED)
@@ -19,6 +22,25 @@ OUTCOMES = (IN_TIME, LATE, EVICTED)
 def now_ms() -> float:
     """The clock of arrivals and deadlines."""
     return time.monotonic() * 1e3
+
+
+@dataclass(frozen=True)
+class Task:
+    """One version of a task: labels, accuracy (0..1) by gamma, and the defaults of its requests.
+
+    Its images are computed at the gammas of `accuracy` only. A request holds the version that it was admitted with
+    until it is answered. is_default: requests that name no task mean this one, unless config.pbtxt names another.
+    sha256: of its files; empty without any. parts: what `ImageModel.run` computes it with.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    accuracy: Mapping[int, float]
+    latency_ms: float
+    utility: float
+    is_default: bool = False
+    sha256: str = ""
+    parts: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -84,11 +106,11 @@ class ImageRequest:
         self.labels[index] = self.options.task.labels[int(np.argmax(probabilities))].encode()
         self.gammas[index], self.batch_sizes[index] = gamma, batch_size
         self.outcomes[index] = IN_TIME if ended_ms < self.deadline else LATE
-        self._settle()
+        self._settle(1)
 
-    def record_eviction(self) -> None:
-        """Settle one image that will not run, because it cannot meet its deadline."""
-        self._settle()
+    def record_evictions(self, count: int) -> None:
+        """Settle images that will not run, because they cannot meet their deadline."""
+        self._settle(count)
 
     def fail(self, error: Exception) -> None:
         """Finish the whole request with `error`; no effect on a finished one."""
@@ -97,9 +119,9 @@ class ImageRequest:
             self._unsettled = 0
             self._on_finished(self)
 
-    def _settle(self) -> None:
+    def _settle(self, count: int) -> None:
         if not self.is_finished:
-            self._unsettled -= 1
+            self._unsettled -= count
             if self._unsettled == 0:
                 self._on_finished(self)
 

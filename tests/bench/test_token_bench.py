@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2
 from bench.common.cells import Cells, Run
 from bench.token_adapt import cells, loads, systems, vit_base
 from bench.token_adapt.cells import NEVER_RUN, Images
-from shapeshift.token_adapt.interfaces import Task
+from shapeshift.token_adapt.request import Task
 
 
 def task(name: str, ease: float) -> Task:

@@ -98,14 +98,14 @@ def test_a_table_from_another_cpu_is_chosen_anew(tmp_path: Path, make: Callable[
     make()
     engines, folder = tmp_path / "build" / "engines", tmp_path / "checkpoints" / "coin"
     profiled = table(manifest.load(engines / "small").checkpoint_sha256)
-    candidates.put(folder, replace(profiled, made={"hardware": "another CPU"}), "small", pinned=False)
+    candidates.put(folder, replace(profiled, origin={"hardware": "another CPU"}), "small", pinned=False)
     status, said, _ = make()
     target = tmp_path / "build" / "repository" / "a_cascade"
     stated = model_config.parameters(model_config.read(target / "config.pbtxt"))
     here = (target / stated["candidates_dir"]).resolve()
     assert status == 0 and f"chosen anew in {here}" in said and here != folder
     found = candidates.serving(here, "coin")
-    assert found.table.made["hardware"] == manifest.load(engines / "small").hardware
+    assert found.table.origin["hardware"] == manifest.load(engines / "small").hardware
     assert found.table.models[0].latency_ms != profiled.models[0].latency_ms
     # What a command chose there stays until the table or the engines change.
     candidates.put(here, found.table, "small", pinned=True)

@@ -178,7 +178,7 @@ class Workspace:
             LevelModel(name, built if name == "small" else "", 0.9, 3.0, 1.5, 0.01, ("LOGITS", "ENGINE_MS"))
             for name in names
         )
-        values = {"labels": LABELS, "pairs": False, "tolerance": 0.0, "made": {}, **others}
+        values = {"labels": LABELS, "pairs": False, "tolerance": 0.0, "origin": {}, **others}
         return CandidateTable("task", kind, models=models, candidates=tuple(candidates), **values)
 
     def put(self, table: CandidateTable, chosen: str | None = None) -> None:

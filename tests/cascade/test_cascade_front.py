@@ -465,7 +465,7 @@ def test_candidates_at_a_url_are_followed(workspace: Workspace, remote: RemoteRe
     large(workspace)
     # A table of another CPU is served as it is: one chosen anew would not follow the URL.
     made = {"hardware": "another CPU"}
-    table = workspace.table(candidate("alone", ["small"], []), candidate("both", TWO, [gap()]), made=made)
+    table = workspace.table(candidate("alone", ["small"], []), candidate("both", TWO, [gap()]), origin=made)
     workspace.put(table)
     remote.upload(workspace.folder)
     front = workspace.open(candidates_dir=remote.url, registry_period_s=1)
@@ -476,7 +476,7 @@ def test_candidates_at_a_url_are_followed(workspace: Workspace, remote: RemoteRe
     workspace.put(table, "both")
     remote.upload(workspace.folder)
     wait_for(lambda: ask(front, "one")["LEVEL"].item() == 2)
-    changed = workspace.table(candidate("alone", ["small"], []), made={"hardware": "a third CPU"})
+    changed = workspace.table(candidate("alone", ["small"], []), origin={"hardware": "a third CPU"})
     workspace.put(changed)
     remote.write(candidates.entries(workspace.folder)["task"].table, b"{}")
     remote.write("registry.json", (workspace.folder / "registry.json").read_bytes())

@@ -344,10 +344,10 @@ def test_a_reader_finds_the_table_that_the_registry_names(
 
     monkeypatch.setattr(files, "replace_text", replace_text)
     first = candidates.entries(folder)["task"].table
-    second = candidates.put(folder, dataclasses.replace(made, made={"again": 1}), "one", pinned=False)
+    second = candidates.put(folder, dataclasses.replace(made, origin={"again": 1}), "one", pinned=False)
     assert seen == [before] and (folder / first).is_file(), "servers may not have read the registry since"
     let_a_minute_pass(folder, candidates.KIND)
-    third = candidates.put(folder, dataclasses.replace(made, made={"again": 2}), "one", pinned=False)
+    third = candidates.put(folder, dataclasses.replace(made, origin={"again": 2}), "one", pinned=False)
     assert sorted(folder.glob("*.json")) == sorted([folder / "registry.json", second, third]), "the first is gone"
 
 
@@ -375,7 +375,7 @@ def test_a_full_or_read_only_registry_serves_what_it_had(
         real(path, text, durable)
 
     monkeypatch.setattr(files, "replace_text", replace_text)
-    for changed in (dataclasses.replace(made, made={"again": 1}), dataclasses.replace(made, task="other")):
+    for changed in (dataclasses.replace(made, origin={"again": 1}), dataclasses.replace(made, task="other")):
         left = written
         with pytest.raises(OSError, match=os.strerror(number)):
             candidates.put(folder, changed, "one", pinned=True)
@@ -455,7 +455,7 @@ def test_register_select_and_list(
     made = candidates.serving(tmp_path / "candidates", "coin")
     assert made.candidate.latency_ms == min(one.latency_ms for one in made.table.candidates)
     assert {model.name for model in made.table.models} == {"quick", "slow"}
-    assert made.table.made["texts"] == 8 and "IMPORTANCE" in made.table.model("quick").outputs
+    assert made.table.origin["texts"] == 8 and "IMPORTANCE" in made.table.model("quick").outputs
     capsys.readouterr()
     assert all(one.accuracy_bound is not None for one in made.table.candidates)
     # Nothing is always right within no time: the best is named.

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapeshift.engines.execution.executor import EngineExecutor
+from shapeshift.engines.execution.executor import EngineExecutor, ExecutorSettings
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.manifest import EngineEntry
-from shapeshift.engines.settings import ExecutorSettings
 from shapeshift.errors import EngineError, OverloadedError
 from shapeshift.serving.metrics import Counter, Gauge
 from shapeshift.settings import Choices

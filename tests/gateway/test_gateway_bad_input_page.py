@@ -19,7 +19,7 @@ import pytest
 from shapeshift.errors import InvalidInputError, ModelError
 from shapeshift.gateway.http import api_keys
 from shapeshift.token_adapt.image_decoding import decode
-from shapeshift.token_adapt.interfaces import Preprocessing
+from shapeshift.token_adapt.model.manifest import Preprocessing
 from tests.docs.docs_pages import PROJECT, section
 from tests.gateway.fake_triton import FRONTS, FakeTriton
 from tests.waiting import wait_for

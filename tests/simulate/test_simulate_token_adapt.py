@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from shapeshift.simulate.token_adapt import EVICTED, IN_TIME, LATE, Load, run
-from shapeshift.token_adapt.interfaces import GammaProfile
-from shapeshift.token_adapt.policy.costs import Costs
+from shapeshift.token_adapt.policy.costs import Costs, GammaProfile
 from shapeshift.token_adapt.policy.image_scheduler import SchedulerSettings
 
 SIZE = 16

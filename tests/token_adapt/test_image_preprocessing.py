@@ -16,7 +16,7 @@ from PIL import Image
 from shapeshift.token_adapt.checkpoints.processors import read_processor
 from shapeshift.token_adapt.checkpoints.timm import _preprocessing
 from shapeshift.token_adapt.image_decoding import decode
-from shapeshift.token_adapt.interfaces import Preprocessing
+from shapeshift.token_adapt.model.manifest import Preprocessing
 
 MOST = 1_000_000
 ORIENTATION = 0x0112

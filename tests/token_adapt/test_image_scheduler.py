@@ -7,8 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from shapeshift.token_adapt.interfaces import GammaProfile
-from shapeshift.token_adapt.policy.costs import Costs
+from shapeshift.token_adapt.policy.costs import Costs, GammaProfile
 from shapeshift.token_adapt.policy.image_scheduler import ALGORITHMS, ImageScheduler, SchedulerSettings, WaitingImage
 from tests.token_adapt.token_models import PROFILES, profile
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.token_adapt.interfaces import GammaProfile
-from shapeshift.token_adapt.policy.costs import Costs, efficient_batch_size
+from shapeshift.token_adapt.policy.costs import Costs, GammaProfile, efficient_batch_size
 
 PROFILES = {
     0: GammaProfile(0, 65, {1: 10.0, 4: 16.0, 16: 40.0}, 2.0),

@@ -12,10 +12,9 @@ import pytest
 
 from shapeshift.errors import EngineError
 from shapeshift.token_adapt.executor import Executor
-from shapeshift.token_adapt.interfaces import Task
 from shapeshift.token_adapt.policy.costs import Costs
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler, SchedulerSettings, Timetable
-from shapeshift.token_adapt.request import IN_TIME, LATE, ImageRequest, ImageRequestOptions, RequestImage, now_ms
+from shapeshift.token_adapt.request import IN_TIME, LATE, ImageRequest, ImageRequestOptions, RequestImage, Task, now_ms
 from tests.fakes import logger
 from tests.recording import recording
 from tests.token_adapt.token_models import LONG_MS, SIZE, TASKS, Gate, RecordingModel

@@ -20,9 +20,8 @@ from shapeshift.serving.metrics import Gauge
 from shapeshift.serving.parameters import parse
 from shapeshift.token_adapt import image_decoding
 from shapeshift.token_adapt.front import ImageFront, ImageJob
-from shapeshift.token_adapt.interfaces import Task
 from shapeshift.token_adapt.policy.image_scheduler import Timetable
-from shapeshift.token_adapt.request import ImageRequestOptions
+from shapeshift.token_adapt.request import ImageRequestOptions, Task
 from tests import waiting
 from tests.fakes import PbUtils, Request, TritonError, as_served
 from tests.token_adapt.token_models import (
@@ -152,7 +151,7 @@ def test_an_image_is_computed_at_gammas_that_its_task_has_and_booked_on_them(mod
     """Of two tasks that wait together, the one without prompts is a call of its own, at 0."""
     gate = Gate()
     model = RecordingModel(gate)
-    model.tasks["plain"] = Task("plain", ("a", "b"), {-4: 0.9, 0: 1.0}, LONG_MS, 1.0)
+    model.tasks = {**model.tasks, "plain": Task("plain", ("a", "b"), {-4: 0.9, 0: 1.0}, LONG_MS, 1.0)}
     pb_utils = PbUtils()
     served = front(model, pb_utils, batch_size=64)
     first = pixels_request(0)
@@ -175,7 +174,7 @@ def test_an_image_is_computed_at_gammas_that_its_task_has_and_booked_on_them(mod
 
 
 def test_a_task_that_has_none_of_the_gammas_in_use_is_refused(model: RecordingModel) -> None:
-    model.tasks["plain"] = Task("plain", ("a", "b"), {-4: 0.9, 0: 1.0}, LONG_MS, 1.0)
+    model.tasks = {**model.tasks, "plain": Task("plain", ("a", "b"), {-4: 0.9, 0: 1.0}, LONG_MS, 1.0)}
     served = front(model, use_gammas="2")
     request = pixels_request(1, task="plain")
     served.execute([request])

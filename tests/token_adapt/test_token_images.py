@@ -12,7 +12,7 @@ from PIL import Image
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.token_adapt.image_decoding import decode, fit
-from shapeshift.token_adapt.interfaces import Preprocessing
+from shapeshift.token_adapt.model.manifest import Preprocessing
 from tests.token_adapt.token_models import encoded
 
 MOST = 1_000_000

@@ -10,9 +10,8 @@ from shapeshift import settings
 from shapeshift.engines import cuda_device, hardware
 from shapeshift.errors import InvalidInputError
 from shapeshift.token_adapt.front import costs_of, open_vision_model
-from shapeshift.token_adapt.interfaces import GammaProfile
 from shapeshift.token_adapt.model import vision_model
-from shapeshift.token_adapt.policy.costs import Costs
+from shapeshift.token_adapt.policy.costs import Costs, GammaProfile
 from shapeshift.token_adapt.settings import TokenAdaptSettings
 from tests.fakes import PbUtils
 from tests.token_adapt.token_models import RecordingModel, arguments, front

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from shapeshift.errors import EngineError
-from shapeshift.token_adapt.interfaces import Preprocessing
 from shapeshift.token_adapt.model import gamma_module
 from shapeshift.token_adapt.model import manifest as image_manifest
 from shapeshift.token_adapt.model.gamma_module import GammaModule
-from shapeshift.token_adapt.model.manifest import BatchLatency, GammaEntry, ImageManifest
+from shapeshift.token_adapt.model.manifest import BatchLatency, GammaEntry, ImageManifest, Preprocessing
 
 SHAPE = SimpleNamespace(patches=16, depth=3, image_size=8, heads=2, head_width=5)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shapeshift.engines.hardware import cpu_model
-from shapeshift.token_adapt.interfaces import Preprocessing
+from shapeshift.token_adapt.model.manifest import Preprocessing
 from shapeshift.token_adapt.tasks import examples, writing
 
 GAMMAS = (-2, 0, 3)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shapeshift.token_adapt.interfaces import GammaProfile
 from shapeshift.token_adapt.policy.baselines import rate_based
-from shapeshift.token_adapt.policy.costs import Costs
+from shapeshift.token_adapt.policy.costs import Costs, GammaProfile
 
 PAPER = [(0.0, 8), (280.0, 4), (320.0, 2), (350.0, 0), (380.0, -5), (450.0, -10), (520.0, -15), (1000.0, -20)]
 GAMMAS = [-20, -15, -10, -5, 0, 2, 4, 8]

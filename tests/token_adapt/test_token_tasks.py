@@ -16,8 +16,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from shapeshift.errors import EngineError
-from shapeshift.token_adapt.interfaces import ImageModel, Pixels, Probabilities, Task
+from shapeshift.token_adapt.executor import ImageModel
 from shapeshift.token_adapt.model.vision_model import VisionModel, open_model
+from shapeshift.token_adapt.request import Pixels, Probabilities, Task
 from tests.fakes import Request
 from tests.token_adapt.token_models import LONG_MS, OUTPUTS, Gate, front
 from tests.token_adapt.token_tasks import GAMMAS, noise, register, write_task

@@ -16,8 +16,8 @@ from PIL import Image
 from shapeshift.cli import main as command
 from shapeshift.errors import InvalidInputError
 from shapeshift.token_adapt.checkpoints.weights import read_model
-from shapeshift.token_adapt.interfaces import Preprocessing
 from shapeshift.token_adapt.model import vision_model
+from shapeshift.token_adapt.model.manifest import Preprocessing
 from shapeshift.token_adapt.model.vision_model import open_model
 from shapeshift.token_adapt.tasks import copies, examples, registry, training, writing
 from shapeshift.token_adapt.tasks import folder as task_folder

@@ -14,11 +14,11 @@ from shapeshift.engines.hardware import cores
 from shapeshift.engines.manifest import list_files
 from shapeshift.errors import EngineError
 from shapeshift.settings import Choices
-from shapeshift.token_adapt.interfaces import Preprocessing, Task
 from shapeshift.token_adapt.model import vision_model
-from shapeshift.token_adapt.model.manifest import BatchLatency, GammaEntry, ImageManifest
+from shapeshift.token_adapt.model.manifest import BatchLatency, GammaEntry, ImageManifest, Preprocessing
 from shapeshift.token_adapt.model.vision_model import FOLDING_FILE as FOLDING
 from shapeshift.token_adapt.model.vision_model import PromptFolding, VisionModel
+from shapeshift.token_adapt.request import Task
 from shapeshift.token_adapt.tasks.folder import Head, TaskParts
 
 GAMMAS = (-4, 0, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from PIL import Image
 from shapeshift.serving import model_args
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.token_adapt.front import ImageFront
-from shapeshift.token_adapt.interfaces import GammaProfile, Preprocessing, Task
+from shapeshift.token_adapt.model.manifest import Preprocessing
+from shapeshift.token_adapt.policy.costs import GammaProfile
+from shapeshift.token_adapt.request import Task
 from shapeshift.token_adapt.settings import signature
 from shapeshift.triton import model_config
 from tests.fakes import PbUtils, Request, as_served
@@ -45,9 +47,9 @@ class RecordingModel:
 
     def __init__(self, before: Callable[[int, int], None] = lambda gamma, count: None) -> None:
         self.preprocessing = Preprocessing(SIZE)
-        self.profiles = PROFILES
+        self.profiles: Mapping[int, GammaProfile] = PROFILES
         self.gammas = tuple(sorted(PROFILES))
-        self.tasks = dict(TASKS)
+        self.tasks: Mapping[str, Task] = dict(TASKS)
         self.runs: list[tuple[int, list[int], list[str]]] = []
         self.messages: list[str] = []
         self._before = before

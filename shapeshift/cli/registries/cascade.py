@@ -211,7 +211,7 @@ def _show(table: CandidateTable, serving: Candidate | None) -> None:
 
 def _plot_reliability(table: CandidateTable) -> None:
     """The reliability of each model as bars: # up to its accuracy, | at its confidence."""
-    for name, bins in table.made.get("reliability", {}).items():
+    for name, bins in table.origin.get("reliability", {}).items():
         sys.stdout.write(f"  {name}\n  {'confidence':>13} {'texts':>6} {'mean':>6} {'right':>6}\n")
         for one in bins:
             bar = list(f"{'#' * round(_BAR * one['accuracy']):{_BAR + 1}}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,15 +16,43 @@ from shapeshift.engines.hardware import cores
 from shapeshift.engines.interfaces import PROVIDERS
 from shapeshift.engines.manifest import EngineEntry, Manifest
 from shapeshift.engines.policy.packs import MeasuredFactor, row_costs, rows_to_take
-from shapeshift.engines.settings import ExecutorSettings
 from shapeshift.errors import EngineError
 from shapeshift.loops import Loop
 from shapeshift.serving.bounds import TimeBound, unloading
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Gauge
-from shapeshift.serving.model_args import Log
+from shapeshift.serving.model_args import FrontSettings, Log
+from shapeshift.settings import require
 
 _DEADLINE_CHECK_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorSettings(FrontSettings):
+    """Parameters of a process that runs text engines.
+
+    engine_threads  threads that run engines, one core each; 0: one for each core; on a GPU there is one
+    queue_rows      most texts that may wait; a request that does not fit is answered UNAVAILABLE
+    max_queue_ms    most milliseconds until a text that arrives while others wait is computed, as predicted from the
+                    profile; a request that would take longer is refused on arrival; 0: any
+    pack_tokens     most tokens of texts that share one engine call; 0: from the profile
+    memory_mb       MiB; while the process, or on a GPU its engines there, take more, no further static engine is
+                    loaded
+    """
+
+    engine_threads: int = 0
+    queue_rows: int = 4096
+    max_queue_ms: float = 30_000.0
+    pack_tokens: int = 0
+    memory_mb: int = 4096
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.engine_threads <= 256, "engine_threads", self.engine_threads, "0 to 256")
+        for name in ("queue_rows", "memory_mb"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("max_queue_ms", "pack_tokens"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
 
 
 class EngineThread:

@@ -8,8 +8,8 @@ from typing import Any
 
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.token_adapt.checkpoints.tensor_names import Shapes, TensorNames
-from shapeshift.token_adapt.interfaces import Preprocessing
 from shapeshift.token_adapt.model.architecture import Architecture
+from shapeshift.token_adapt.model.manifest import Preprocessing
 
 
 @dataclass(frozen=True)

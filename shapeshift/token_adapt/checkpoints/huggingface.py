@@ -108,12 +108,12 @@ _TOWERS = {"clip_vision_model": "clip", "siglip_vision_model": "siglip"}
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a config.json. Raises UnsupportedError naming those that are served."""
     model_type = config.get("model_type")
-    found = FAMILIES.get(_TOWERS.get(str(model_type), str(model_type)))
-    if found is None:
+    family = FAMILIES.get(_TOWERS.get(str(model_type), str(model_type)))
+    if family is None:
         raise UnsupportedError(
             f"config.json: model_type: got {model_type!r}; supported: timm's vit_* and deit*, and {', '.join(FAMILIES)}"
         )
-    return found
+    return family
 
 
 def describe(folder: Path, config: Mapping[str, Any], shapes: Shapes) -> Description:
@@ -131,11 +131,11 @@ def describe(folder: Path, config: Mapping[str, Any], shapes: Shapes) -> Descrip
     # The projection is for the features without a classifier, which has its own pooling.
     outside = "" if heads or f"{family.projection}.weight" not in shapes else family.projection
     inner = {name.removeprefix(root): shape for name, shape in shapes.items() if name.startswith(root)}
-    found = sizes(names, inner)
+    measures = sizes(names, inner)
     if outside:
-        found["projection"] = shapes[f"{outside}.weight"][0]
+        measures["projection"] = shapes[f"{outside}.weight"][0]
     fields = {"patch_size": "patch_size", "num_hidden_layers": "depth", "hidden_size": "width"}
-    require_stated(vision, {name: found[ours] for name, ours in fields.items()})
+    require_stated(vision, {name: measures[ours] for name, ours in fields.items()})
     pooling = family.classified if heads else family.pooling
     architecture = Architecture(
         image_size=size,
@@ -144,7 +144,7 @@ def describe(folder: Path, config: Mapping[str, Any], shapes: Shapes) -> Descrip
         activation=_activation(vision, family),
         mean=processor.mean,
         std=processor.std,
-        **{**found, **_HEADS.get(heads, {}), **pooling},
+        **{**measures, **_HEADS.get(heads, {}), **pooling},
     )
     require_positions(names, inner, architecture, trained_size)
     return Description(
@@ -178,13 +178,13 @@ def _place(family: Family, shapes: Shapes) -> tuple[TensorNames, str]:
     """How the tensors of the image model are called, and what their names begin with."""
     for names in family.names:
         # The widest layer of the first block tells the variants of a family apart.
-        wanted = names.block.format(0) + names.parts["mlp.fc1"][0] + ".weight"
+        tensor = names.block.format(0) + names.parts["mlp.fc1"][0] + ".weight"
         for name in shapes:
-            if name.endswith(wanted) and not name.startswith("text_model."):
-                return names, name.removesuffix(wanted)
-    wanted = family.names[0].block.format(0) + family.names[0].parts["mlp.fc1"][0] + ".weight"
+            if name.endswith(tensor) and not name.startswith("text_model."):
+                return names, name.removesuffix(tensor)
+    tensor = family.names[0].block.format(0) + family.names[0].parts["mlp.fc1"][0] + ".weight"
     raise InvalidInputError(
-        f"checkpoint: {wanted}", None, f"this tensor of {family.name} is missing; download it again"
+        f"checkpoint: {tensor}", None, f"this tensor of {family.name} is missing; download it again"
     )
 
 

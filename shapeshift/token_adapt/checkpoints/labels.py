@@ -11,10 +11,10 @@ from shapeshift.errors import InvalidInputError
 FILE = "labels.txt"
 
 
-def read_labels(folder: Path, stated: Any, field: str, count: int, unnamed: str) -> tuple[str, ...]:
+def read_labels(folder: Path, labels: Any, field: str, count: int, unnamed: str) -> tuple[str, ...]:
     """The `count` labels of a classifier.
 
-    labels.txt has one a line. stated: `field` of config.json, a list or an object from ids to labels; None: `unnamed`
+    labels.txt has one a line. labels: `field` of config.json, a list or an object from ids to labels; None: `unnamed`
     with {} for the id. Raises InvalidInputError naming the file, the field and the ids that have no label.
     """
     if count < 2:
@@ -22,29 +22,29 @@ def read_labels(folder: Path, stated: Any, field: str, count: int, unnamed: str)
     if (folder / FILE).is_file():
         lines = (folder / FILE).read_text(encoding="utf-8").splitlines()
         return _checked(FILE, dict(enumerate(lines)), count)
-    if stated is None:
+    if labels is None:
         return tuple(unnamed.format(index) for index in range(count))
-    return _checked(f"config.json: {field}", _by_id(f"config.json: {field}", stated), count)
+    return _checked(f"config.json: {field}", _by_id(f"config.json: {field}", labels), count)
 
 
-def _by_id(field: str, stated: Any) -> dict[int, Any]:
+def _by_id(field: str, labels: Any) -> dict[int, Any]:
     try:
-        if isinstance(stated, Mapping):
-            return {int(key): value for key, value in stated.items()}
-        if isinstance(stated, Sequence) and not isinstance(stated, str):
-            return dict(enumerate(stated))
+        if isinstance(labels, Mapping):
+            return {int(key): value for key, value in labels.items()}
+        if isinstance(labels, Sequence) and not isinstance(labels, str):
+            return dict(enumerate(labels))
     except (TypeError, ValueError):
         pass
-    raise InvalidInputError(field, stated, "an object from ids to labels, or a list of labels")
+    raise InvalidInputError(field, labels, "an object from ids to labels, or a list of labels")
 
 
 def _checked(field: str, labels: Mapping[int, Any], count: int) -> tuple[str, ...]:
-    wanted = set(range(count))
-    missing, extra = sorted(wanted - set(labels)), sorted(set(labels) - wanted)
+    ids = set(range(count))
+    missing, extra = sorted(ids - set(labels)), sorted(set(labels) - ids)
     remedy = f"a label for each of the {count} outputs, ids 0 to {count - 1}; or name them in {FILE}, one a line"
     if missing or extra:
-        given = f"no label for {missing[:5]}" if missing else f"labels for {extra[:5]}"
-        raise InvalidInputError(field, given, remedy)
+        problem = f"no label for {missing[:5]}" if missing else f"labels for {extra[:5]}"
+        raise InvalidInputError(field, problem, remedy)
     for index in range(count):
         if not isinstance(labels[index], str) or not labels[index].strip():
             raise InvalidInputError(f"{field} {index}", labels[index], "text")

@@ -12,7 +12,7 @@ from PIL import Image
 
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.token_adapt.checkpoints.description import three_numbers
-from shapeshift.token_adapt.interfaces import Preprocessing
+from shapeshift.token_adapt.model.manifest import Preprocessing
 
 # The first that a folder has; the second has the processor as one field of several.
 FILES = ("preprocessor_config.json", "processor_config.json")
@@ -83,18 +83,18 @@ def read_processor(folder: Path, kind: str) -> Processor:
     """The processor of `folder`; kind: its class where it names none. Raises coded errors naming file and field."""
     name = processor_file(folder)
     try:
-        stated = json.loads((folder / name).read_text(encoding="utf-8"))
-        stated = stated[_NESTED] if name == FILES[1] else stated
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
+        content = content[_NESTED] if name == FILES[1] else content
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidInputError("checkpoint", str(folder / name), f"JSON of an image processor ({error})") from None
-    if not isinstance(stated, dict):
+    if not isinstance(content, dict):
         raise InvalidInputError("checkpoint", str(folder / name), "a JSON object")
-    kind = str(stated.get("image_processor_type") or stated.get("feature_extractor_type") or kind)
+    kind = str(content.get("image_processor_type") or content.get("feature_extractor_type") or kind)
     for suffix in _SUFFIXES:
         kind = kind.removesuffix(suffix)
     if kind not in _DEFAULTS:
         raise UnsupportedError(f"{name}: image_processor_type: got {kind!r}; supported: {', '.join(_DEFAULTS)}")
-    config = _DEFAULTS[kind] | {key: value for key, value in stated.items() if value is not None}
+    config = _DEFAULTS[kind] | {key: value for key, value in content.items() if value is not None}
     scale = _scale(name, config)
     mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
     if config["do_normalize"]:

@@ -46,8 +46,8 @@ class TensorNames:
         for index in range(depth):
             begin = self.block.format(index)
             for ours, theirs in self.parts.items():
-                for name, found in _parameters(ours, theirs):
-                    yield f"blocks.{index}.{name}", tuple(begin + one for one in found)
+                for name, sources in _parameters(ours, theirs):
+                    yield f"blocks.{index}.{name}", tuple(begin + one for one in sources)
             for branch, scale in enumerate(self.scales or (), 1):
                 yield f"blocks.{index}.scale{branch}", (begin + scale,)
 
@@ -59,12 +59,12 @@ class TensorNames:
 
     def ours(self, shapes: Shapes) -> Shapes:
         """The shapes of `pairs` that the checkpoint has all parts of, by our names."""
-        found = {}
+        shapes_of = {}
         for name, theirs in self.pairs(self.depth(shapes)):
             if all(one in shapes for one in theirs):
                 first = shapes[theirs[0]]
-                found[name] = (sum(shapes[one][0] for one in theirs), *first[1:]) if len(theirs) > 1 else first
-        return found
+                shapes_of[name] = (sum(shapes[one][0] for one in theirs), *first[1:]) if len(theirs) > 1 else first
+        return shapes_of
 
     def unknown(self, shapes: Shapes) -> list[str]:
         """The tensors that this description does not mention."""

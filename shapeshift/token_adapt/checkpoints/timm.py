@@ -21,8 +21,8 @@ from shapeshift.token_adapt.checkpoints.description import (
 )
 from shapeshift.token_adapt.checkpoints.labels import read_labels
 from shapeshift.token_adapt.checkpoints.tensor_names import TIMM, Shapes, TensorNames
-from shapeshift.token_adapt.interfaces import Preprocessing
 from shapeshift.token_adapt.model.architecture import Architecture
+from shapeshift.token_adapt.model.manifest import Preprocessing
 
 FAMILY = "ViT and DeiT of timm"
 # What shapes do not show, by the first pattern in the architecture's name that fits.
@@ -62,8 +62,8 @@ def describe(folder: Path, config: Mapping[str, Any], shapes: Shapes) -> Descrip
     classifier = None
     if heads:
         count = shapes["head.weight"][0]
-        stated = config.get("label_names", trained.get("label_names"))
-        classifier = Classifier(heads, read_labels(folder, stated, "label_names", count, "{}"))
+        names_of_labels = config.get("label_names", trained.get("label_names"))
+        classifier = Classifier(heads, read_labels(folder, names_of_labels, "label_names", count, "{}"))
     preprocessing = _preprocessing(trained, architecture.image_size)
     return Description(FAMILY, architecture, preprocessing, names, "", classifier, architecture.image_size)
 
@@ -87,24 +87,24 @@ def _architecture(
     shapes: Shapes,
     distilled: bool,
 ) -> Architecture:
-    own = sizes(names, shapes)
-    require_stated(args, {"patch_size": own["patch_size"], "depth": own["depth"], "embed_dim": own["width"]})
-    stated = args.get("img_size") or list(trained.get("input_size") or (3, 224, 224))[1:]
-    image_size = square_edge("config.json: img_size or pretrained_cfg.input_size", stated)
-    pool = args.get("global_pool", config.get("global_pool", "map" if own["attention_pool"] else "token"))
-    if pool not in _POOLS or (pool == "map") != own["attention_pool"]:
+    dims = sizes(names, shapes)
+    require_stated(args, {"patch_size": dims["patch_size"], "depth": dims["depth"], "embed_dim": dims["width"]})
+    edge = args.get("img_size") or list(trained.get("input_size") or (3, 224, 224))[1:]
+    image_size = square_edge("config.json: img_size or pretrained_cfg.input_size", edge)
+    pool = args.get("global_pool", config.get("global_pool", "map" if dims["attention_pool"] else "token"))
+    if pool not in _POOLS or (pool == "map") != dims["attention_pool"]:
         allowed = f"one of {', '.join(_POOLS)}, as the tensors show"
         raise UnsupportedError(f"config.json: global_pool: got {pool!r}; {allowed}")
     activation = args.get("act_layer") or _by_name(_ACTIVATIONS, name, "gelu")
     pooled: dict[str, Any] = {"pooled": 1 + distilled, **_POOLS[pool]}
     return Architecture(
         image_size=image_size,
-        heads=_num_heads(name, args, own["width"]),
-        activation="gelu" if own["gated"] else str(activation).replace("quickgelu", "quick_gelu"),
+        heads=_num_heads(name, args, dims["width"]),
+        activation="gelu" if dims["gated"] else str(activation).replace("quickgelu", "quick_gelu"),
         epsilon=_by_name(_EPSILONS, name, 1e-6),
         mean=three_numbers("config.json: pretrained_cfg.mean", trained.get("mean", _IMAGENET["mean"])),
         std=three_numbers("config.json: pretrained_cfg.std", trained.get("std", _IMAGENET["std"])),
-        **own,
+        **dims,
         **pooled,
     )
 

@@ -105,12 +105,12 @@ def _positions(described: Description, tokens: list[Tensor], positions: Tensor) 
     prefix = torch.cat((prefix[:, :covered] + positions[:, :covered], prefix[:, covered:]), 1)
     patches = positions[:, covered:]
     if architecture.patches != side**2:
-        wanted = architecture.image_size // architecture.patch_size
+        new_side = architecture.image_size // architecture.patch_size
         grid = patches.view(1, side, side, -1).permute(0, 3, 1, 2)
         grid = functional.interpolate(
-            grid, size=(wanted, wanted), mode="bicubic", align_corners=False, antialias=described.antialias
+            grid, size=(new_side, new_side), mode="bicubic", align_corners=False, antialias=described.antialias
         )
-        patches = grid.permute(0, 2, 3, 1).reshape(1, wanted**2, -1)
+        patches = grid.permute(0, 2, 3, 1).reshape(1, new_side**2, -1)
     return prefix, patches
 
 

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.token_adapt.interfaces import GammaProfile, Pixels, Preprocessing, Probabilities, Task
+from shapeshift.token_adapt.model.manifest import Preprocessing
+from shapeshift.token_adapt.policy.costs import GammaProfile
+from shapeshift.token_adapt.request import Pixels, Probabilities, Task
 
 
 class EmulatedImageModel:
@@ -33,13 +35,13 @@ class EmulatedImageModel:
     ) -> None:
         self.preprocessing = Preprocessing(image_size)
         self.gammas = tuple(sorted(profiles))
-        self.profiles = dict(profiles)
-        self.tasks = dict(tasks)
+        self.profiles = profiles
+        self.tasks = tasks
         self._switch_ms = dict(switch_ms or {})
         self._last_gamma: int | None = None
 
     def run(self, gamma: int, pixels: Pixels, tasks: Sequence[Task]) -> Sequence[Probabilities]:
-        """See `interfaces.ImageModel`."""
+        """See `executor.ImageModel`."""
         points = sorted(self.profiles[gamma].latency_ms.items())
         counts, latencies = zip(*points, strict=True)
         sleep_ms = float(np.interp(len(pixels), counts, latencies)) * max(1.0, len(pixels) / counts[-1])

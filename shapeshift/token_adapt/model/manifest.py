@@ -10,11 +10,32 @@ from typing import Any
 
 from shapeshift.engines import manifest as engine_manifest
 from shapeshift.engines.manifest import FILE_NAME, FileEntry
-from shapeshift.token_adapt.interfaces import Preprocessing
 
 FORMAT = 4
 # Profiled batch sizes.
 BATCHES = (1, 4, 16, 64)
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How an image of any size becomes the square input of a model: resized, then its centre cut out.
+
+    size      edge of the square, pixels
+    edge      which edge of the image gets `resized` pixels: shortest, longest, or both (which ignores its proportions)
+    resized   pixels; 0: `size`
+    filter    Pillow's name of the interpolation, in lower case
+    rounding  of an odd margin around the centre: even (torchvision, timm) or down (transformers)
+    border    RGB colour around an image that is smaller than the square
+    on_white  transparent parts show white; False: the colours below them
+    """
+
+    size: int
+    edge: str = "shortest"
+    resized: int = 0
+    filter: str = "bicubic"
+    rounding: str = "even"
+    border: tuple[int, int, int] = (0, 0, 0)
+    on_white: bool = False
 
 
 @dataclass(frozen=True)

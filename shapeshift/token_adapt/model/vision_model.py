@@ -14,8 +14,9 @@ from shapeshift.engines.interfaces import PROVIDERS, Array, Engine, Runtime
 from shapeshift.engines.manifest import check_files, hashes_file
 from shapeshift.errors import InvalidInputError
 from shapeshift.registry import FILE, FolderWatch
-from shapeshift.token_adapt.interfaces import GammaProfile, Pixels, Probabilities, Task
 from shapeshift.token_adapt.model import manifest as image_manifest
+from shapeshift.token_adapt.policy.costs import GammaProfile
+from shapeshift.token_adapt.request import Pixels, Probabilities, Task
 from shapeshift.token_adapt.tasks import folder as task_folder
 from shapeshift.token_adapt.tasks import registry as task_registry
 from shapeshift.token_adapt.tasks.folder import Backbone, Head, TaskParts
@@ -111,7 +112,7 @@ class _Computed:
 
 
 class VisionModel:
-    """See `interfaces.ImageModel`. It holds the current version of each task; others live as long as their requests."""
+    """See `executor.ImageModel`. It holds the current version of each task; others live as long as their requests."""
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class VisionModel:
     ) -> None:
         self.preprocessing = manifest.preprocessing
         self.gammas = tuple(sorted(engines))
-        self.profiles = {
+        self.profiles: Mapping[int, GammaProfile] = {
             entry.gamma: GammaProfile(
                 entry.gamma,
                 entry.tokens,
@@ -142,7 +143,7 @@ class VisionModel:
         self._watch = FolderWatch(tasks_dir / FILE)
 
     def run(self, gamma: int, pixels: Pixels, tasks: Sequence[Task]) -> Sequence[Probabilities]:
-        """See `interfaces.ImageModel`."""
+        """See `executor.ImageModel`."""
         versions: dict[int, _Computed] = {id(task): task.parts for task in tasks}
         numbers = {identity: number for number, identity in enumerate(versions)}
         rows_of = np.array([numbers[id(task)] for task in tasks], np.int64)

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shapeshift.engines.policy.packs import MeasuredFactor
 from shapeshift.errors import InvalidInputError
-from shapeshift.token_adapt.interfaces import GammaProfile
 
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class GammaProfile:
+    """Measured costs of one gamma: tokens after the last block, latency [ms] by batch size, MB per image."""
+
+    gamma: int
+    tokens: int
+    latency_ms: Mapping[int, float]
+    memory_mb: float
 
 
 class Costs:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.token_adapt.image_decoding import decode
-from shapeshift.token_adapt.interfaces import Pixels, Preprocessing
+from shapeshift.token_adapt.model.manifest import Preprocessing
+from shapeshift.token_adapt.request import Pixels
 
 Indices = NDArray[np.int64]
 

@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 from shapeshift import files
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.engines.interfaces import Array
-from shapeshift.token_adapt.interfaces import Task
 from shapeshift.token_adapt.model.vision_model import VisionModel
+from shapeshift.token_adapt.request import Task
 from shapeshift.token_adapt.tasks import folder as task_folder
 from shapeshift.token_adapt.tasks.examples import Examples
 from shapeshift.token_adapt.tasks.folder import TaskParts
