@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.execution.engine_set import pack, unpack
 from shapeshift.engines.interfaces import PROVIDERS
 from shapeshift.engines.providers import packed_attention
-from shapeshift.engines.providers.packed_attention import offsets_of, takes_varlen, varlen_kernels
+from shapeshift.engines.providers.packed_attention import attend, kernels_for, offsets_of, varlen_kernels
 from shapeshift.engines.text import sentence_modules
 from shapeshift.engines.text.families import FAMILIES, family_of
 from shapeshift.engines.verify import MIN_COSINE, compare
@@ -76,7 +78,9 @@ def test_an_export_leaves_the_module_as_it_was(tmp_path: Path) -> None:
     np.testing.assert_array_equal(reference.compute(texts()[0])["EMBEDDING"], before)
 
 
-def drawn(kv_heads: int = 4, device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+def drawn(
+    kv_heads: int = 4, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries, keys, values and offsets of texts of LENGTHS."""
     chance, total = torch.Generator().manual_seed(5), sum(LENGTHS)
     query, key, value = (
@@ -117,24 +121,18 @@ def one_at_a_time(
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("window", WINDOWS)
-def test_the_mask_and_the_varlen_kernels_compute_the_same(
-    monkeypatch: pytest.MonkeyPatch, window: tuple[int, int], kv_heads: int
-) -> None:
+def test_the_mask_and_the_varlen_kernels_compute_the_same(window: tuple[int, int], kv_heads: int) -> None:
     given = drawn(kv_heads)
     masked = torch.ops.shapeshift.packed_attention(*given, 0.3, *window, 0)
-    monkeypatch.setattr(packed_attention, "takes_varlen", lambda query: True)
-    monkeypatch.setattr(packed_attention, "varlen_kernels", lambda: one_at_a_time)
-    torch.testing.assert_close(torch.ops.shapeshift.packed_attention(*given, 0.3, *window, 0), masked)
+    torch.testing.assert_close(attend(*given, 0.3, *window, 0, one_at_a_time), masked)
     assert masked.isfinite().all() and masked.is_contiguous()
 
 
-def test_what_no_text_uses_may_be_longer_than_any_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_text_uses_may_be_longer_than_any_text() -> None:
     query, key, value, _ = drawn()
     given = query, key, value, torch.tensor([0, 3, 5, len(query)], dtype=torch.int32)
     masked = torch.ops.shapeshift.packed_attention(*given, 0.3, -1, -1, 3)
-    monkeypatch.setattr(packed_attention, "takes_varlen", lambda query: True)
-    monkeypatch.setattr(packed_attention, "varlen_kernels", lambda: one_at_a_time)
-    found = torch.ops.shapeshift.packed_attention(*given, 0.3, -1, -1, 3)
+    found = attend(*given, 0.3, -1, -1, 3, one_at_a_time)
     torch.testing.assert_close(found[:5], masked[:5])
     assert (found[5:] == 0).all(), "an undefined value times a weight of 0 may be NaN"
 
@@ -151,29 +149,20 @@ def test_an_exported_engine_takes_the_varlen_kernels(tmp_path: Path, monkeypatch
         calls.append(len(args[3]))
         return one_at_a_time(*args, **named)
 
-    monkeypatch.setattr(packed_attention, "takes_varlen", lambda query: True)
-    monkeypatch.setattr(packed_attention, "varlen_kernels", lambda: noted)
+    monkeypatch.setattr(packed_attention, "kernels_for", lambda query: noted)
     np.testing.assert_allclose(engine.run(inputs)["EMBEDDING"][: len(texts())], before, atol=1e-5)
     assert calls == [10]
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_the_varlen_kernels_of_this_torch_take_the_call(
-    monkeypatch: pytest.MonkeyPatch, window: tuple[int, int]
-) -> None:
+def test_the_varlen_kernels_of_this_torch_take_the_call(window: tuple[int, int]) -> None:
     """As torch traces it, without a GPU."""
-    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
-    monkeypatch.setattr(packed_attention, "takes_varlen", lambda query: True)
-    varlen_kernels.cache_clear()
-    try:
-        assert varlen_kernels() is not None
-        with torch.device("meta"):
-            given = drawn(2, "meta", torch.float16)
-        plain: Any = packed_attention.packed_attention._init_fn
-        found = plain(*given, 0.3, *window, 0)
-        assert found.shape == given[0].shape and found.dtype == torch.float16
-    finally:
-        varlen_kernels.cache_clear()
+    kernels = pytest.importorskip("torch.nn.attention.varlen").varlen_attn
+    assert "window_size" in inspect.signature(kernels).parameters
+    with torch.device("meta"):
+        given = drawn(2, "meta", torch.float16)
+    found = attend(*given, 0.3, *window, 0, kernels)
+    assert found.shape == given[0].shape and found.dtype == torch.float16
 
 
 def test_where_the_varlen_kernels_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +172,7 @@ def test_where_the_varlen_kernels_are_taken(monkeypatch: pytest.MonkeyPatch) -> 
 
     def takes(**changed: Any) -> bool:
         query = {"is_cuda": True, "dtype": torch.float16, "shape": (5, 4, 64), "device": "cuda:0", **changed}
-        return takes_varlen(SimpleNamespace(**query))  # type: ignore[arg-type]
+        return kernels_for(SimpleNamespace(**query)) is not None  # type: ignore[arg-type]
 
     assert takes() and takes(dtype=torch.bfloat16) and takes(shape=(5, 4, 256))
     assert not takes(is_cuda=False) and not takes(dtype=torch.float32)
@@ -196,13 +185,9 @@ def test_where_the_varlen_kernels_are_taken(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("missing", ["flash", "module", "window"])
 def test_a_torch_without_such_kernels(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    def imported(name: str) -> Any:
-        if missing == "module":
-            raise ImportError(name)
-        return SimpleNamespace(varlen_attn=lambda query, key, value, cu_seq_q, cu_seq_k, max_q, max_k: query)
-
+    module = None if missing == "module" else SimpleNamespace(varlen_attn=lambda query, key, value: query)
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: missing != "flash")
-    monkeypatch.setattr(packed_attention.importlib, "import_module", imported)
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
     varlen_kernels.cache_clear()
     try:
         assert varlen_kernels() is None
@@ -224,7 +209,7 @@ def test_the_offsets_of_a_pack() -> None:
 @pytest.mark.parametrize("window", WINDOWS)
 def test_the_varlen_kernels_on_a_gpu(window: tuple[int, int], kv_heads: int) -> None:
     given = drawn(kv_heads, "cuda:0", torch.float16)
-    if not takes_varlen(given[0]):
+    if kernels_for(given[0]) is None:
         pytest.skip("this GPU or this torch has no varlen kernels")
     found = torch.ops.shapeshift.packed_attention(*given, 0.3, *window, 0).float().cpu()
     query, key, value, offsets = (one.cpu() for one in given)

@@ -39,21 +39,38 @@ def packed_attention(
     left, right tokens before and behind a token that it sees; -1: all
     longest     tokens that no text but the last has more of; 0: unknown. What the last has more is 0 or as computed
     """
+    return attend(query, key, value, offsets, scale, left, right, longest, kernels_for(query))
+
+
+Kernels = Callable[..., torch.Tensor]
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    offsets: torch.Tensor,
+    scale: float,
+    left: int,
+    right: int,
+    longest: int,
+    kernels: Kernels | None,
+) -> torch.Tensor:
+    """As the operator `packed_attention`, with torch's varlen kernels; None: with a mask."""
     group = query.shape[1] // key.shape[1]
     if group > 1:
         key, value = (one.repeat_interleave(group, 1) for one in (key, value))
-    if takes_varlen(query):
-        tokens, kernels = len(query), varlen_kernels()
-        assert kernels is not None
-        # The longest text's length is on the device. Programs are launched for so many tokens of each text.
-        most = min(longest or tokens, tokens)
-        outputs = kernels(query, key, value, offsets, offsets, most, most, scale=scale, window_size=(left, right))
-        if most < tokens:
-            # The last text is what no text uses, and may be longer.
-            is_text = torch.arange(tokens, device=offsets.device) < offsets[-2]
-            outputs = torch.where(is_text[:, None, None], outputs, torch.zeros_like(outputs))
-        return outputs.contiguous()
-    return _masked(query, key, value, visible(offsets, len(query), left, right), scale)
+    if kernels is None:
+        return _masked(query, key, value, visible(offsets, len(query), left, right), scale)
+    tokens = len(query)
+    # The longest text's length is on the device. Programs are launched for so many tokens of each text.
+    most = min(longest or tokens, tokens)
+    outputs = kernels(query, key, value, offsets, offsets, most, most, scale=scale, window_size=(left, right))
+    if most < tokens:
+        # The last text is what no text uses, and may be longer.
+        is_text = torch.arange(tokens, device=offsets.device) < offsets[-2]
+        outputs = torch.where(is_text[:, None, None], outputs, torch.zeros_like(outputs))
+    return outputs.contiguous()
 
 
 @packed_attention.register_fake
@@ -70,25 +87,25 @@ def _(
     return query.new_empty(query.shape)
 
 
-def takes_varlen(query: torch.Tensor) -> bool:
-    """Whether torch's varlen kernels compute such queries here: f16 or bf16, on a GPU of compute capability 8.0 on."""
+def kernels_for(query: torch.Tensor) -> Kernels | None:
+    """torch's varlen kernels where they compute such queries: f16 or bf16, on a GPU of compute capability 8.0 on."""
     width = query.shape[-1]
     if not query.is_cuda or query.dtype not in (torch.float16, torch.bfloat16):
-        return False
-    if width > _WIDEST_HEAD or width % _HEAD_STEP or varlen_kernels() is None:
-        return False
-    return torch.cuda.get_device_capability(query.device) >= _AMPERE
+        return None
+    if width > _WIDEST_HEAD or width % _HEAD_STEP or torch.cuda.get_device_capability(query.device) < _AMPERE:
+        return None
+    return varlen_kernels()
 
 
 @functools.cache
-def varlen_kernels() -> Callable[..., torch.Tensor] | None:
+def varlen_kernels() -> Kernels | None:
     """`torch.nn.attention.varlen.varlen_attn`; None where this torch has none that knows windows, or was built without
     FlashAttention."""
     if not torch.backends.cuda.is_flash_attention_available():
         return None
     # It takes seconds to import.
     try:
-        function: Callable[..., torch.Tensor] = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+        function: Kernels = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     except (ImportError, AttributeError):
         return None
     return function if "window_size" in inspect.signature(function).parameters else None
