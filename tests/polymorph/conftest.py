@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,15 +22,15 @@ from shapeshift.errors import EngineError, ModelDiedError, ModelGoneError
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.policy.dispatch import Rules
 from shapeshift.polymorph.policy.dispatcher import Dispatcher
-from shapeshift.polymorph.router import bls_transport, membership
 from shapeshift.polymorph.router import router as router_module
 from shapeshift.polymorph.router.assignment import DispatchedQueues, SharedQueue
 from shapeshift.polymorph.router.bls_transport import BlsTransport
+from shapeshift.polymorph.router.membership import Pace
 from shapeshift.polymorph.router.transport import Transport, WorkerInfo, WrongBinError
 from shapeshift.polymorph.service_times import ServiceTimes
 from shapeshift.polymorph.settings import PolymorphSettings, worker_name
 from shapeshift.polymorph.worker import TextWorker
-from shapeshift.serving import call_pool, model_args
+from shapeshift.serving import model_args
 from shapeshift.triton import model_config
 from tests.fakes import PbUtils, as_served, logger
 
@@ -148,7 +149,7 @@ class FakeWorker:
     """One worker process and what it does with a call.
 
     manner: good, stuck (holds calls until `free` or a restart), sick (its process has died), or failing (its
-    engine fails). ready: whether the model is loaded.
+    engine fails). ready: whether the model is loaded. before: called with the texts of each call, first of all.
     """
 
     def __init__(self, bin_edge: int) -> None:
@@ -157,6 +158,7 @@ class FakeWorker:
         self.ready = True
         self.manner = "good"
         self.texts: list[int] = []
+        self.before: Callable[[Sequence[Ids]], object] = len
         self.held = 0
         self._free = threading.Event()
 
@@ -180,6 +182,7 @@ class FakeWorker:
 
     def call(self, texts: Sequence[Ids]) -> tuple[dict[str, Array], WorkerInfo]:
         """As `WorkerClient.call`: each text's first id and its length, and the state."""
+        self.before(texts)
         info = WorkerInfo(self.bin, self.generation, 1)
         if not self.ready:
             raise ModelGoneError("the model is not ready")
@@ -285,12 +288,11 @@ EDGES = (16, 64, 512)
 
 
 @pytest.fixture
-def no_probes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Router], None]:
+def no_probes() -> Callable[[Router], None]:
     """A function after which a router probes no worker, and no probe is in flight."""
 
     def quieten(router: Router) -> None:
-        for name in ("_MIN_PROBE_PAUSE_S", "_MAX_PROBE_PAUSE_S"):
-            monkeypatch.setattr(membership, name, 1e6)
+        router.pace = replace(router.pace, min_pause_s=1e6, max_pause_s=1e6)
 
         def rests() -> bool:
             with router._lock:
@@ -302,16 +304,11 @@ def no_probes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Router], None]:
 
 
 @pytest.fixture
-def make_router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Router]]:
+def make_router() -> Iterator[Callable[..., Router]]:
     """A function that starts a router over fake workers with the given bins, `a`, `b`, ...; every one is closed
     when the test ends. timeout_s: after which a call is abandoned; reaching: adds workers to those of the given bins
-    and returns what reaches them too; other keywords are settings.
+    and returns what reaches them too; max_abandoned: calls of a worker; other keywords are settings.
     """
-    monkeypatch.setattr(router_module, "_WATCH_S", 0.005)
-    monkeypatch.setattr(call_pool, "_WATCH_S", 0.005)
-    monkeypatch.setattr(router_module, "_PROBE_S", 0.02)
-    monkeypatch.setattr(membership, "_MIN_PROBE_PAUSE_S", 0.02)
-    monkeypatch.setattr(membership, "_MAX_PROBE_PAUSE_S", 0.05)
     started: list[Router] = []
 
     def make(
@@ -319,10 +316,10 @@ def make_router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Route
         timeout_s: float = 60.0,
         wait: bool = True,
         reaching: Callable[[FakeWorkers, Transport], Transport] = lambda workers, own: own,
+        max_abandoned: int = 200,
         **parameters: object,
     ) -> Router:
-        monkeypatch.setattr(membership, "MIN_TIMEOUT_S", timeout_s)
-        monkeypatch.setattr(bls_transport, "_STANDSTILL_S", timeout_s)
+        pace = Pace(watch_s=0.005, probe_s=0.02, min_pause_s=0.02, max_pause_s=0.05, least_limit_s=timeout_s)
         workers = FakeWorkers({chr(ord("a") + number): FakeWorker(edge) for number, edge in enumerate(bins)})
         settings = PolymorphSettings(**parameters)  # type: ignore[arg-type]
         times = ServiceTimes(
@@ -338,8 +335,8 @@ def make_router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Route
                 Dispatcher(EDGES, [1.0, 2.0, 4.0], Rules()), EDGES, [8, 4, 2], limits, times.of_row
             )
         lines: list[str] = []
-        transport = BlsTransport(workers, list(workers), settled_s=0.0)
-        router = Router(reaching(workers, transport), assignment, times, settings, logger(lines))
+        transport = BlsTransport(workers, list(workers), 0.0, max_abandoned, max(timeout_s, 0.1))
+        router = Router(reaching(workers, transport), assignment, times, settings, logger(lines), pace)
         router.workers, router.lines, router.assignment, router.transport = workers, lines, assignment, transport
         started.append(router)
         if wait:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 
 from shapeshift.engines.execution.request import TextRequest
-from shapeshift.polymorph.router import bls_transport, membership
+from shapeshift.polymorph.router import bls_transport, membership, placement
+from shapeshift.polymorph.router.membership import Pace
 from shapeshift.polymorph.router.placement import open_router
+from shapeshift.polymorph.router.router import Router
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
 from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.triton import async_client
@@ -143,7 +146,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setenv(NODE_VARIABLE, "here")
     monkeypatch.setattr(bls_transport, "_SETTLED_S", 0.0)
     monkeypatch.setattr(async_client, "_RECONNECT_MS", 50)
-    monkeypatch.setattr(membership, "_MAX_PROBE_PAUSE_S", 0.1)
+    monkeypatch.setattr(placement, "Router", partial(Router, pace=Pace(max_pause_s=0.1)))
     made = Site(file)
     yield made
     made.close()

@@ -213,17 +213,10 @@ def test_a_late_call_is_cancelled_on_its_node_and_retried(
 
 
 def test_a_node_that_answers_slowly_for_ever_serves_what_would_wait_longer_elsewhere(
-    make_router: MakeRouter, make_worker_of: MakeWorker, site: Site, monkeypatch: pytest.MonkeyPatch
+    make_router: MakeRouter, make_worker_of: MakeWorker, site: Site
 ) -> None:
     slow = make_worker_of(0)
-    compute = type(slow).call
-
-    def call(worker: FakeWorker, texts: Sequence[Ids]) -> object:
-        if worker is slow:
-            time.sleep(0.4)
-        return compute(worker, texts)
-
-    monkeypatch.setattr(type(slow), "call", call)
+    slow.before = lambda texts: time.sleep(0.4)
     router = make_router(0, timeout_s=0.3, reaching=site.reaching({"x": [slow]}))
     # It joins although its first answer is late.
     router.wait(lambda: router.joined("a", "x/front_w00"))

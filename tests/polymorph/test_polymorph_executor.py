@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from shapeshift.engines.manifest import EngineEntry, Latency
 from shapeshift.errors import EngineError, InvalidInputError, ModelDiedError, ModelGoneError, ShapeshiftError
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.policy.algorithms import DISPATCHERS
-from shapeshift.polymorph.router import membership, placement, router
+from shapeshift.polymorph.router import placement
 from shapeshift.polymorph.router.bls_transport import WorkerClient
+from shapeshift.polymorph.router.membership import Pace
 from shapeshift.polymorph.router.placement import capacities, open_router, pack_limits
 from shapeshift.polymorph.router.router import Router
 from shapeshift.polymorph.router.transport import WorkerInfo, WrongBinError
@@ -76,8 +78,7 @@ class Server:
 @pytest.fixture
 def server(pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch) -> Server:
     # A busy machine is not what is tried here.
-    monkeypatch.setattr(membership, "MIN_TIMEOUT_S", 60.0)
-    monkeypatch.setattr(router, "_PROBE_S", 0.05)
+    monkeypatch.setattr(placement, "Router", partial(Router, pace=Pace(least_limit_s=60.0, probe_s=0.05)))
     return Server(pb_utils)
 
 

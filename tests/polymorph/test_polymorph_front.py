@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import itertools
 import json
 import os
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from shapeshift import files
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.engine_set import EngineSet, pack
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.providers.emulated import EmulatedRuntime
 from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import EngineError, InvalidInputError
-from shapeshift.files import file_sha256
+from shapeshift.files import HASHES, file_sha256
 from shapeshift.polymorph.front import TextFront
 from shapeshift.serving import model_args
 from tests.fakes import (
     PbUtils,
     Request,
     TritonError,
-    TritonModelException,
     as_served,
     ids_request,
-    send_returned,
     text_request,
 )
 
@@ -341,36 +335,42 @@ def test_further_engines_are_loaded_in_the_background(make_front: MakeFront) -> 
         assert sorted(worker.engines.loaded[1:]) == ["16", "32", "64"]
 
 
-def test_a_front_that_starts_again_hashes_no_engine_again(
-    front_args: Callable[..., dict[str, str]], pb_utils: PbUtils, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_front_remembers_the_hashes_of_its_engines(
+    front_args: Callable[..., dict[str, str]], pb_utils: PbUtils, tmp_path: Path
 ) -> None:
-    hashed: list[str] = []
-
-    def counted(path: Path) -> str:
-        hashed.append(path.name)
-        return file_sha256(path)
-
-    monkeypatch.setattr(files, "file_sha256", counted)
     args = model_args.read(front_args())
     for file in (tmp_path / "build" / "engines" / "front").iterdir():
         os.utime(file, (1e9, 1e9))
-    hashed.clear()
-    for _ in range(2):
-        TextFront(pb_utils, args).close()
-    assert sorted(hashed) == ["emulated.json", "tokenizer.json", "tokenizer_config.json"]
+    (tmp_path / "build" / HASHES).unlink(missing_ok=True)
+    TextFront(pb_utils, args).close()
+    assert "engines/front/emulated.json" in (tmp_path / "build" / HASHES).read_text()
+
+
+class Opening:
+    """before: called with the tokens of each engine that is opened, and with the number of those before it."""
+
+    def __init__(self) -> None:
+        self.before: Callable[[int | None, int], object] = lambda tokens, number: None
 
 
 @pytest.fixture
-def second(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """The dynamic engine of the second engine thread is opened once this is set."""
-    opened, made, allowed = itertools.count(), EmulatedRuntime.engine, threading.Event()
+def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
+    """What happens before an engine is opened."""
+    hook, count, open_engine = Opening(), itertools.count(), EmulatedRuntime.engine
 
     def engine(runtime: EmulatedRuntime, tokens: int | None, rows: int | None) -> Any:
-        if next(opened):
-            assert allowed.wait(120)
-        return made(runtime, tokens, rows)
+        hook.before(tokens, next(count))
+        return open_engine(runtime, tokens, rows)
 
     monkeypatch.setattr(EmulatedRuntime, "engine", engine)
+    return hook
+
+
+@pytest.fixture
+def second(opening: Opening) -> Iterator[threading.Event]:
+    """The dynamic engine of the second engine thread is opened once this is set."""
+    allowed = threading.Event()
+    opening.before = lambda tokens, number: number == 0 or allowed.wait(120)
     yield allowed
     allowed.set()
 
@@ -425,17 +425,14 @@ def test_every_engine_thread_makes_its_first_call_before_it_serves_and_yields_to
     assert not any(yields(int(thread._thread.native_id or 0)) for thread in inline(front).threads)
 
 
+def out_of_memory() -> None:
+    raise RuntimeError("out of memory")
+
+
 def test_a_thread_that_gets_no_engine_is_logged_and_the_first_serves(
-    make_front: MakeFront, pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch
+    make_front: MakeFront, pb_utils: PbUtils, opening: Opening
 ) -> None:
-    opened, made = itertools.count(), EmulatedRuntime.engine
-
-    def engine(runtime: EmulatedRuntime, tokens: int | None, rows: int | None) -> Any:
-        if next(opened) == 1:
-            raise RuntimeError("out of memory")
-        return made(runtime, tokens, rows)
-
-    monkeypatch.setattr(EmulatedRuntime, "engine", engine)
+    opening.before = lambda tokens, number: out_of_memory() if number == 1 else None
     front = make_front(bins="16", engine_threads=3)
     assert inline(front).wait_loaded(30)
     assert [thread.engines.loaded for thread in inline(front).threads] == [["dynamic", "16"]]
@@ -446,16 +443,9 @@ def test_a_thread_that_gets_no_engine_is_logged_and_the_first_serves(
 
 
 def test_an_engine_that_does_not_load_is_logged_and_others_take_its_lengths(
-    make_front: MakeFront, pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch
+    make_front: MakeFront, pb_utils: PbUtils, opening: Opening
 ) -> None:
-    made = EmulatedRuntime.engine
-
-    def engine(runtime: EmulatedRuntime, tokens: int | None, rows: int | None) -> Any:
-        if tokens == 32:
-            raise RuntimeError("out of memory")
-        return made(runtime, tokens, rows)
-
-    monkeypatch.setattr(EmulatedRuntime, "engine", engine)
+    opening.before = lambda tokens, number: out_of_memory() if tokens == 32 else None
     front = make_front(bins="16,32,64")
     assert inline(front).wait_loaded(30)
     assert inline(front).threads[0].engines.loaded[0] == "dynamic"
@@ -571,43 +561,6 @@ def test_a_manifest_without_its_hash_in_the_config_is_accepted(
     front.execute([request])
     assert "at most 4" in request.refusal()[1]
     front.close()
-
-
-# Triton's entry point.
-
-
-@pytest.fixture
-def entry_point(pb_utils: PbUtils, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """backends/polymorph/model.py as a stub would import it."""
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", pb_utils)
-    spec = importlib.util.spec_from_file_location("model", PROJECT / "backends" / "polymorph" / "model.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_backend_serves(
-    entry_point: ModuleType, front_args: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # This process goes on.
-    monkeypatch.setattr(model_args, "skip_last_collections", lambda: None)
-    model = entry_point.TritonPythonModel()
-    model.initialize(front_args())
-    requests = [text_request("one"), text_request("")]
-    returned = model.execute(requests)
-    assert returned[0] is None
-    send_returned(requests, returned)
-    assert requests[0].vectors().shape == (1, 8)
-    assert requests[1].refusal()[0] == TritonError.INVALID_ARG
-    model.finalize()
-
-
-def test_the_backend_reports_why_it_does_not_load(
-    entry_point: ModuleType, front_args: Callable[..., dict[str, str]]
-) -> None:
-    with pytest.raises(TritonModelException, match="run `shapeshift engines`"):
-        entry_point.TritonPythonModel().initialize(damaged(front_args(), engines="../absent"))
 
 
 def test_a_request_has_a_line_in_the_log_where_the_setting_says_so(make_front: MakeFront, pb_utils: PbUtils) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from shapeshift.engines.execution import request
 from shapeshift.errors import CancelledRequestError, OverloadedError
-from shapeshift.polymorph.router import membership
-from shapeshift.polymorph.router import router as router_module
 from shapeshift.serving.metrics import Gauge, Gauges
 
 if TYPE_CHECKING:
@@ -109,13 +108,13 @@ def test_a_full_queue_refuses_and_an_empty_one_takes_any_request(make_router: Ma
     router.check_rest()
 
 
-def test_without_a_worker_texts_wait_and_fail_at_last(make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_worker_texts_wait_and_fail_at_last(make_router: MakeRouter) -> None:
     router = make_router(16, 16, wait=False)
     served, lost = router.ask(10), router.ask(10, 65)
     assert served.error() is None
     router.wait(lambda: router.joined("a", "b") and router.waiting == 1)
     assert not lost.answered
-    monkeypatch.setattr(router_module, "_NO_WORKER_S", 0.0)
+    router.pace = replace(router.pace, no_worker_s=0.0)
     error = lost.error()
     assert isinstance(error, OverloadedError)
     assert str(error) == "no worker takes a text of 65 tokens; is the sidecar running?"
@@ -157,12 +156,10 @@ def test_a_cancelled_request_is_not_computed(make_router: MakeRouter) -> None:
 
 
 def test_rows_meant_for_a_leaving_worker_go_to_another(
-    make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch
+    make_router: MakeRouter, no_probes: Callable[[Router], None]
 ) -> None:
     router = make_router(0, 0)
-    monkeypatch.setattr(membership, "_MIN_PROBE_PAUSE_S", 1e6)
-    monkeypatch.setattr(membership, "_MAX_PROBE_PAUSE_S", 1e6)
-    router.check_rest()
+    no_probes(router)
     one = request.TextRequest([[7]], lambda done: None)  # type: ignore[list-item]
     with router._lock:
         router.members.put(one.rows)

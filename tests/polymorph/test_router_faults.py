@@ -6,14 +6,14 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from shapeshift.engines.interfaces import Ids
 from shapeshift.errors import EngineError, ModelDiedError, OverloadedError
-from shapeshift.polymorph.router import bls_transport
 from shapeshift.polymorph.router.membership import DEAD_AFTER
 
 if TYPE_CHECKING:
@@ -27,22 +27,21 @@ def retries(router: Router) -> float:
     return {metric.name: metric for metric in router.metrics()}["shapeshift_retries_total"].value  # type: ignore[union-attr]
 
 
-def test_a_text_that_makes_every_worker_hang_fails(make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_makes_every_worker_hang_fails(make_router: MakeRouter) -> None:
     router = make_router(0, 0, timeout_s=0.1)
     free = threading.Event()
-    compute = type(router.workers["a"]).call
-    tried: list[FakeWorker] = []
+    tries: list[int] = []
 
-    def call(worker: FakeWorker, texts: list[np.ndarray]) -> object:
+    def hang(texts: Sequence[Ids]) -> None:
         if any(len(ids) == 77 for ids in texts):
-            tried.append(worker)
+            tries.append(77)
             assert free.wait(120)
-        return compute(worker, texts)
 
-    monkeypatch.setattr(type(router.workers["a"]), "call", call)
+    for worker in router.workers.values():
+        worker.before = hang
     error = router.ask(77).error()
     assert isinstance(error, OverloadedError) and "no answer in time" in str(error)
-    assert len(tried) == 5
+    assert len(tries) == 5
     assert router.ask(100).error() is None
     free.set()
     router.wait(lambda: router.joined("a", "b"))
@@ -68,11 +67,8 @@ def test_a_worker_that_hangs_leaves_and_its_texts_go_elsewhere(make_router: Make
     router.check_rest()
 
 
-def test_a_worker_that_never_returns_costs_a_bounded_number_of_threads(
-    make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bls_transport, "_MAX_ABANDONED", 3)
-    router = make_router(0, 0, timeout_s=0.02)
+def test_a_worker_that_never_returns_costs_a_bounded_number_of_threads(make_router: MakeRouter) -> None:
+    router = make_router(0, 0, timeout_s=0.02, max_abandoned=3)
     stuck = router.workers["a"]
     stuck.stick()
     router.wait(lambda: router.transport.pool.abandoned("a") == 3)
@@ -227,27 +223,23 @@ def test_one_failure_between_answers_does_not_make_a_worker_leave(
     router.check_rest()
 
 
-def test_a_call_of_a_dead_process_is_a_retry_of_each_of_its_texts(
-    make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_of_a_dead_process_is_a_retry_of_each_of_its_texts(make_router: MakeRouter) -> None:
     router = make_router(0)
-    compute = type(router.workers["a"]).call
     deaths = iter([ModelDiedError("the process is not healthy")])
 
-    def call(worker: FakeWorker, texts: list[np.ndarray]) -> object:
+    def die(texts: Sequence[Ids]) -> None:
         if texts and (died := next(deaths, None)):
             raise died
-        return compute(worker, texts)
 
-    monkeypatch.setattr(type(router.workers["a"]), "call", call)
+    router.workers["a"].before = die
     assert router.ask(10, 20, 30).error() is None
     assert retries(router) == 3
     router.check_rest()
 
 
-def test_where_every_engine_fails_the_request_fails(make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_every_engine_fails_the_request_fails(make_router: MakeRouter) -> None:
     router = make_router(0)
-    calls = _count_calls(router, monkeypatch)
+    calls = _count_calls(router)
     router.workers["a"].manner = "failing"
     asked = [router.ask(10), router.ask(10, 20)]
     for one in asked:
@@ -261,16 +253,11 @@ def test_where_every_engine_fails_the_request_fails(make_router: MakeRouter, mon
     router.check_rest()
 
 
-def _count_calls(router: Router, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+def _count_calls(router: Router) -> Counter[int]:
     """How often each text is in a call, from now on; a text is named by its first id."""
-    compute = type(router.workers["a"]).call
     calls: Counter[int] = Counter()
-
-    def call(worker: FakeWorker, texts: list[np.ndarray]) -> object:
-        calls.update(int(ids[0]) for ids in texts)
-        return compute(worker, texts)
-
-    monkeypatch.setattr(type(router.workers["a"]), "call", call)
+    for worker in router.workers.values():
+        worker.before = lambda texts: calls.update(int(ids[0]) for ids in texts)
     return calls
 
 

@@ -7,12 +7,10 @@ import math
 import pytest
 
 from shapeshift.polymorph.router.membership import (
-    _MAX_PROBE_PAUSE_S,
     _MAX_PROBE_S,
-    _MIN_PROBE_PAUSE_S,
     _MOST_DOUBLINGS,
     _RECENT_S,
-    MIN_TIMEOUT_S,
+    PACE,
     WorkerCall,
     WorkerState,
 )
@@ -30,12 +28,12 @@ def info(busy_ms: float, call_ms: float = 0.0, pid: int = 7) -> WorkerInfo:
 @pytest.mark.parametrize(
     ("joined", "absent_s", "pause_s"),
     [
-        (True, 0.0, _MAX_PROBE_PAUSE_S),
-        (False, 0.0, _MIN_PROBE_PAUSE_S),
-        (False, 1.0, _MIN_PROBE_PAUSE_S),
+        (True, 0.0, PACE.max_pause_s),
+        (False, 0.0, PACE.min_pause_s),
+        (False, 1.0, PACE.min_pause_s),
         (False, 8.0, 0.4),
-        (False, 1000.0, _MAX_PROBE_PAUSE_S),
-        (False, math.inf, _MAX_PROBE_PAUSE_S),
+        (False, 1000.0, PACE.max_pause_s),
+        (False, math.inf, PACE.max_pause_s),
     ],
 )
 def test_a_worker_is_asked_more_rarely_the_longer_it_has_left(joined: bool, absent_s: float, pause_s: float) -> None:
@@ -46,7 +44,7 @@ def test_a_worker_is_asked_more_rarely_the_longer_it_has_left(joined: bool, abse
 
 def test_a_worker_is_not_asked_at_the_moment_of_its_pause_nor_while_a_call_is_in_flight() -> None:
     worker = WorkerState("w", joined=True)
-    assert not worker.is_silent(_MAX_PROBE_PAUSE_S)
+    assert not worker.is_silent(PACE.max_pause_s)
     worker.calls.append(call())
     assert not worker.is_silent(1000.0)
 
@@ -80,12 +78,12 @@ def test_what_is_expected_is_the_sum_of_the_calls_in_flight() -> None:
     ("late", "least_s"), [(0, 1), (1, 2), (3, 8), (_MOST_DOUBLINGS, 2**_MOST_DOUBLINGS), (9, 2**_MOST_DOUBLINGS)]
 )
 def test_a_worker_that_was_late_gets_twice_the_time_up_to_a_bound(late: int, least_s: int) -> None:
-    assert WorkerState("w", joined=True, late=late).time_limit_s(0.0, 100.0) == MIN_TIMEOUT_S * least_s
+    assert WorkerState("w", joined=True, late=late).time_limit_s(0.0, 100.0) == PACE.least_limit_s * least_s
 
 
 @pytest.mark.parametrize(
     ("absent_s", "limit_s"),
-    [(0.0, MIN_TIMEOUT_S), (1.0, MIN_TIMEOUT_S), (4.0, 0.6), (100.0, _MAX_PROBE_S), (math.inf, _MAX_PROBE_S)],
+    [(0.0, PACE.least_limit_s), (1.0, PACE.least_limit_s), (4.0, 0.6), (100.0, _MAX_PROBE_S), (math.inf, _MAX_PROBE_S)],
 )
 def test_a_worker_that_has_left_gets_a_share_of_its_absence(absent_s: float, limit_s: float) -> None:
     worker = WorkerState("w", left_at=100.0 - absent_s, late=3)

@@ -10,7 +10,7 @@ from typing import Protocol
 from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import ModelError
-from shapeshift.polymorph.router.membership import MAX_IN_FLIGHT
+from shapeshift.polymorph.router.membership import MAX_IN_FLIGHT, PACE
 from shapeshift.polymorph.router.transport import (
     Exchange,
     Outputs,
@@ -26,10 +26,6 @@ from shapeshift.serving.call_pool import CallPool
 from shapeshift.serving.model_args import Log
 from shapeshift.serving.pb_utils import PbUtils
 
-# A worker with so many abandoned calls, each of which holds a thread, gets no further calls.
-_MAX_ABANDONED = 200
-# As long as the least time limit of a call.
-_STANDSTILL_S = 0.25
 # A call that leaves between the end of `initialize` and the moment at which the server notes it ends the server
 # (24.10). Nothing tells a process when that is: a request proves that it is over, and so does a long time.
 _SETTLED_S = 3.0
@@ -64,15 +60,24 @@ class Client(Protocol):
 class BlsTransport:
     """Calls `workers` through a call pool. A late call is abandoned, and its answer counts if it comes after all.
 
-    Offers them once a request has come, at the latest after `settled_s`.
+    Offers them once a request has come, at the latest after `settled_s`. max_abandoned: a worker with so many abandoned
+    calls, each of which holds a thread, gets no further calls; standstill_s: see `CallPool`.
     """
 
-    def __init__(self, client: Client, workers: Sequence[str], settled_s: float = _SETTLED_S) -> None:
+    def __init__(
+        self,
+        client: Client,
+        workers: Sequence[str],
+        settled_s: float = _SETTLED_S,
+        max_abandoned: int = 200,
+        standstill_s: float = PACE.least_limit_s,
+    ) -> None:
         self._client = client
         self.names = list(workers)
         self._settled_at = time.monotonic() + settled_s
         threads = MAX_IN_FLIGHT * len(workers)
-        self.pool = CallPool("worker-call", threads, 0, _MAX_ABANDONED, standstill_s=_STANDSTILL_S)
+        self._max_abandoned = max_abandoned
+        self.pool = CallPool("worker-call", threads, 0, max_abandoned, standstill_s)
 
     @property
     def timeouts(self) -> int:
@@ -88,7 +93,7 @@ class BlsTransport:
         self.pool.submit(exchange.worker, partial(self._run, exchange), exchange.ended, exchange.deadline)
 
     def is_exhausted(self, worker: str) -> bool:
-        return self.pool.abandoned(worker) >= _MAX_ABANDONED
+        return self.pool.abandoned(worker) >= self._max_abandoned
 
     def close(self, timeout_s: float) -> None:
         self.pool.close(timeout_s)

@@ -21,14 +21,12 @@ MAX_IN_FLIGHT = 2
 DEAD_AFTER = 2
 # A worker that fails so many calls in a row leaves until a probe succeeds.
 FAILING_AFTER = 2
-# The time limit of a call: at least so much, and so many times what is expected.
-MIN_TIMEOUT_S = 0.25
+# The time limit of a call is so many times what is expected.
 _TIMEOUT_FACTOR, _MOST_DOUBLINGS = 5.0, 3
 # What is recent.
 _RECENT_S = 0.5
-# Pauses between probes. The longer a worker has left, the longer they are, and the more time has it to answer: these
+# The longer a worker has left, the longer are the pauses between probes, and the more time has it to answer: these
 # shares of the time since then.
-_MIN_PROBE_PAUSE_S, _MAX_PROBE_PAUSE_S = 0.1, 0.9
 _PAUSE_SHARE, _LIMIT_SHARE = 0.05, 0.15
 _MAX_PROBE_S = 10.0
 # A worker that has just reported its bin is not probed at once.
@@ -36,6 +34,26 @@ _REPORTED_S = 0.5
 # What is late after a worker has left counts as one more timeout where that is so long ago, and so many times the wait
 # for the call for which it left: a worker that is slow runs that call still, and the next ones wait behind it.
 _LATE_AGAIN_S, _LATE_AGAIN_FACTOR = 4.0, 3.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often a router looks after its workers, and how long it waits for them, in seconds.
+
+    watch_s, probe_s: between looks at calls that may be late, and at workers that may be silent; min_pause_s,
+    max_pause_s: between probes of a worker; least_limit_s: of a call; no_worker_s: how long a row waits while no worker
+    takes it: a reload takes seconds, the first load of all workers longer.
+    """
+
+    watch_s: float = 0.02
+    probe_s: float = 0.1
+    min_pause_s: float = 0.1
+    max_pause_s: float = 0.9
+    least_limit_s: float = 0.25
+    no_worker_s: float = 30.0
+
+
+PACE = Pace()
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +101,11 @@ class WorkerState:
     late: int = 0
     late_s: float = 0.0
 
-    def is_silent(self, now: float) -> bool:
+    def is_silent(self, now: float, pace: Pace = PACE) -> bool:
         """Whether a probe is due: every answer carries the report, but no call is in flight."""
-        pause_s = _MAX_PROBE_PAUSE_S
+        pause_s = pace.max_pause_s
         if not self.joined:
-            pause_s = min(max(_MIN_PROBE_PAUSE_S, _PAUSE_SHARE * (now - self.left_at)), pause_s)
+            pause_s = min(max(pace.min_pause_s, _PAUSE_SHARE * (now - self.left_at)), pause_s)
         return not self.calls and now - self.last_contact > pause_s
 
     def end(self, call: WorkerCall, now: float) -> float:
@@ -113,15 +131,15 @@ class WorkerState:
             share = min(max(foreign_s / passed_s, 0.0), 1.0)
             self.foreign_share += weight * (share - self.foreign_share)
 
-    def time_limit_s(self, expected_ms: float, now: float, slowness: float = 1.0) -> float:
+    def time_limit_s(self, expected_ms: float, now: float, slowness: float = 1.0, pace: Pace = PACE) -> float:
         """For a call of so many milliseconds by the profile that begins `now`; slowness: factor on all such times.
 
         A worker that was late gets twice the time each time: a row fails after some late calls.
         """
         known_ms = slowness * (self.expected_ms() + expected_ms) + self.delay_ms
-        least_s = MIN_TIMEOUT_S * 2.0 ** min(self.late, _MOST_DOUBLINGS)
+        least_s = pace.least_limit_s * 2.0 ** min(self.late, _MOST_DOUBLINGS)
         if not self.joined:
-            least_s = min(max(MIN_TIMEOUT_S, _LIMIT_SHARE * (now - self.left_at)), _MAX_PROBE_S)
+            least_s = min(max(pace.least_limit_s, _LIMIT_SHARE * (now - self.left_at)), _MAX_PROBE_S)
         return max(least_s, _TIMEOUT_FACTOR * known_ms / 1e3)
 
     def expected_ms(self) -> float:

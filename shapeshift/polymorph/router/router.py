@@ -17,7 +17,7 @@ from shapeshift.engines.interfaces import Ids
 from shapeshift.errors import EngineError, ModelDiedError, ModelGoneError, OverloadedError
 from shapeshift.loops import Loop
 from shapeshift.polymorph.router.assignment import Assignment
-from shapeshift.polymorph.router.membership import MAX_IN_FLIGHT, Membership, WorkerCall, WorkerState
+from shapeshift.polymorph.router.membership import MAX_IN_FLIGHT, PACE, Membership, Pace, WorkerCall, WorkerState
 from shapeshift.polymorph.router.transport import (
     Exchange,
     OtherVersionError,
@@ -33,12 +33,8 @@ from shapeshift.serving.call_pool import CallTimeoutError
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Gauge, Gauges
 
-_WATCH_S = 0.02
-_PROBE_S = 0.1
 # A row fails after so many failed calls, or so many late ones.
 _MAX_FAILURES, _MAX_TIMEOUTS = 3, 5
-# How long a row waits while no worker takes it: a reload takes seconds, the first load of all workers longer.
-_NO_WORKER_S = 30.0
 
 
 class Router:
@@ -51,7 +47,9 @@ class Router:
         times: ServiceTimes,
         settings: PolymorphSettings,
         log: Logger,
+        pace: Pace = PACE,
     ) -> None:
+        self.pace = pace
         self._transport = transport
         self._times = times
         self._lock = threading.Lock()
@@ -61,7 +59,7 @@ class Router:
         self._closing = threading.Event()
         self._calls, self._rows = 0, 0
         self.steps = [StepCounter("router-watch", lambda: self.waiting + self.running > 0)]
-        self._next_probe = time.monotonic() + _PROBE_S
+        self._next_probe = time.monotonic() + pace.probe_s
         self._watcher = Loop("router-watch", self._watch, log.error)
         self._watcher.start()
 
@@ -148,7 +146,7 @@ class Router:
         bin_edge = worker.info.bin if worker.info else 0
         expected_ms = self._times.of_pack(bin_edge, sum(row.tokens for row in rows)) if rows else 0.0
         worker.last_contact = now = time.monotonic()
-        timeout_s = worker.time_limit_s(expected_ms, now, self.members.slowness)
+        timeout_s = worker.time_limit_s(expected_ms, now, self.members.slowness, self.pace)
         call = WorkerCall(rows, expected_ms, worker.epoch, now)
         worker.calls.append(call)
         worker.probe_due = False
@@ -217,14 +215,14 @@ class Router:
             now = time.monotonic()
             self._end_late(now)
             if now >= self._next_probe:
-                self._next_probe = now + _PROBE_S
+                self._next_probe = now + self.pace.probe_s
                 self._find_workers(now)
-        return _WATCH_S
+        return self.pace.watch_s
 
     def _end_late(self, now: float) -> None:
         pending = self.members.pending
         with self._lock:
-            waiting, orphans = pending.all(), pending.orphans_since(now - _NO_WORKER_S)
+            waiting, orphans = pending.all(), pending.orphans_since(now - self.pace.no_worker_s)
         for request in {row.request for row in waiting}:
             request.fail_if_late()
         for row in orphans:
@@ -240,7 +238,7 @@ class Router:
         with self._lock:
             self.members.offer(offered)
             for worker in self.members.workers.values():
-                if worker.is_silent(now):
+                if worker.is_silent(now, self.pace):
                     self.members.probe(worker)
             self._start_calls()
 
