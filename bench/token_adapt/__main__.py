@@ -31,8 +31,8 @@ from bench.token_adapt.loads import Traffic, bursty, fluctuating, simulated
 from bench.token_adapt.systems import OURS, PAPER, PETS, PLANNED, Scheme
 from shapeshift import settings
 from shapeshift.simulate.token_adapt import run as simulate
+from shapeshift.token_adapt.executor import ImageModel
 from shapeshift.token_adapt.front import costs_of
-from shapeshift.token_adapt.interfaces import ImageModel
 from shapeshift.token_adapt.settings import TokenAdaptSettings
 
 AT_ONCE = 3
