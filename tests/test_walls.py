@@ -16,7 +16,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 TECHNIQUES = ("polymorph", "token_adapt", "fused_decode", "adapter_cache", "cascade")
 MAY_BUILD_ON = {("adapter_cache", "fused_decode")}
 
-GATEWAY_MAY_IMPORT = {"gateway", "serving", "triton", "errors", "settings"}
+GATEWAY_MAY_IMPORT = {"gateway", "serving", "triton", "errors", "loops", "settings"}
 
 LIVE_MAY_IMPORT = {"live", "serving", "sidecar", "triton"}
 
