@@ -16,8 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shapeshift.triton.embedded import guard, leftovers, processes, run_record
+from shapeshift.triton.embedded import guard, processes, run_record
 from shapeshift.triton.embedded.run_record import Identity, Member, Record
+from shapeshift.triton.embedded.server import clean_up, exclusive_use
 from tests.waiting import wait_for
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -112,7 +113,7 @@ def test_a_guard_goes_on_after_a_round_that_fails(
 
     monkeypatch.setattr(guard.processes, "refresh", fail)
     order = guard.LaunchOrder([], {}, "", str(tmp_path / "server.json"), "", os.getppid(), 0.0, {})
-    assert guard._watch(record_of(server), order, server.pid)[1] == -signal.SIGKILL
+    assert guard.watch(record_of(server), order, server.pid)[1] == -signal.SIGKILL
     text = capsys.readouterr().err
     assert "1 in a row: ValueError('an entry of another program')" in text
 
@@ -135,7 +136,7 @@ def test_an_invalid_record_is_ignored(
     run_record.write(record_of(sleeper), path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     assert run_record.read(path) is None
-    leftovers.clean_up(path)
+    clean_up(path)
     assert sleeper.poll() is None
     assert not path.exists()
 
@@ -179,11 +180,11 @@ def test_only_own_regions_are_removed(sleeper: subprocess.Popen[bytes]) -> None:
 
 def test_one_holder_of_a_run_directory(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
     path = tmp_path / "server.json"
-    with leftovers.exclusive_use(tmp_path, path):
+    with exclusive_use(tmp_path, path):
         run_record.write(record_of(sleeper), path)
-        with pytest.raises(Exception, match=rf"process {os.getpid()}"), leftovers.exclusive_use(tmp_path, path):
+        with pytest.raises(Exception, match=rf"process {os.getpid()}"), exclusive_use(tmp_path, path):
             pass
-    with leftovers.exclusive_use(tmp_path, path):
+    with exclusive_use(tmp_path, path):
         assert sleeper.wait(timeout=120) == -signal.SIGKILL
         assert not path.exists()
 

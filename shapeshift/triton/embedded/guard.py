@@ -79,7 +79,7 @@ def main() -> int:
     )
     record.write(current, Path(order.record))
     _write_line({"pid": server.pid})
-    current, status = _watch(current, order, server.pid)
+    current, status = watch(current, order, server.pid)
     processes.stop(current, grace_s=order.grace_s if status is None else 0.0)
     _reap()
     Path(order.record).unlink(missing_ok=True)
@@ -89,7 +89,7 @@ def main() -> int:
     return 1
 
 
-def _watch(current: Record, order: LaunchOrder, server: int) -> tuple[Record, int | None]:
+def watch(current: Record, order: LaunchOrder, server: int) -> tuple[Record, int | None]:
     """Update the record until the server must stop. Returns it, and the exit status if the server has ended."""
     scan_at, failures = 0.0, Failures(_log, "round")
     suspension = Suspension(server)

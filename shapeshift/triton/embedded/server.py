@@ -1,4 +1,4 @@
-"""Starts and stops one tritonserver.
+"""Starts and stops one tritonserver; there is one for each run directory.
 
 settings = ServerSettings(repositories=(Path("build/repository"),), models=("encode",))
 with TritonServer(settings) as server:
@@ -8,6 +8,7 @@ with TritonServer(settings) as server:
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import http.client
 import json
 import os
@@ -16,19 +17,63 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.triton import keys
-from shapeshift.triton.embedded import command_line, guard, leftovers, logs, run_record
+from shapeshift.triton.embedded import command_line, guard, logs, processes, run_record
 from shapeshift.triton.settings import ServerSettings
 
-__all__ = ["ServerEndedError", "ServerSettings", "TritonServer"]
+__all__ = ["ServerEndedError", "ServerSettings", "TritonServer", "clean_up", "exclusive_use"]
 
 _EXTRA_GRACE_S = 1.0
 _KILL_S = 1.5
 _LAUNCH_TIMEOUT_S = 120.0
+_LOCK_TIMEOUT_S = 10.0
+
+
+@contextlib.contextmanager
+def exclusive_use(run_directory: Path, record_file: Path) -> Iterator[int]:
+    """Hold the lock of the run directory, after cleaning up what earlier runs left.
+
+    Yields the file descriptor of the lock; a child process that inherits it keeps the lock until it ends. Waits up
+    to 10 s for a server whose owner has ended. Raises ShapeshiftError at once if its owner is running.
+    """
+    lock = os.open(run_directory / "server.lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        _acquire(lock, run_directory, record_file)
+        clean_up(record_file)
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def clean_up(record_file: Path) -> None:
+    """End the processes of the recorded run and delete its record. The caller must hold the lock."""
+    if (record := run_record.read(record_file)) is not None:
+        processes.stop(record, grace_s=0.0)
+    record_file.unlink(missing_ok=True)
+
+
+def _acquire(lock: int, run_directory: Path, record_file: Path) -> None:
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            present = run_record.read(record_file)
+        if present is not None and processes.is_alive(present.owner):
+            raise ShapeshiftError(
+                f"a server of {run_directory} is running (started by process {present.owner.pid}); stop it,"
+                " or use another build folder"
+            )
+        if time.monotonic() > deadline:
+            raise ShapeshiftError(f"another start holds {run_directory}/server.lock; try again later")
+        time.sleep(0.05)
 
 
 class ServerEndedError(ShapeshiftError):
@@ -89,7 +134,7 @@ class TritonServer:
         command_line.require_matching_environment(settings.triton)
         for folder in (settings.run_directory, settings.log.parent):
             folder.mkdir(parents=True, exist_ok=True)
-        with leftovers.exclusive_use(settings.run_directory, settings.record) as lock:
+        with exclusive_use(settings.run_directory, settings.record) as lock:
             local = {name: port for name, port in settings.ports.items() if name != "grpc"}
             command_line.require_free_ports(settings.address, local)
             command_line.require_free_ports(settings.grpc_address, {"grpc": settings.grpc_port})
@@ -173,7 +218,7 @@ class TritonServer:
             self._guard.wait()
         record = run_record.read(self.settings.record)
         if record is not None and record.guard.pid == self._guard.pid:
-            leftovers.clean_up(self.settings.record)
+            clean_up(self.settings.record)
         for pipe in (self._guard.stdin, self._guard.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
