@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from shapeshift.errors import ShapeshiftError
-from shapeshift.fleet import dns
-from shapeshift.fleet.dns import DnsMembership
-from shapeshift.fleet.membership import open_membership
+from shapeshift.fleet.membership import DnsMembership, hostname_of, open_membership
 from shapeshift.fleet.node import Members, Membership
 from shapeshift.fleet.settings import DnsSettings
 from shapeshift.triton.endpoint import Tls
@@ -149,7 +147,7 @@ def test_the_resolver_of_this_machine_answers() -> None:
         time.sleep(0.01)
     assert found <= {"127.0.0.1:8001", "[::1]:8001"}
     membership.close()
-    assert dns.hostname_of("127.0.0.1")
+    assert hostname_of("127.0.0.1")
 
 
 @pytest.mark.parametrize(

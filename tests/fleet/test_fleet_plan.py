@@ -13,7 +13,7 @@ from shapeshift.errors import ShapeshiftError, UnsupportedError
 from shapeshift.fleet import settings
 from shapeshift.fleet.node import Node
 from shapeshift.fleet.settings import RaySettings
-from shapeshift.fleet.supervision.node_actor import ensure_fleet_file, write_private
+from shapeshift.fleet.supervision.actors import ensure_fleet_file, write_private
 from shapeshift.fleet.supervision.plan import FleetPlan, authority_files, free_host, make_plan, rooms, write_authority
 from shapeshift.fleet.supervision.ray_fleet import RayFleet
 from shapeshift.triton.endpoint import Endpoint, Tls

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from shapeshift.fleet.settings import RaySettings
-from shapeshift.fleet.supervision.node_actors import NodeActors
-from shapeshift.fleet.supervision.node_record import LOAD, OPERATOR
+from shapeshift.fleet.supervision.actors import NodeActors
+from shapeshift.fleet.supervision.node_process import LOAD, OPERATOR
 from shapeshift.fleet.supervision.node_supervisor import NodeStatus
 from shapeshift.fleet.supervision.plan import FleetPlan
 from shapeshift.triton.endpoint import Tls

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from shapeshift.fleet.policy.node_count import WorkerDemand
-from shapeshift.fleet.policy.node_target import NodeUse, wanted_nodes
-from shapeshift.fleet.sidecar import node_demand
+from shapeshift.fleet.policy.node_count import NodeUse, WorkerDemand, wanted_nodes
+from shapeshift.fleet.sidecar.demands import KV_USAGE, SLOTS, NodeDemand
 from shapeshift.fleet.sidecar.models import merged
-from shapeshift.fleet.sidecar.node_demand import NodeDemand
 from shapeshift.sidecar.observe import MetricsPage
 from shapeshift.sidecar.workers import ServerModelReader, ServerModels
 from tests.docs.docs_sources import declared_metrics
@@ -145,7 +143,7 @@ def test_target_tracking_of_nodes(use: NodeUse, fast_since_s: float, wanted: int
 
 
 def test_what_is_read_is_exported() -> None:
-    for name in (node_demand.SLOTS, node_demand.KV_USAGE):
+    for name in (SLOTS, KV_USAGE):
         assert declared_metrics()[name][0] == "gauge"
 
 

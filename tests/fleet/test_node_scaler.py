@@ -7,8 +7,8 @@ from typing import cast
 
 from shapeshift.fleet.policy.node_count import NodeLimits, WorkerDemand, decide, needed_nodes
 from shapeshift.fleet.sidecar import demands
-from shapeshift.fleet.supervision.node_actors import NodeActors
-from shapeshift.fleet.supervision.node_scaler import NodeScaler
+from shapeshift.fleet.supervision.actors import NodeActors
+from shapeshift.fleet.supervision.fleet_actor import NodeScaler
 
 LIMITS = NodeLimits(1, 4)
 

@@ -14,9 +14,7 @@ import pytest
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet import settings
-from shapeshift.fleet.supervision import node_record
-from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
-from shapeshift.fleet.supervision.node_record import LOAD, OPERATOR
+from shapeshift.fleet.supervision.node_process import LOAD, OPERATOR, NodeCommand, NodeProcess, kept_here
 from shapeshift.fleet.supervision.node_supervisor import READY, STARTING, STOPPED, NodeStatus, NodeSupervisor
 from tests import waiting
 from tests.fleet.stub_program import stub_program
@@ -153,7 +151,7 @@ def test_what_is_kept_on_a_machine_is_what_runs_there_or_was_drained(
     command.file.write_text(text)
 
     def kept(host: str = "10.0.0.1") -> list[str]:
-        return node_record.kept_here([("a", command.file), ("b", command.file.parent / "b" / "fleet.toml")], host)
+        return kept_here([("a", command.file), ("b", command.file.parent / "b" / "fleet.toml")], host)
 
     assert kept() == []
     found = supervise()

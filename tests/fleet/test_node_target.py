@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shapeshift.fleet.policy.node_target import NodeUse, wanted_nodes
+from shapeshift.fleet.policy.node_count import NodeUse, wanted_nodes
 from shapeshift.polymorph.policy import autoscale
 
 SHARE = autoscale.PAPER.in_share

@@ -9,8 +9,7 @@ import pytest
 
 from shapeshift.fleet.node import Members, Node
 from shapeshift.fleet.sidecar.connections import FleetConnections, NodeServer
-from shapeshift.fleet.sidecar.node_calls import NodeCalls
-from shapeshift.fleet.sidecar.presence import Presence
+from shapeshift.fleet.sidecar.node_calls import NodeCalls, Presence
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.health_loop import HealthLoop
 from shapeshift.sidecar.journal import Journal

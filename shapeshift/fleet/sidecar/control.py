@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.fleet.sidecar.connections import FleetConnections
-from shapeshift.fleet.sidecar.node_calls import NodeCalls, nobody_answers
-from shapeshift.fleet.sidecar.presence import Presence
+from shapeshift.fleet.sidecar.node_calls import NodeCalls, Presence, nobody_answers
 from shapeshift.sidecar.workers import READY, Control
 from shapeshift.triton.names import qualified, split
 

@@ -13,8 +13,7 @@ from shapeshift.fleet.sidecar.connections import FleetConnections, NodeServer
 from shapeshift.fleet.sidecar.control import FleetControl
 from shapeshift.fleet.sidecar.demands import DEMAND_FILE, FleetDemands
 from shapeshift.fleet.sidecar.models import FleetModelReader
-from shapeshift.fleet.sidecar.node_calls import NodeCalls, nobody_answers
-from shapeshift.fleet.sidecar.presence import Presence
+from shapeshift.fleet.sidecar.node_calls import NodeCalls, Presence, nobody_answers
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.observe import MetricsPage
 from shapeshift.sidecar.plan_loop import SCALE_PERIOD_S

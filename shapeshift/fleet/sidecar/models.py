@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from shapeshift.fleet.sidecar.connections import FleetConnections, NodeServer
-from shapeshift.fleet.sidecar.node_calls import NodeCalls, nobody_answers
-from shapeshift.fleet.sidecar.presence import Presence
+from shapeshift.fleet.sidecar.node_calls import NodeCalls, Presence, nobody_answers
 from shapeshift.sidecar.front_config import Front
 from shapeshift.sidecar.workers import ServerModelReader, ServerModels, Worker
 from shapeshift.triton.names import qualified, split

@@ -1,23 +1,32 @@
-"""The process of a node, `shapeshift serve --fleet`, which outlives its supervisor: the next one adopts it."""
+"""The process of a node, `shapeshift serve --fleet`, and what its supervisor leaves for the next one, which adopts it.
+
+The record is beside the node's fleet file, on the node's machine: also a supervisor under a new head reads it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shapeshift import installation
+from shapeshift import files, installation
 from shapeshift.errors import ShapeshiftError
+from shapeshift.fleet import settings
 from shapeshift.triton.embedded import processes, run_record
 from shapeshift.triton.embedded.run_record import Identity, Record
 
 _PROBE_TIMEOUT_S = 2.0
 LOG_FILE = "node.log"
+# Why a node is drained: somebody asked for it, or fewer nodes are enough for the load.
+OPERATOR, LOAD = "operator", "load"
+_FILE = "node.json"
 
 
 @dataclass(frozen=True)
@@ -127,3 +136,61 @@ class NodeProcess:
 
     def _record(self) -> Record | None:
         return run_record.read(self.command.run_directory / "server.json")
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """command: how the node is served, or was before it was drained; drained_for: OPERATOR, LOAD, or empty."""
+
+    command: NodeCommand
+    drained_for: str = ""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a node to take over: one that runs, or that somebody has drained."""
+        return self.drained_for == OPERATOR or NodeProcess(self.command).identity is not None
+
+
+def write_record(record: NodeRecord) -> None:
+    """Replace the record of the node. Raises OSError."""
+    command = asdict(record.command)
+    values = {"build": str(command["build"]), "options": list(command["options"]), "python": command["python"]}
+    text = json.dumps({**values, "drained_for": record.drained_for})
+    file = record.command.file.with_name(_FILE)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    files.replace_text(file, text + "\n")
+
+
+def read_record(name: str, fleet_file: Path) -> NodeRecord | None:
+    """The record of the node `name`, which reads `fleet_file`; None if there is none, or it is damaged."""
+    try:
+        values = json.loads(fleet_file.with_name(_FILE).read_text(encoding="utf-8"))
+        options = tuple(map(str, values["options"]))
+        command = NodeCommand(name, fleet_file, Path(values["build"]), options, str(values["python"]))
+        return NodeRecord(command, str(values["drained_for"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def forget_record(fleet_file: Path) -> None:
+    """Remove the record of the node that reads `fleet_file`. Raises OSError."""
+    fleet_file.with_name(_FILE).unlink(missing_ok=True)
+
+
+def kept_here(fleet_files: Iterable[tuple[str, Path]], host: str) -> list[str]:
+    """The nodes of the machine `host`, this one, that are to be taken over. fleet_files: names, and what each reads."""
+    names = []
+    for name, file in fleet_files:
+        record = read_record(name, file)
+        if record is not None and record.is_kept and _host(name, file) == host:
+            names.append(name)
+    return names
+
+
+def _host(name: str, fleet_file: Path) -> str:
+    """The machine of a node, by the address that it reads of itself; empty if that is unknown."""
+    try:
+        nodes = settings.read(fleet_file, name).nodes
+    except ShapeshiftError:
+        return ""
+    return next((one.grpc.address.rpartition(":")[0] for one in nodes if one.name == name), "")

@@ -9,9 +9,16 @@ from dataclasses import dataclass, replace
 
 from shapeshift import files
 from shapeshift.errors import ShapeshiftError
-from shapeshift.fleet.supervision import node_record
-from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
-from shapeshift.fleet.supervision.node_record import LOAD, OPERATOR, NodeRecord
+from shapeshift.fleet.supervision.node_process import (
+    LOAD,
+    OPERATOR,
+    NodeCommand,
+    NodeProcess,
+    NodeRecord,
+    forget_record,
+    read_record,
+    write_record,
+)
 from shapeshift.loops import Backoff, Loop
 from shapeshift.triton.embedded.run_record import Identity
 
@@ -57,7 +64,7 @@ class NodeSupervisor:
         self._leave_s = leave_s
         self._period_s = period_s
         self._lock = threading.Lock()
-        record = node_record.read(command.name, command.file)
+        record = read_record(command.name, command.file)
         if record is None or not (continues or record.is_kept):
             record = NodeRecord(command)
         self._process = NodeProcess(record.command)
@@ -98,7 +105,7 @@ class NodeSupervisor:
 
     def forget(self) -> None:
         """Leave nothing for the next supervisor: the node is no longer one of the fleet. Raises OSError."""
-        node_record.forget(self._process.command.file)
+        forget_record(self._process.command.file)
 
     def start(self, command: NodeCommand | None = None) -> None:
         """Start a node that was drained, with `command` in place of the last one if it is given.
@@ -173,4 +180,4 @@ class NodeSupervisor:
     def _remember(self) -> None:
         # Where the disk is full, only the next supervisor does not know it.
         with contextlib.suppress(OSError):
-            node_record.write(NodeRecord(self._process.command, self._drained_for))
+            write_record(NodeRecord(self._process.command, self._drained_for))

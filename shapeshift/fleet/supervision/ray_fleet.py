@@ -13,11 +13,12 @@ from shapeshift.errors import NotFoundError, ShapeshiftError, TimedOutError, did
 from shapeshift.fleet import settings as fleet_settings
 from shapeshift.fleet.membership import NODES_FILE
 from shapeshift.fleet.settings import RaySettings
-from shapeshift.fleet.supervision import node_record, ray_nodes
+from shapeshift.fleet.supervision import actors as ray_actors
+from shapeshift.fleet.supervision import node_process
 from shapeshift.fleet.supervision import plan as plans
+from shapeshift.fleet.supervision.actors import write_private
 from shapeshift.fleet.supervision.cluster import Cluster
 from shapeshift.fleet.supervision.fleet_actor import FLEET_ACTOR, HOLD_S, FleetActor
-from shapeshift.fleet.supervision.node_actor import write_private
 from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
 from shapeshift.fleet.supervision.node_supervisor import READY, STOPPED, NodeStatus
 from shapeshift.fleet.supervision.plan import FleetPlan
@@ -79,12 +80,12 @@ class RayFleet:
         self.write_nodes_file(plan)
         if before:
             self._start_again([one.command for one in plan.nodes if one.node.name not in before])
-        actors = {one.node.name: ray_nodes.node_actor(self._ray, one, plan) for one in plan.nodes}
+        actors = {one.node.name: ray_actors.node_actor(self._ray, one, plan) for one in plan.nodes}
         certificates = {} if plan.given_tls else plans.made_files(self._home, plans.SIDECAR)
         self._end_other_membership(plan)
         # No other lost machine ends it, and without its head there is no cluster.
         at_head = {"num_cpus": 0, "resources": {_HEAD: 0.001}}
-        actor = self._ray.remote(FleetActor).options(**at_head, **ray_nodes.lasting(FLEET_ACTOR))
+        actor = self._ray.remote(FleetActor).options(**at_head, **ray_actors.lasting(FLEET_ACTOR))
         authority = plans.authority_files(self._home) if self.settings.is_scaled and not plan.given_tls else {}
         actor.remote(plan, actors, certificates, plan_period_s, authority)
 
@@ -93,8 +94,8 @@ class RayFleet:
 
         Under a new head these are the nodes that run.
         """
-        room = ray_nodes.rooms(self._ray, self.settings)
-        placed = self._hosts() or ray_nodes.kept_nodes(self._ray, self._home, self.settings)
+        room = ray_actors.rooms(self._ray, self.settings)
+        placed = self._hosts() or ray_actors.kept_nodes(self._ray, self._home, self.settings)
         return plans.make_plan(self._fleet, self._file.parent, room, placed)
 
     def write_nodes_file(self, plan: FleetPlan) -> None:
@@ -187,7 +188,7 @@ class RayFleet:
         try:
             with self.nodes_held():
                 if self.settings.is_scaled:
-                    ray_nodes.request(self.settings, 0)
+                    ray_actors.request_machines(self.settings, 0)
                 for name in statuses:
                     self._call(self._actor(name).drain)
                 self.wait(statuses, STOPPED, timeout_s, say)
@@ -228,7 +229,7 @@ class RayFleet:
         left = []
         for name in plans.node_names(self.settings.limits.most):
             file = plans.fleet_file_of(self._home, name)
-            record = node_record.read(name, file)
+            record = node_process.read_record(name, file)
             left.append(NodeProcess(record.command if record else NodeCommand(name, file, build)))
         deadline = time.monotonic() + timeout_s
         for one in left:
@@ -237,7 +238,7 @@ class RayFleet:
             while one.identity is not None and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
             one.kill()
-            node_record.forget(one.command.file)
+            node_process.forget_record(one.command.file)
             say(f"{one.command.name}: {STOPPED}\n")
 
     @property
@@ -270,9 +271,9 @@ class RayFleet:
         """Wait until there is room for the first nodes where an autoscaler may provide it, at most ten minutes."""
         if not self.settings.is_scaled or self._hosts():
             return
-        ray_nodes.request(self.settings, self.settings.nodes)
+        ray_actors.request_machines(self.settings, self.settings.nodes)
         deadline = time.monotonic() + _MACHINES_S
-        while sum(ray_nodes.rooms(self._ray, self.settings).values()) < self.settings.nodes:
+        while sum(ray_actors.rooms(self._ray, self.settings).values()) < self.settings.nodes:
             if time.monotonic() > deadline:
                 setting = f"nodes = {self.settings.nodes}"
                 raise TimedOutError(f"the Ray cluster had no room for {setting} within {_MACHINES_S:g} s")
