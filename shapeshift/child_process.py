@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +23,22 @@ _GRACE_S = 2.0
 def command_line(command: str, options: Sequence[str]) -> list[str]:
     """What starts `shapeshift COMMAND` so that it ends when its standard input does: with its parent at the latest."""
     return [sys.executable, "-P", "-m", "shapeshift.cli.main", command, "--until-eof", *options]
+
+
+def add_until_eof(parser: argparse.ArgumentParser) -> None:
+    """Declare `--until-eof`, with which a command calls `at_end_of_input`."""
+    parser.add_argument("--until-eof", action="store_true", help="exit when standard input ends")
+
+
+def at_end_of_input(act: Callable[[], object]) -> None:
+    """Call `act`, on a thread of its own, when the process that holds the other end of standard input has ended."""
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+        act()
+
+    threading.Thread(target=wait, name="stdin", daemon=True).start()
 
 
 def environment() -> dict[str, str]:

@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from shapeshift import files, progress
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.publish import in_one_line, publish_all, with_required
 from shapeshift.build_engines.repository import front_folders
+from shapeshift.child_process import add_until_eof, at_end_of_input
 from shapeshift.cli.checks import memory
 from shapeshift.cli.running.server import Loader, running_server
 from shapeshift.cli.stop_signals import stop_on_sigterm
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a folder that several machines see: engines for the same hardware are copied from it, others put into it",
     )
     parser.add_argument("--load", action="store_true", help="load each model into the server of the build folder")
-    parser.add_argument("--until-eof", action="store_true", help="exit when standard input ends")
+    add_until_eof(parser)
     parser.add_argument("--brief", action="store_true", help="print one line a model, without the tables of engines")
 
 
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         with stop_on_sigterm("engines"):
             if options.until_eof:
-                threading.Thread(target=_stop_at_eof, name="stdin", daemon=True).start()
+                at_end_of_input(lambda: os.kill(os.getpid(), signal.SIGTERM))
             return _publish(options, paths)
     except ShapeshiftError:
         raise
@@ -98,12 +98,6 @@ def _loader(options: argparse.Namespace, paths: BuildPaths, stack: contextlib.Ex
     if server is None:
         raise NotFoundError(f"--load: no server runs on {options.build}; start one with `shapeshift serve`")
     return stack.enter_context(Loader(server.load, paths.generated, _log))
-
-
-def _stop_at_eof() -> None:
-    while os.read(sys.stdin.fileno(), 1024):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _write(text: str) -> None:

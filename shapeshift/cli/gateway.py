@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from shapeshift import process_log
-from shapeshift.child_process import ChildProcess
+from shapeshift.child_process import ChildProcess, add_until_eof, at_end_of_input
 from shapeshift.cli.sidecar import addresses
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.gateway.settings import GatewaySettings
@@ -23,12 +23,6 @@ LOG_FILE = "gateway.log"
 _PORT_FILE = "gateway.port"
 _HOST = GatewaySettings.host
 _START_S, _POLL_S = 15.0, 0.1
-# Options that a former version had, and what to do instead.
-_REMOVED = {
-    "--max-body-mb": "bodies have at most 32 MiB; a proxy may allow less",
-    "--max-connections": "--max-requests bounds what a server has to do",
-    "--registry": "--adapter-root lets requests change the adapters of --build",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,17 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--request-timeout", type=float, default=defaults.request_timeout_s, metavar="SECONDS", help="most time for one"
     )
     process_log.add_option(parser)
-    parser.add_argument("--until-eof", action="store_true", help="exit when standard input ends")
-    for option in _REMOVED:
-        parser.add_argument(option, action=_Removed, help=argparse.SUPPRESS)
-
-
-class _Removed(argparse.Action):
-    """Refuses its option with what to do instead."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        option = self.option_strings[0]
-        parser.error(f"{option}: this option is gone: {_REMOVED[option]}")
+    add_until_eof(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -82,12 +66,7 @@ def run(options: argparse.Namespace) -> int:
     process_log.set_up(options.log, sys.stdout)
     server = make_server(settings)
     if options.until_eof:
-
-        def wait() -> None:
-            sys.stdin.buffer.read()
-            server.should_exit = True
-
-        threading.Thread(target=wait, name="stdin", daemon=True).start()
+        at_end_of_input(lambda: setattr(server, "should_exit", True))
     about = f"http://{settings.host}:{settings.port}, asks {', '.join(settings.triton)}"
     logging.getLogger("shapeshift.gateway").info("gateway: %s", about)
     server.run()

@@ -40,6 +40,11 @@ REMOVED_OPTIONS: dict[str, dict[str, str]] = {
         "--scale-period": "leave it out, the tail latency is checked every 10 s",
         "--batch": "leave it out, an eighth of the workers is changed at once",
     },
+    "gateway": {
+        "--max-body-mb": "leave it out, bodies have at most 32 MiB, and a proxy may allow less",
+        "--max-connections": "--max-requests bounds what a server has to do",
+        "--registry": "--adapter-root lets requests change the adapters of --build",
+    },
     "fleet": {
         "--timeout": "leave it out, of an upgrade each node has half an hour",
         "--models-claim": "the claim is NAME-models; edit what is printed for another one",

@@ -8,14 +8,13 @@ import logging
 import os
 import socket
 import sys
-import threading
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shapeshift import process_log
-from shapeshift.child_process import ChildProcess
+from shapeshift.child_process import ChildProcess, add_until_eof, at_end_of_input
 from shapeshift.cli.stop_signals import stop_event
 from shapeshift.errors import InvalidInputError
 from shapeshift.sidecar import run_files
@@ -66,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--freeze", action="store_true", help="let the sidecar decide but change nothing, and exit")
     parser.add_argument("--thaw", action="store_true", help="let the sidecar make changes again, and exit")
     process_log.add_option(parser)
-    parser.add_argument("--until-eof", action="store_true", help="exit when standard input ends")
+    add_until_eof(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -193,7 +192,7 @@ def _run(settings: SidecarSettings, options: argparse.Namespace, fleet: Fleet | 
             sidecar = Sidecar(settings, lambda _: connect(server, page, key), f"server {server}", is_local, port)
         sidecar.start()
         if options.until_eof:
-            threading.Thread(target=_wait_for_eof, args=(stop,), name="input", daemon=True).start()
+            at_end_of_input(stop.set)
         stop.wait()
         sidecar.stop()
         logging.getLogger("shapeshift.sidecar").info("sidecar stopped")
@@ -219,10 +218,3 @@ def _port_here(server: str) -> int | None:
         return int(port)
     except (OSError, ValueError):
         return None
-
-
-def _wait_for_eof(stop: threading.Event) -> None:
-    """Set `stop` when the process that holds the other end of the input pipe has ended."""
-    while os.read(sys.stdin.fileno(), 1024):
-        pass
-    stop.set()

@@ -83,6 +83,7 @@ def test_a_full_disk_is_one_line(command: list[str]) -> None:
     ("command", "hint"),
     [
         (["serve", "--host=0.0.0.0", "--allow-public"], "--allow-public is gone: set SHAPESHIFT_ALLOW_PUBLIC=1"),
+        (["gateway", "--max-body-mb", "5"], "--max-body-mb is gone: leave it out, bodies have at most 32 MiB"),
         (["sidecar", "--health-period=2"], "--health-period is gone: leave it out"),
         (["fleet", "upgrade", "fleet.toml", "--timeout", "9"], "--timeout is gone: leave it out"),
         (["fleet", "manifests", "kuberay", "--shared-memory", "2Gi"], "--shared-memory is gone: edit"),

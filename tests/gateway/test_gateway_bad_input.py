@@ -18,7 +18,6 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from shapeshift import errors
-from shapeshift.cli.main import main
 from shapeshift.errors import InvalidInputError, ModelError
 from shapeshift.fused_decode.sampling_params import sampling_checks
 from shapeshift.gateway.apis.chat import ChatRequest
@@ -352,13 +351,6 @@ def test_settings_are_checked(field: str, value: Any) -> None:
     with pytest.raises(InvalidInputError, match=f"^{field}: "):
         GatewaySettings(**{field: value})
     assert GatewaySettings(host="0.0.0.0", api_keys=Path("keys")).host == "0.0.0.0"
-
-
-@pytest.mark.parametrize("option", ["--max-body-mb", "--max-connections", "--registry"])
-def test_an_option_that_is_gone_says_what_to_do(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["gateway", option, "8"])
-    assert f"{option}: this option is gone: " in capsys.readouterr().err
 
 
 def test_each_request_has_a_line_where_its_log_is_on(
