@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import html
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.triton.settings import is_loopback
@@ -17,11 +19,10 @@ KEY_VARIABLE = "SHAPESHIFT_LIVE_KEY"
 MOST_BODY = 8 << 20
 """Bytes of a request: more than the largest image that a panel takes."""
 _MOST_FORM = 4096
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+_FORM = (
+    '<form method="post" action="/key"><label>Key <input name="key" type="password" autofocus></label>'
+    " <button>Open</button></form>"
+)
 
 
 class Guard:
@@ -32,7 +33,7 @@ class Guard:
     other page may show this one in a frame.
     """
 
-    def __init__(self, app: App, key: str) -> None:
+    def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
         self._key = key
         self._cookie = hashlib.sha256(b"shapeshift live " + key.encode()).hexdigest()
@@ -41,23 +42,24 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        host, send = headers.get("host", ""), _unframed(send)
-        if "origin" in headers and not _is_origin(headers["origin"], host):
-            await _refuse(scope, send, 403, "Another site's page may not use this one.")
+        connection, send = HTTPConnection(scope), _unframed(send)
+        origin, host = connection.headers.get("origin"), connection.headers.get("host", "")
+        cookie = connection.cookies.get(COOKIE, "")
+        if origin is not None and not _is_origin(origin, host):
+            answer = _page(403, "Another site's page may not use this one.")
         elif not self._key and not _is_local(host):
-            await _refuse(scope, send, 403, f"Open this page as localhost, or set {KEY_VARIABLE}.")
-        elif not self._key or self._has_cookie(headers.get("cookie", "")):
-            await self._pass_on(scope, receive, send, headers.get("content-length", ""))
+            answer = _page(403, f"Open this page as localhost, or set {KEY_VARIABLE}.")
+        elif not self._key or hmac.compare_digest(cookie.encode(), self._cookie.encode()):
+            await self._pass_on(scope, receive, send, connection.headers.get("content-length", ""))
+            return
         elif scope["type"] == "http" and scope["method"] == "POST" and scope["path"] == "/key":
-            await self._log_in(receive, send)
+            answer = await self._log_in(Request(scope, receive))
         else:
-            await _refuse(scope, send, 401, "This page asks for its key.", _FORM)
-
-    def _has_cookie(self, cookies: str) -> bool:
-        pairs = (cookie.strip().partition("=") for cookie in cookies.split(";"))
-        values = [value.encode() for name, _, value in pairs if name == COOKIE]
-        return any(hmac.compare_digest(value, self._cookie.encode()) for value in values)
+            answer = _page(401, "This page asks for its key.", _FORM)
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await answer(scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, length: str) -> None:
         if scope["type"] == "websocket":
@@ -65,13 +67,13 @@ class Guard:
             return
         size, begun = int(length) if length.isdecimal() else 0, False
 
-        async def counted() -> MutableMapping[str, Any]:
+        async def counted() -> Message:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
             return message if size <= MOST_BODY else {"type": "http.disconnect"}
 
-        async def answer(message: MutableMapping[str, Any]) -> None:
+        async def answer(message: Message) -> None:
             nonlocal begun
             # What is said of a body that ended too early is of no use.
             if begun or size <= MOST_BODY:
@@ -86,26 +88,20 @@ class Guard:
                 if size <= MOST_BODY:
                     raise
         if size > MOST_BODY and not begun:
-            await _refuse(scope, send, 413, f"At most {MOST_BODY >> 20} MiB.")
+            await _page(413, f"At most {MOST_BODY >> 20} MiB.")(scope, receive, send)
 
-    async def _log_in(self, receive: Receive, send: Send) -> None:
-        body, more = b"", True
-        while more and len(body) <= _MOST_FORM:
-            message = await receive()
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
+    async def _log_in(self, request: Request) -> Response:
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > _MOST_FORM:
+                break
         said = parse_qs(body[:_MOST_FORM].decode("latin-1")).get("key", [""])[0]
         if not hmac.compare_digest(said.encode(), self._key.encode()):
-            await _answer(send, 401, _page("That is not the key.", _FORM), [])
-            return
-        cookie = f"{COOKIE}={self._cookie}; HttpOnly; SameSite=Strict; Path=/"
-        await _answer(send, 303, "", [(b"location", b"/"), (b"set-cookie", cookie.encode())])
-
-
-_FORM = (
-    '<form method="post" action="/key"><label>Key <input name="key" type="password" autofocus></label>'
-    " <button>Open</button></form>"
-)
+            return _page(401, "That is not the key.", _FORM)
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(COOKIE, self._cookie, httponly=True, samesite="strict")
+        return answer
 
 
 def _is_origin(origin: str, host: str) -> bool:
@@ -122,33 +118,21 @@ def _is_local(host: str) -> bool:
         return False
 
 
-def _page(text: str, form: str) -> str:
-    return (
+def _page(status: int, text: str, form: str = "") -> Response:
+    page = (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>shapeshift live</title><p>{html.escape(text)}</p>{form}</html>"
     )
+    return HTMLResponse(page, status, {"cache-control": "no-store"})
 
 
 def _unframed(send: Send) -> Send:
     """`send` for answers that no page may show in a frame."""
 
-    async def unframed(message: MutableMapping[str, Any]) -> None:
+    async def unframed(message: Message) -> None:
         if message["type"] == "http.response.start":
             policy = (b"content-security-policy", b"frame-ancestors 'none'")
             message = {**message, "headers": [*message.get("headers", ()), policy]}
         await send(message)
 
     return unframed
-
-
-async def _refuse(scope: Scope, send: Send, status: int, text: str, form: str = "") -> None:
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008})
-    else:
-        await _answer(send, status, _page(text, form), [])
-
-
-async def _answer(send: Send, status: int, text: str, headers: list[tuple[bytes, bytes]]) -> None:
-    named = [(b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"no-store"), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": named})
-    await send({"type": "http.response.body", "body": text.encode()})

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from shapeshift.cli.sidecar import addresses, host_and_ports, server_key
 from shapeshift.errors import InvalidInputError, UnsupportedError
-from shapeshift.live.access import KEY_VARIABLE
 from shapeshift.triton.settings import DEFAULT_ADDRESSES, ServerSettings, is_loopback
 
 DEFAULT_PORT = 8090
@@ -24,14 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve the page until a signal stops it, and return 0. Raises ShapeshiftError."""
-    key = os.environ.get(KEY_VARIABLE, "")
-    if not key and not is_loopback(options.host):
-        raise InvalidInputError("--host", options.host, f"127.0.0.1, unless {KEY_VARIABLE} names the page's key")
     try:
+        from shapeshift.live.access import KEY_VARIABLE
         from shapeshift.live.app import make_server
         from shapeshift.live.source import Addresses
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"{error.name} is not installed: pip install 'shapeshift[live]'") from None
+    key = os.environ.get(KEY_VARIABLE, "")
+    if not key and not is_loopback(options.host):
+        raise InvalidInputError("--host", options.host, f"127.0.0.1, unless {KEY_VARIABLE} names the page's key")
     run_directory = options.build / "run"
 
     def find() -> Addresses:
