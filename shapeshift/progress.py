@@ -18,6 +18,20 @@ def clear() -> None:
         sys.stderr.flush()
 
 
+def say(text: str) -> None:
+    """Write a line to standard output at once."""
+    clear()
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def warn(text: str) -> None:
+    """Write a line to standard error."""
+    clear()
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 class Progress:
     """One line that is overwritten on a terminal; elsewhere one line for each stage.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from shapeshift import files
@@ -17,6 +16,7 @@ from shapeshift.cli.running.server import running_server
 from shapeshift.cli.sidecar import host_and_ports
 from shapeshift.cli.stop_signals import stop_on_sigterm
 from shapeshift.errors import ShapeshiftError
+from shapeshift.progress import say, warn
 from shapeshift.serving.error_codes import code_name
 from shapeshift.triton.settings import ServerSettings
 
@@ -41,15 +41,15 @@ def run(options: argparse.Namespace) -> int:
     try:
         with stop_on_sigterm("add"), running_server(options.build, options.server) as server:
             taken = {model.name for model in server.index()} if server is not None else set()
-            with files.exclusive_lock(paths.build / engines.LOCK, lambda: _log("waiting for another build")):
+            with files.exclusive_lock(paths.build / engines.LOCK, lambda: warn("waiting for another build")):
                 new = NewModel(options.checkpoint, options.name, options.technique)
-                names = add(new, paths, server, taken, _write)
+                names = add(new, paths, server, taken, say)
     except Exception as error:  # noqa: BLE001  a library's error, too, is reported in one line
         is_ours = isinstance(error, ShapeshiftError)
         text = str(error) if is_ours else in_one_line(error, paths.build / "add.traceback")
-        _log(f"shapeshift add: {code_name(error)}: {options.checkpoint}: {text}")
+        warn(f"shapeshift add: {code_name(error)}: {options.checkpoint}: {text}")
         return 2
-    _write(_added(names, options, server is not None))
+    say(_added(names, options, server is not None))
     return 0
 
 
@@ -68,12 +68,3 @@ def _added(names: list[str], options: argparse.Namespace, served: bool) -> str:
     gateway = port_of(options.build / "run")
     calls = how_to_call(names, [options.build / "repository"], host, http, grpc, gateway).rstrip()
     return f"added {listed}; the server has loaded it\n{calls}"
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-def _log(text: str) -> None:
-    sys.stderr.write(f"{text}\n")

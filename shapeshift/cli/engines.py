@@ -6,11 +6,10 @@ import argparse
 import contextlib
 import os
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-from shapeshift import files, progress
+from shapeshift import files
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.publish import in_one_line, publish_all, with_required
 from shapeshift.build_engines.repository import front_folders
@@ -19,6 +18,7 @@ from shapeshift.cli.checks import memory
 from shapeshift.cli.running.server import Loader, running_server
 from shapeshift.cli.stop_signals import stop_on_sigterm
 from shapeshift.errors import EngineError, NotFoundError, ShapeshiftError
+from shapeshift.progress import say, warn
 from shapeshift.registry_mirror.mirror import is_url
 from shapeshift.settings import require
 from shapeshift.sidecar import run_files
@@ -75,21 +75,21 @@ def run(options: argparse.Namespace) -> int:
 def _publish(options: argparse.Namespace, paths: BuildPaths) -> int:
     with contextlib.ExitStack() as stack:
         loader = _loader(options, paths, stack) if options.load else None
-        with files.exclusive_lock(paths.build / LOCK, lambda: _log(f"waiting for another build in {paths.build}")):
+        with files.exclusive_lock(paths.build / LOCK, lambda: warn(f"waiting for another build in {paths.build}")):
             selected = [folder.name for folder in front_folders(paths, set(options.models))]
-            names = with_required(selected, paths, _log)
-            published = _write_first_line if options.brief else _write
+            names = with_required(selected, paths, warn)
+            published = _say_first_line if options.brief else say
             start = loader.start if loader else lambda name: None
-            failures = publish_all(names, paths, published, failed=_log, done=start)
+            failures = publish_all(names, paths, published, failed=warn, done=start)
     failed = [name for name in names if name in failures]
     if failed:
-        _log(f"not published: {', '.join(failed)}")
+        warn(f"not published: {', '.join(failed)}")
     if loader is not None:
         failed = [name for name in names if name not in loader.loaded]
     else:
         served = sorted(run_files.repository_models([paths.generated])[0] - set(failures))
         for name, reason in memory.plan([paths.generated], served)[1].items():
-            _log(f"{name} does not fit in what is available now, `shapeshift serve` leaves it out: {reason}")
+            warn(f"{name} does not fit in what is available now, `shapeshift serve` leaves it out: {reason}")
     return int(failed == names if options.keep_going else bool(failed))
 
 
@@ -97,20 +97,8 @@ def _loader(options: argparse.Namespace, paths: BuildPaths, stack: contextlib.Ex
     server = stack.enter_context(running_server(options.build))
     if server is None:
         raise NotFoundError(f"--load: no server runs on {options.build}; start one with `shapeshift serve`")
-    return stack.enter_context(Loader(server.load, paths.generated, _log))
+    return stack.enter_context(Loader(server.load, paths.generated, warn))
 
 
-def _write(text: str) -> None:
-    progress.clear()
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-def _write_first_line(text: str) -> None:
-    _write(text.partition("\n")[0])
-
-
-def _log(text: str) -> None:
-    progress.clear()
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+def _say_first_line(text: str) -> None:
+    say(text.partition("\n")[0])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shapeshift.cascade import candidates
 from shapeshift.engines import failures
 from shapeshift.errors import EngineError, NotFoundError, ShapeshiftError, UnsupportedError
+from shapeshift.progress import warn
 from shapeshift.sidecar import run_files
 from shapeshift.triton import model_config
 from shapeshift.triton.names import check_model_name
@@ -30,7 +30,7 @@ def models_to_load(options: argparse.Namespace, repositories: Sequence[Path]) ->
     if missing and (options.strict or not models):
         raise EngineError("; ".join(f"{name} could not be built: {failed[name]}" for name in missing))
     for name in missing:
-        _tell(f"skipping {name}, which could not be built: {failed[name]}")
+        warn(f"shapeshift serve: skipping {name}, which could not be built: {failed[name]}")
     return models
 
 
@@ -51,7 +51,7 @@ def without_misfits(
     if reasons and (strict or not fitting):
         raise UnsupportedError("; ".join(f"{name} does not fit: {reason}" for name, reason in reasons.items()))
     for name, reason in reasons.items():
-        _tell(f"skipping {name}, which does not fit: {reason}")
+        warn(f"shapeshift serve: skipping {name}, which does not fit: {reason}")
     return fitting
 
 
@@ -76,7 +76,7 @@ def with_called(models: Sequence[str], repositories: Sequence[Path]) -> list[str
     for name in names:
         for called in models_called_by(name, repositories):
             if called not in names:
-                _tell(f"{name} needs {called}: loading it too")
+                warn(f"shapeshift serve: {name} needs {called}: loading it too")
                 names.append(called)
     return names
 
@@ -95,7 +95,3 @@ def models_called_by(name: str, repositories: Sequence[Path]) -> Sequence[str]:
     except (ShapeshiftError, KeyError):
         # The server says what is wrong with this model.
         return []
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"shapeshift serve: {text}\n")

@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 from shapeshift import files, installation
 from shapeshift.cli import engines
 from shapeshift.errors import ShapeshiftError
+from shapeshift.progress import say
 from shapeshift.settings import require
 from shapeshift.triton.embedded import unpack, wheels
 
@@ -33,14 +34,14 @@ def run(options: argparse.Namespace) -> int:
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     parts = unpack.parts(python, checkpoints)
     pins = wheels.read_pins(installation.SERVER_PINS)
-    with files.exclusive_lock(build / LOCK, lambda: _write(f"waiting for another set-up of {build}")):
+    with files.exclusive_lock(build / LOCK, lambda: say(f"waiting for another set-up of {build}")):
         outdated = [part for part in parts if not unpack.is_current(part, build, pins, python)]
         projects = dict.fromkeys(project for part in outdated for project in part.projects)
         local = _wheels({project: pins[project] for project in projects}, build)
         for part in outdated:
             unpack.unpack(part, local, build, pins, python)
-            _write(f"unpacked {build / part.folder}")
-    _write(f"ready: {', '.join(['Triton', 'perf_analyzer', *checkpoints])} in {build}")
+            say(f"unpacked {build / part.folder}")
+    say(f"ready: {', '.join(['Triton', 'perf_analyzer', *checkpoints])} in {build}")
     return 0
 
 
@@ -68,15 +69,10 @@ def _wheels(pins: Mapping[str, wheels.Pin], build: Path) -> Mapping[str, Path]:
     missing = {project: pin for project, pin in pins.items() if project not in wheels.find({project: pin}, folder)}
     if missing:
         total = sum(pin.size_mb for pin in missing.values())
-        _write(f"to download, {total} MB in all:")
+        say(f"to download, {total} MB in all:")
         for project, pin in missing.items():
-            _write(f"  {f'{project} {pin.version}':24} {pin.size_mb:4} MB  sha256 {pin.sha256}")
+            say(f"  {f'{project} {pin.version}':24} {pin.size_mb:4} MB  sha256 {pin.sha256}")
     for number, (project, pin) in enumerate(missing.items(), start=1):
-        _write(f"downloading {project}, {number} of {len(missing)}")
+        say(f"downloading {project}, {number} of {len(missing)}")
         wheels.download(project, pin, folder, log)
     return wheels.find(pins, folder)
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()

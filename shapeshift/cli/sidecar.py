@@ -71,7 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the sidecar until a signal stops it, and return 0. Raises ShapeshiftError, also if another sidecar runs."""
     # The gRPC client is slow to import, and --freeze and --thaw of a single server do not need it.
-    fleet = _open_fleet(options.fleet, options.node) if options.fleet else None
+    fleet = None
+    if options.fleet:
+        from shapeshift.sidecar.servers import open_fleet
+
+        fleet = open_fleet(options.fleet, options.node)
     run_directory = run_directory_of(options.build, fleet.name if fleet else "")
     if options.freeze or options.thaw:
         (run_files.freeze if options.freeze else run_files.thaw)(run_directory)
@@ -82,7 +86,18 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidInputError("fleet", str(options.fleet), text)
     if options.url and options.server:
         raise InvalidInputError("server", options.server, f"{options.url} is named, too: name one")
-    settings = _settings(options, run_directory, bool(fleet))
+    # A fleet's nodes have their own files, which are here only if the user says so.
+    repositories = options.repository or ([] if fleet else [options.build / "repository"])
+    settings = SidecarSettings(
+        run_directory=run_directory,
+        repositories=tuple(repositories),
+        plan_period_s=options.plan_period,
+        dry_run=options.dry_run,
+        watch_all=options.watch_all,
+        hang_seconds=options.hang_seconds,
+        spared=tuple(options.spared or ()),
+        most_reloads=options.most_reloads,
+    )
     process_log.set_up(options.log, sys.stdout)
     with contextlib.nullcontext() if settings.dry_run else run_files.sole_sidecar(run_directory):
         return _run(settings, options, fleet)
@@ -152,27 +167,6 @@ def server_key(run_directory: Path) -> str:
     if key := os.environ.get(KEY_VARIABLE):
         return key
     return read_key(run_directory / "key") if (run_directory / "key").exists() else ""
-
-
-def _settings(options: argparse.Namespace, run_directory: Path, is_fleet: bool) -> SidecarSettings:
-    # A fleet's nodes have their own files, which are here only if the user says so.
-    repositories = [] if is_fleet else [options.build / "repository"]
-    return SidecarSettings(
-        run_directory=run_directory,
-        repositories=tuple(options.repository or repositories),
-        plan_period_s=options.plan_period,
-        dry_run=options.dry_run,
-        watch_all=options.watch_all,
-        hang_seconds=options.hang_seconds,
-        spared=tuple(options.spared or ()),
-        most_reloads=options.most_reloads,
-    )
-
-
-def _open_fleet(file: Path, node: str) -> Fleet:
-    from shapeshift.sidecar.servers import open_fleet
-
-    return open_fleet(file, node)
 
 
 def _run(settings: SidecarSettings, options: argparse.Namespace, fleet: Fleet | None) -> int:

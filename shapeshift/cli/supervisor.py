@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -114,8 +115,8 @@ class Supervisor:
             try:
                 with (
                     self._open_server(self._settings) as server,
-                    sidecar or _nothing(),
-                    gateway or _nothing(),
+                    sidecar or nullcontext(),
+                    gateway or nullcontext(),
                     self._page(),
                 ):
                     return self._watch(server, sidecar, gateway, stop)
@@ -150,7 +151,7 @@ class Supervisor:
 
     def _page(self) -> contextlib.AbstractContextManager[object]:
         """The metrics page for other nodes, where the server is a node of a fleet."""
-        return self._node.metrics_page(self._settings.metrics_url) if self._node is not None else _nothing()
+        return self._node.metrics_page(self._settings.metrics_url) if self._node is not None else nullcontext()
 
     def _watch(
         self,
@@ -320,10 +321,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _nothing() -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
 
 
 def with_workers(repositories: Sequence[Path], models: Sequence[str]) -> set[str]:

@@ -36,10 +36,10 @@ def supervise(command: NodeCommand) -> Iterator[Callable[..., NodeSupervisor]]:
         def make(continues: bool = True) -> NodeSupervisor:
             made = NodeSupervisor(command, continues, leave_s=0.3, period_s=0.05)
             stack.callback(made.close)
-            stack.callback(made.kill)
             return made
 
         yield make
+    NodeProcess(command).kill()
 
 
 def test_the_next_supervisor_adopts_the_node(supervise: Callable[[], NodeSupervisor], command: NodeCommand) -> None:

@@ -17,6 +17,7 @@ from shapeshift.cli.registries import front_model
 from shapeshift.cli.stop_signals import stop_on_sigterm
 from shapeshift.errors import NO_ADAPTER, NotFoundError
 from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
+from shapeshift.progress import warn
 from shapeshift.registry import FILE
 
 
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         except NotFoundError as error:
             if options.action == "add":
                 raise
-            sys.stderr.write(f"shapeshift adapters: {error}\n")
+            warn(f"shapeshift adapters: {error}")
             return NO_ADAPTER
     sys.stdout.write(f"{options.name}: {_DONE[options.action]}; a running server applies it within two seconds\n")
     return 0

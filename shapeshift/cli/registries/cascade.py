@@ -16,7 +16,7 @@ from shapeshift.cascade.profiling import register as profiler
 from shapeshift.cascade.profiling.register import ProfilingSettings
 from shapeshift.cascade.profiling.samples import read
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
-from shapeshift.progress import Progress
+from shapeshift.progress import Progress, say
 from shapeshift.registry_mirror.mirror import require_folder
 from shapeshift.settings import require
 from shapeshift.triton import metrics
@@ -119,8 +119,7 @@ def _switch(options: argparse.Namespace, table: CandidateTable, before: Candidat
         if before == after:
             return
         if options.metrics:
-            sys.stdout.write(f"waiting until {options.front} has swapped its candidate, at most {_SWAP_S:g} s\n")
-            sys.stdout.flush()
+            say(f"waiting until {options.front} has swapped its candidate, at most {_SWAP_S:g} s")
         deadline = time.monotonic() + _SWAP_S
         while options.metrics and _swaps(options) <= swaps:
             if time.monotonic() > deadline:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from shapeshift.cli.sidecar import addresses, host_and_ports, server_key
 from shapeshift.errors import InvalidInputError, UnsupportedError
+from shapeshift.progress import say
 from shapeshift.triton.settings import DEFAULT_ADDRESSES, ServerSettings, is_loopback
 
 DEFAULT_PORT = 8090
@@ -40,8 +40,7 @@ def run(options: argparse.Namespace) -> int:
         http = f"{host}:{ports.get('http', ServerSettings.http_port)}"
         return Addresses(grpc, http, page, server_key(run_directory), run_directory)
 
-    sys.stdout.write(f"live page: http://{options.host}:{options.port}/, about the server of {run_directory}\n")
-    sys.stdout.flush()
+    say(f"live page: http://{options.host}:{options.port}/, about the server of {run_directory}")
     server = make_server(find, options.host, options.port, key)
     server.run()
     return 0 if server.started else 1

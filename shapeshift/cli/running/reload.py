@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shapeshift.cli.sidecar import addresses, server_key
 from shapeshift.errors import NotFoundError, did_you_mean
+from shapeshift.progress import say
 from shapeshift.triton import model_config
 from shapeshift.triton.endpoint import tls_from_environment
 from shapeshift.triton.settings import DEFAULT_ADDRESSES
@@ -41,8 +41,7 @@ def run(options: argparse.Namespace) -> int:
                 raise NotFoundError(f"the server has no model {name}{near} there are: {', '.join(names)}")
         for name in options.models:
             control.load(name, _config(control, name, options.build / "repository" / name / "config.pbtxt"))
-            sys.stdout.write(f"{name}: loaded again\n")
-            sys.stdout.flush()
+            say(f"{name}: loaded again")
     return 0
 
 

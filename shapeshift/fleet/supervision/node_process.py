@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shapeshift import files, installation
+from shapeshift import files
+from shapeshift.child_process import environment
 from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet import settings
 from shapeshift.triton.embedded import processes, run_record
@@ -98,13 +99,12 @@ class NodeProcess:
             return running
         run_directory = self.command.run_directory
         run_directory.mkdir(parents=True, exist_ok=True)
-        paths = [str(installation.IMPORT_PATH), os.environ.get("PYTHONPATH", "")]
         try:
             with (run_directory / LOG_FILE).open("ab") as log:
                 # In a session of its own, so that it outlives this process.
                 self._child = subprocess.Popen(
                     self.command.arguments,
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                    env=environment(),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -122,13 +122,6 @@ class NodeSupervisor:
             self._drained_for, self._backoff, self._start_at = "", Backoff(), 0.0
             self._remember()
 
-    def kill(self) -> None:
-        """Stop at once: requests in flight are lost."""
-        with self._lock:
-            self._drained_for = OPERATOR
-            self._remember()
-            self._process.kill()
-
     def close(self) -> None:
         """End the thread; the node keeps running."""
         self._loop.stop()
