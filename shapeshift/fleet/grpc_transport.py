@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent import futures
-from typing import Protocol
 
 from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
@@ -30,17 +29,8 @@ from shapeshift.triton.async_client import AsyncClient, ModelCall
 from shapeshift.triton.names import split
 
 
-class RemoteClient(Protocol):
-    """Calls workers named `node/model` through the client of their node, on its event loop."""
-
-    async def call(
-        self, client: AsyncClient, worker: str, texts: Sequence[Ids], deadline: float
-    ) -> tuple[Outputs, WorkerInfo]:
-        """As `bls_transport.WorkerClient.call`; TimedOutError or ModelError of the server pass. deadline: monotonic."""
-
-
 class RemoteWorkerClient:
-    """Calls workers of the backend `polymorph`. manifest: of the front's own engines."""
+    """Calls workers of other nodes, of the backend `polymorph`. manifest: of the front's own engines."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._outputs = [*(output.name for output in manifest.outputs), STATE]
@@ -49,7 +39,11 @@ class RemoteWorkerClient:
     async def call(
         self, client: AsyncClient, worker: str, texts: Sequence[Ids], deadline: float
     ) -> tuple[Outputs, WorkerInfo]:
-        """See `RemoteClient.call`. OtherVersionError for a worker with other engines."""
+        """As `bls_transport.WorkerClient.call`, through the client of the worker's node and on its event loop.
+
+        worker: `node/model`; deadline: monotonic. Raises OtherVersionError for a worker with other engines;
+        TimedOutError and ModelError of the server pass.
+        """
         call = ModelCall(split(worker)[1], request_of(texts), seconds_until(deadline), self._outputs)
         outputs, info = read_answer(worker, await client.infer(call), len(texts))
         if info.version != self._version:
@@ -58,7 +52,7 @@ class RemoteWorkerClient:
 
 
 class RemoteEngineClient:
-    """Calls workers of other nodes, see `RemoteClient`. manifest: of the front's own engines.
+    """As `RemoteWorkerClient`, where Triton's own backends serve the workers.
 
     A probe asks the node for the versions that it has loaded: each question costs the way there and back.
     """
@@ -69,7 +63,7 @@ class RemoteEngineClient:
     async def call(
         self, client: AsyncClient, worker: str, texts: Sequence[Ids], deadline: float
     ) -> tuple[Outputs, WorkerInfo]:
-        """See `RemoteClient.call`. A probe raises OtherVersionError for a worker with other engines."""
+        """As `RemoteWorkerClient.call`. Only a probe raises OtherVersionError for a worker with other engines."""
         if texts:
             return await self._compute(client, worker, self._calls.version_for(worker, texts), texts, deadline)
         loaded = await client.versions(split(worker)[1], seconds_until(deadline))
@@ -93,7 +87,7 @@ class RemoteEngineClient:
 class GrpcTransport:
     """Starts calls to workers named `node/model` by `remote`, over `clients`, which it closes."""
 
-    def __init__(self, clients: NodeClients, remote: RemoteClient) -> None:
+    def __init__(self, clients: NodeClients, remote: RemoteWorkerClient | RemoteEngineClient) -> None:
         self.timeouts = 0
         self._clients = clients
         self._remote = remote

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from shapeshift.engines.manifest import Manifest
-from shapeshift.fleet.grpc_transport import GrpcTransport, RemoteClient, RemoteEngineClient, RemoteWorkerClient
+from shapeshift.fleet.grpc_transport import GrpcTransport, RemoteEngineClient, RemoteWorkerClient
 from shapeshift.fleet.membership import open_membership
 from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.fleet.polling import NodePoll
@@ -93,7 +93,7 @@ def open_engine_transport(
     return _beside(local, RemoteEngineClient(manifest), front, log)
 
 
-def _beside(local: Transport, remote: RemoteClient, front: str, log: Log) -> FleetTransport:
+def _beside(local: Transport, remote: RemoteWorkerClient | RemoteEngineClient, front: str, log: Log) -> FleetTransport:
     """`local`, and `remote` for the workers of the other nodes."""
     file, node = fleet_file(), own_node()
     assert file is not None, "a front outside a fleet has another transport"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from shapeshift.fleet.sidecar.connections import FleetConnections, NodeServer
 from shapeshift.fleet.sidecar.node_calls import NodeCalls, Presence, nobody_answers
 from shapeshift.sidecar.front_config import Front
 from shapeshift.sidecar.workers import ServerModelReader, ServerModels, Worker
 from shapeshift.triton.names import qualified, split
+
+T = TypeVar("T")
 
 # Factor on the limit where every configuration is requested, not only the index.
 _PATIENCE = 2.5
@@ -70,13 +73,11 @@ def _read(reader: ServerModelReader, forgotten: set[str] | None) -> ServerModels
 
 def merged(by_node: Mapping[str, ServerModels], pending: frozenset[str] = frozenset()) -> ServerModels:
     """The models of these nodes under qualified names. pending: see ServerModels."""
-    problems = {
-        qualified(node, name): text for node, models in by_node.items() for name, text in models.problems.items()
-    }
-    states = {qualified(node, name): state for node, models in by_node.items() for name, state in models.states.items()}
-    objectives = {
-        qualified(node, name): ms for node, models in by_node.items() for name, ms in models.objectives.items()
-    }
+
+    def of_all(values: Callable[[ServerModels], Mapping[str, T]]) -> dict[str, T]:
+        return {qualified(node, name): value for node, one in by_node.items() for name, value in values(one).items()}
+
+    problems = of_all(lambda one: one.problems)
     fronts: dict[str, Front] = {}
     workers: dict[str, tuple[Worker, ...]] = {}
     for name in sorted({name for models in by_node.values() for name in models.fronts}):
@@ -91,6 +92,7 @@ def merged(by_node: Mapping[str, ServerModels], pending: frozenset[str] = frozen
                 for node in alike
                 for worker in by_node[node].workers.get(name, ())
             )
+    states, objectives = of_all(lambda one: one.states), of_all(lambda one: one.objectives)
     return ServerModels(fronts, workers, states, problems, frozenset(by_node), pending, objectives)
 
 
