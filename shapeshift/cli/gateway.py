@@ -16,6 +16,7 @@ from shapeshift.child_process import ChildProcess, add_until_eof, at_end_of_inpu
 from shapeshift.cli.sidecar import addresses
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.gateway.settings import GatewaySettings
+from shapeshift.triton.embedded.free_ports import why_taken
 from shapeshift.triton.settings import ServerSettings
 
 DEFAULT_PORT = GatewaySettings.port
@@ -107,13 +108,8 @@ def child(settings: ServerSettings, port: int, log: str = "") -> GatewayProcess:
     """
     if importlib.util.find_spec("fastapi") is None:
         raise UnsupportedError("fastapi is not installed: pip install 'shapeshift[gateway]'")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((_HOST, port))
-        except OSError as error:
-            text = f"{_HOST}:{port} is not available ({error.strerror}): choose another --gateway-port"
-            raise UnsupportedError(text) from None
+    if reason := why_taken(_HOST, port):
+        raise UnsupportedError(f"{_HOST}:{port} is not available ({reason}): choose another --gateway-port")
     settings.run_directory.mkdir(parents=True, exist_ok=True)
     (settings.run_directory / _PORT_FILE).write_text(f"{port}\n")
     return GatewayProcess(settings, port, log)

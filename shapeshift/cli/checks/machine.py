@@ -6,13 +6,13 @@ import os
 import platform
 import re
 import shutil
-import socket
 from collections.abc import Iterable
 from pathlib import Path
 
 from shapeshift.cli import gateway
 from shapeshift.cli.checks.finding import MISSING, NOTE, OK, Finding
 from shapeshift.engines import capacity, hardware
+from shapeshift.triton.embedded.free_ports import why_taken
 from shapeshift.triton.settings import ServerSettings
 
 _GIB = 2**30
@@ -101,7 +101,7 @@ def ports(
     ),
 ) -> Finding:
     """Whether the server and its gateway can bind to these ports of 127.0.0.1."""
-    taken = [number for number in numbers if not _is_free(number)]
+    taken = [number for number in numbers if why_taken("127.0.0.1", number)]
     if taken:
         listed = ", ".join(map(str, taken))
         return Finding(
@@ -110,16 +110,6 @@ def ports(
             f"in use: {listed}; `serve` needs others, by --http-port, --gateway-port and the like",
         )
     return Finding("ports", OK, f"{', '.join(map(str, numbers))} are free")
-
-
-def _is_free(number: int) -> bool:
-    with socket.socket() as attempt:
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            attempt.bind(("127.0.0.1", number))
-        except OSError:
-            return False
-    return True
 
 
 def _free(folder: Path) -> int:

@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -22,6 +21,7 @@ from shapeshift import installation
 from shapeshift.errors import InvalidInputError, NotFoundError, UnsupportedError
 from shapeshift.serving import events
 from shapeshift.triton import keys
+from shapeshift.triton.embedded.free_ports import why_taken
 from shapeshift.triton.embedded.unpack import STAMP
 from shapeshift.triton.endpoint import GRPC_URL
 from shapeshift.triton.settings import ServerSettings
@@ -242,16 +242,10 @@ def _tls_options(settings: ServerSettings) -> list[tuple[str, str]]:
 def require_free_ports(host: str, ports: Mapping[str, int]) -> None:
     """Raise InvalidInputError for the first of `ports` that is in use."""
     for name, port in ports.items():
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            # The server sets this option, too: connections in TIME_WAIT do not block the port.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-                probe.listen(1)
-            except OSError as error:
-                raise InvalidInputError(
-                    f"{name}_port",
-                    port,
-                    f"{host}:{port} is not available ({error.strerror}): stop the program that uses it"
-                    f" (`ss -ltnp 'sport = :{port}'` names it) or choose another with --{name}-port",
-                ) from error
+        if reason := why_taken(host, port):
+            raise InvalidInputError(
+                f"{name}_port",
+                port,
+                f"{host}:{port} is not available ({reason}): stop the program that uses it"
+                f" (`ss -ltnp 'sport = :{port}'` names it) or choose another with --{name}-port",
+            )

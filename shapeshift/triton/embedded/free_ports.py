@@ -22,6 +22,19 @@ def free_ports() -> Iterator[int]:
                 yield port
 
 
+def why_taken(host: str, port: int) -> str:
+    """Why a server cannot listen on a port, such as `Address already in use`; empty where it can."""
+    with socket.socket() as probe:
+        # Servers set this option, too: connections in TIME_WAIT do not block the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
+
+
 def on_free_ports(settings: ServerSettings, ports: Iterable[int] | None = None) -> ServerSettings:
     """`settings` on three of `ports`, or on any free ports."""
     http, grpc, metrics = islice(ports or free_ports(), 3)
