@@ -121,7 +121,7 @@ class Source:
         self._tracker = ProcessTracker(True)
         self._status: Mapping[str, Any] = {}
         self._last_page: MetricsPage | None = None
-        self._loop = Loop("source", self._round, lambda text: None)
+        self._loop = Loop("source", self._round, self._report)
 
     def start(self) -> None:
         """Start the thread."""
@@ -160,11 +160,12 @@ class Source:
 
     def _round(self) -> float:
         if self._is_watched():
-            try:
-                self.look()
-            except Exception as error:  # noqa: BLE001  the page says so, and goes on asking
-                self.problem = f"the answer cannot be used: {type(error).__name__}: {error}"
+            self.look()
         return PERIOD_S
+
+    def _report(self, problem: str) -> None:
+        # The page says so, and goes on asking.
+        self.problem = f"the answer cannot be used: {problem}"
 
     def _lost(self, problem: str) -> None:
         self.problem = problem

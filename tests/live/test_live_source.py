@@ -137,7 +137,7 @@ def test_whatever_fails_is_said_and_the_page_goes_on(server: MetricsServer, tmp_
     source.start()
     wait_for(lambda: source.problem == "")
     clock.fails = True
-    wait_for(lambda: "LookupError: no time" in source.problem)
+    wait_for(lambda: "LookupError('no time')" in source.problem)
     clock.fails = False
     wait_for(lambda: source.problem == "")
     source.stop()
