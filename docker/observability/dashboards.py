@@ -39,7 +39,7 @@ class Panel(NamedTuple):
 
 
 class Board(NamedTuple):
-    """One dashboard. models: a metric that only its models have; rows: panels by the row's title."""
+    """One dashboard. models: metrics that only its models have, joined by |; rows: panels by the row's title."""
 
     title: str
     models: str
@@ -320,7 +320,7 @@ _CASCADE = {
 }
 BOARDS = {
     "overview": Board("Shapeshift", "heartbeat_total", _OVERVIEW),
-    "polymorph": Board("Shapeshift: texts (polymorph)", "engine_rows_total", _POLYMORPH),
+    "polymorph": Board("Shapeshift: texts (polymorph)", "engine_rows_total|workers_joined", _POLYMORPH),
     "token_adapt": Board("Shapeshift: images (token_adapt)", "cost_factor", _TOKEN_ADAPT),
     "fused_decode": Board("Shapeshift: generation (fused_decode)", "slots", _FUSED_DECODE),
     "adapter_cache": Board("Shapeshift: adapters (adapter_cache)", "adapters_known", _ADAPTER_CACHE),
@@ -345,11 +345,11 @@ def _variables(board: Board) -> list[Any]:
         query = query.query(f"label_values({selector}, {label})").refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         return query.multi(True).include_all(True)
 
-    name = f"shapeshift_{board.models}"
+    metric = f'__name__=~"shapeshift_({board.models})"'
     return [
         dashboard.DatasourceVariable("datasource").label("data source").type("prometheus"),
-        values_of("instance", name),
-        values_of("model", f'{name}{{instance=~"$instance"}}'),
+        values_of("instance", f"{{{metric}}}"),
+        values_of("model", f'{{{metric}, instance=~"$instance"}}'),
     ]
 
 
