@@ -290,8 +290,23 @@ class ResponseSender:
         return self.responses
 
 
+class Trace:
+    """The trace of a request; header: W3C's of the span that the server has begun, empty where it traces none."""
+
+    def __init__(self, header: str) -> None:
+        self._header = header
+
+    def get_context(self) -> str | None:
+        return json.dumps({"traceparent": self._header}) if self._header else None
+
+
 class Request:
-    """One inference request with inputs by name; `outputs` are the names that the caller wants."""
+    """One inference request with inputs by name; `outputs` are the names that the caller wants.
+
+    trace_header: see `Trace`.
+    """
+
+    trace_header = ""
 
     def __init__(
         self,
@@ -309,6 +324,9 @@ class Request:
 
     def get_response_sender(self) -> ResponseSender:
         return self.sender
+
+    def trace(self) -> Trace:
+        return Trace(self.trace_header)
 
     def inputs(self) -> list[triton.Tensor]:
         return list(self.tensors.values())

@@ -51,7 +51,7 @@ from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecod
 from shapeshift.loops import Loop
 from shapeshift.registry import GeneratedRegistrySettings, RegistrySettings, follow
 from shapeshift.serving.description import Description, registry_version
-from shapeshift.serving.front import Client, RequestLine
+from shapeshift.serving.front import Client, RequestLine, Trace
 from shapeshift.serving.metrics import OTHER, Gauge, Info, Metric
 from shapeshift.serving.model_args import ModelArgs, model_log
 from shapeshift.serving.parameters import RequestParameters
@@ -65,17 +65,20 @@ class AdapterRequest(Request):
     """A request that may name an adapter, see `policy.scheduling.SizedRequest`; `LoraFront` sets what it adds.
 
     adapter, label, rank: the adapter's unique name, the name that clients use, and its rank; None, "", 0 without one.
+    source: the record of the adapter.
     """
 
     adapter: str | None = None
     label: str = ""
     rank: int = 0
     predicted_tokens: int = 0
+    source: Adapter | None = None
 
     def use(self, adapter: Adapter) -> None:
         """Generate with `adapter`, not with the base model."""
         self.adapter, self.label, self.rank = adapter.name, adapter.label, adapter.info.rank
         self.adapter_id = adapter.number
+        self.source = adapter
 
     @property
     def prompt_tokens(self) -> int:
@@ -172,7 +175,17 @@ class LoraFront(GenerateFront):
         super().answered(job)
 
     def facts(self, job: GenerateJob) -> RequestLine:
-        return {**super().facts(job), "adapter": _requests(job)[0].label}
+        request = _requests(job)[0]
+        if request.source is None:
+            return super().facts(job)
+        facts = {"adapter": request.label, "adapter_hit": request.source.load[1] <= request.arrived}
+        return {**super().facts(job), **facts, "predicted_tokens": request.predicted_tokens}
+
+    def ended(self, job: GenerateJob, line: RequestLine | None, trace: Trace | None) -> None:
+        request = _requests(job)[0]
+        if trace is not None and request.source is not None and request.source.load[1] > request.arrived:
+            trace.span("adapter load", *request.source.load, {"adapter": request.label})
+        super().ended(job, line, trace)
 
     def describe(self) -> Description:
         hashes = {adapter.label: adapter.sha256 for adapter in self.catalogue.all()}

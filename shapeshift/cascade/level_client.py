@@ -67,7 +67,7 @@ class LevelCall:
 
     outputs: of LOGITS, IMPORTANCE, OFFSETS, EMBEDDING, ENGINE_MS; truncate: whether the model may cut the texts;
     deadline: of the request, monotonic seconds; checkpoint: the hash of the one that the model must have, which may be
-    loaded again with another one at any time; empty for any.
+    loaded again with another one at any time; empty for any; trace: as of `ModelCall`.
     """
 
     model: str
@@ -76,6 +76,7 @@ class LevelCall:
     truncate: bool = False
     deadline: float | None = None
     checkpoint: str = ""
+    trace: str = ""
 
 
 class LevelResult(NamedTuple):
@@ -224,7 +225,7 @@ class LevelClient:
             self._limits[call.model].add(timeout)
             try:
                 tensors = await self._client.infer(
-                    ModelCall(call.model, inputs, 2 * timeout_s, call.outputs, parameters)
+                    ModelCall(call.model, inputs, 2 * timeout_s, call.outputs, parameters, trace=call.trace)
                 )
             finally:
                 self._limits[call.model].discard(timeout)

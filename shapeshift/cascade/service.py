@@ -234,7 +234,7 @@ class CascadeService:
                 result: LevelResult | Exception = computed.error or _result(computed, offsets)
             except Exception as error:  # noqa: BLE001  the engine thread must continue
                 result = error
-            self._on_result(request, request.rows, 1, result)
+            self._on_result(request, request.rows, 1, request.arrived, result)
 
         left_ms = None if request.deadline is None else max(1e-3, (request.deadline - time.monotonic()) * 1e3)
         self.executor.submit(TextRequest(ids, finished, left_ms))
@@ -249,16 +249,21 @@ class CascadeService:
             request.params.truncate,
             request.deadline,
             model.checkpoint_sha256,
+            "" if request.client.trace is None else request.client.trace.header,
         )
-        on_result = partial(self._on_result, request, rows, level)
+        on_result = partial(self._on_result, request, rows, level, time.monotonic())
         try:
             self._client.submit(call, on_result)
         except Exception as error:  # noqa: BLE001  the rows keep the answer of an earlier level
             on_result(error)
 
     def _on_result(
-        self, request: ClassifyRequest, rows: Sequence[Row], level: int, result: LevelResult | Exception
+        self, request: ClassifyRequest, rows: Sequence[Row], level: int, began: float, result: LevelResult | Exception
     ) -> None:
+        """began: when the rows were given to the level; monotonic, in seconds."""
+        if (trace := request.client.trace) is not None:
+            facts = {"texts": len(rows), "failed": isinstance(result, Exception)}
+            trace.span(f"level {level}", began, time.monotonic(), facts)
         try:
             if not isinstance(result, Exception) and not self._is_valid(result):
                 model = self._levels[level - 1]

@@ -75,6 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of the gateway ({DEFAULT_PORT}); with --fleet there is a gateway where this is given",
     )
     process_log.add_option(parser)
+    parser.add_argument("--traces", default="", metavar="URL", help="send traces there, by OTLP over HTTP")
+    rate = ServerSettings.trace_rate
+    parser.add_argument(
+        "--trace-rate", type=int, default=rate, metavar="N", help="with --traces: one request in so many (%(default)s)"
+    )
     parser.add_argument(
         "--plan-period", type=float, default=SidecarSettings.plan_period_s, metavar="SECONDS", help="the sidecar's"
     )
@@ -120,6 +125,8 @@ def _embedded(options: argparse.Namespace) -> int:
         # `shapeshift engines` has completed the configurations of the generated repository.
         complete_configs=bool(options.repository),
         keep_going=not options.strict,
+        traces=options.traces,
+        trace_rate=options.trace_rate,
     )
     if node is not None:
         settings = node.server_settings(on_free_ports(settings))

@@ -162,6 +162,8 @@ class GenerateFront(Front[GenerateJob]):
             "generated": sum(request.generated for request in job.requests),
             "finish_reason": job.requests[0].finish_reason,
             "queue_ms": times["queue_ms"],
+            "prefill_ms": times["prefill_ms"],
+            "decode_ms": times["decode_ms"],
             "compute_ms": times["prefill_ms"] + times["decode_ms"],
         }
 

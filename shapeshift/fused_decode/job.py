@@ -174,7 +174,7 @@ class GenerateJob:
         self.requests: Sequence[Request] = ()
         self.values: Arrays = {}
         self._front = front
-        self._wants_code, self._line = client.wants_code, client.line
+        self._wants_code, self._line, self._trace = client.wants_code, client.line, client.trace
         self._outputs = outputs
         self._echo = [prompt.text for prompt in prompts] if parsed.echo else []
         self._sent: dict[Request, tuple[int, int]] = {}
@@ -212,7 +212,7 @@ class GenerateJob:
 
     def sent(self, last: bool) -> None:
         if last:
-            self._front.ended(self, self._line)
+            self._front.ended(self, self._line, self._trace)
 
     def broken(self) -> None:
         self._front.cancel(self)

@@ -173,7 +173,10 @@ class UnaryFront(Front[Call]):
         inputs = call.inputs if _STOP_ID in call.inputs else {**call.inputs, _STREAM: np.array([False])}
         timeout_s = self._settings.forward_timeout_s
         target = self._settings.forward_to
-        return await self._client.first(ModelCall(target, inputs, timeout_s, call.outputs, call.parameters, call.name))
+        trace = call.client.trace.header if call.client.trace is not None else ""
+        return await self._client.first(
+            ModelCall(target, inputs, timeout_s, call.outputs, call.parameters, call.name, trace=trace)
+        )
 
     def _end(self, call: Call, failure: ShapeshiftError) -> None:
         """End the call here and, through gRPC, in the other model; its client gets `failure`."""

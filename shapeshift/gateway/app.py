@@ -24,6 +24,7 @@ from shapeshift.gateway.http.entrance import Entrance, Traffic
 from shapeshift.gateway.settings import GatewaySettings, Limits
 from shapeshift.gateway.upstream import Upstream
 from shapeshift.loops import repeat
+from shapeshift.serving.front import tracer_of
 from shapeshift.triton.async_client import AsyncClient
 from shapeshift.triton.endpoint import tls_from_environment
 
@@ -35,6 +36,7 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = (), lim
     """The application of a gateway. clients: those of `settings.triton`, made where there are none."""
     tls = tls_from_environment()
     limits = limits or Limits()
+    tracer = tracer_of("gateway")
     upstream = Upstream(clients or [AsyncClient(one, tls) for one in settings.triton])
     gateway = Gateway(
         settings,
@@ -56,6 +58,8 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = (), lim
         gateway.templates.close()
         await gateway.adapters.close()
         await upstream.close()
+        if tracer is not None:
+            tracer.close()
 
     # With the files of /docs from its wheel. `validatorUrl`: a public host would be shown the document's address.
     app: FastAPI = FastAPIOffline(
@@ -71,7 +75,9 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = (), lim
         app.router.routes.extend(api.router.routes)
     app.add_exception_handler(HTTPException, _no_route)
     # The last one is the outermost.
-    app.add_middleware(Entrance, traffic=gateway.traffic, max_requests=settings.max_requests, keys=gateway.keys)
+    app.add_middleware(
+        Entrance, traffic=gateway.traffic, max_requests=settings.max_requests, keys=gateway.keys, tracer=tracer
+    )
     if settings.cors_origins:
         # Before keys are asked for: the question whether a page may ask has none.
         app.add_middleware(

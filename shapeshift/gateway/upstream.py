@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 
 from shapeshift.errors import ModelDiedError, ModelGoneError, ShapeshiftError
 from shapeshift.triton.async_client import AsyncClient, ModelCall, Tensors
 
 # A server that did not answer is asked last for this long.
 _DISTRUST_S = 2.0
+TRACE: ContextVar[str] = ContextVar("TRACE", default="")
+"""The header of the span of the request that is served; empty where it is not traced."""
 
 
 @dataclass(eq=False)
@@ -44,6 +47,7 @@ class Upstream:
 
     async def infer(self, call: ModelCall) -> Tensors:
         """The outputs of a model that answers once. Raises as `AsyncClient.infer` does, for the last server asked."""
+        call = _traced(call)
         gone: ShapeshiftError = _unserved(call)
         for server in self._candidates(call.model):
             try:
@@ -55,6 +59,7 @@ class Upstream:
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[Tensors, None]:
         """The responses of a decoupled model. Another server is asked only before the first response."""
+        call = _traced(call)
         gone: ShapeshiftError = _unserved(call)
         for server in self._candidates(call.model):
             answered = False
@@ -84,6 +89,10 @@ class Upstream:
             return server.distrusted_until > now, model not in server.models, server.in_flight
 
         return sorted(self.servers, key=order)
+
+
+def _traced(call: ModelCall) -> ModelCall:
+    return replace(call, trace=trace) if (trace := TRACE.get()) else call
 
 
 def _unserved(call: ModelCall) -> ModelGoneError:

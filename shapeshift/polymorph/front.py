@@ -179,6 +179,7 @@ class TextFront(Front[TextJob]):
             "tokens": sum(row.tokens for row in job.rows),
             "texts": len(job.rows),
             "bins": sorted({row.size for row in job.rows if row.done}),
+            "predicted_ms": job.predicted_ms,
             "compute_ms": float(job.engine_ms.max(initial=0.0)),
         }
 

@@ -19,6 +19,10 @@ from typing import Any, NamedTuple
 
 VARIABLE = "SHAPESHIFT_EVENTS"
 """The environment variable with the folder of the rings; without it nothing is recorded."""
+TRACES_VARIABLE = "SHAPESHIFT_TRACES"
+"""The environment variable with the URL that `serving.traces` sends to, by OTLP over HTTP; without it nothing is."""
+TRACE_RATE_VARIABLE = "SHAPESHIFT_TRACE_RATE"
+"""And the one with how many requests come to one that is traced; Triton has the same number."""
 SUFFIX = ".ring"
 _UNFINISHED = ".new"
 

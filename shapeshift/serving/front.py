@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shapeshift import settings
-from shapeshift.errors import ShapeshiftError
+from shapeshift.errors import ShapeshiftError, UnsupportedError
 from shapeshift.serving import description, error_codes, events, model_args, parameters
 from shapeshift.serving.description import Description
 from shapeshift.serving.liveness import Liveness, StepCounter
@@ -66,12 +66,29 @@ RequestLine = dict[str, Any]
 """What the log says of a request in JSON, once it has ended."""
 
 
+class Trace(Protocol):
+    """The span of a request that Triton traces. header: what makes a call to another model part of the trace."""
+
+    @property
+    def header(self) -> str: ...
+
+    def span(self, name: str, began: float, ended: float, facts: RequestLine) -> None:
+        """A part of the request. began, ended: monotonic, in seconds."""
+
+    def end(self, facts: RequestLine, outcome: str) -> None:
+        """The request has ended. facts: as the log has them; the times among them become parts of the span."""
+
+
 class Client(NamedTuple):
-    """Who gets the answer to a request. wants_code: see `error_codes.with_code`; line: None: the log gets none."""
+    """Who gets the answer to a request.
+
+    wants_code: see `error_codes.with_code`; line: None: the log gets none; trace: None: the request is not traced.
+    """
 
     sender: ResponseSender
     wants_code: bool
     line: RequestLine | None = None
+    trace: Trace | None = None
 
 
 class Job(Protocol):
@@ -90,6 +107,22 @@ class Job(Protocol):
 
 
 J = TypeVar("J", bound=Job)
+
+
+class Tracer(Protocol):
+    """Where the spans of this process go."""
+
+    def begin(self, request: InferenceRequest) -> Trace | None:
+        """The span of a request that has arrived just now; None where Triton does not trace it."""
+
+    def join(self, header: str) -> Trace | None:
+        """The span of what begins now, in the trace of `header`; a new trace, for a share of them, where it is empty.
+
+        None where it is not traced.
+        """
+
+    def close(self) -> None:
+        """Send what is left."""
 
 
 class Peers(Protocol):
@@ -132,7 +165,11 @@ class Front(ABC, Generic[J]):
         self._log_share = settings.read(FrontSettings, args.parameters).log_requests
 
     def begin(self, request_metrics: RequestMetrics) -> None:
-        """Take requests from now on, and export the metrics. Raises ShapeshiftError where a fleet cannot be joined."""
+        """Take requests from now on, and export the metrics. Raises ShapeshiftError where a fleet cannot be joined.
+
+        Raises UnsupportedError where requests are to be traced and the packages for it are missing.
+        """
+        self._tracer = tracer_of(self.args.name)
         events.open_ring(self.args.name, self.log.warning)
         self.request_metrics = request_metrics
         self.responder = Responder(self.pb_utils, request_metrics, self.log.error, self.stream)
@@ -160,12 +197,13 @@ class Front(ABC, Generic[J]):
     def serve(self, request: InferenceRequest, sender: ResponseSender) -> None:
         """Serve a request here. What this raises is its answer."""
         line: RequestLine | None = {} if self._log_share and random.random() < self._log_share else None
+        trace = self.trace(request)
         try:
             params = self.read(request)
             if line is not None:
                 line |= {"id": request.request_id() or params.id, "slo_class": params.slo_class}
             self.admit(params)
-            job = self.parse(request, params, Client(sender, params.forwarded, line))
+            job = self.parse(request, params, Client(sender, params.forwarded, line, trace))
             self.watch.add(job, sender.is_cancelled, partial(self.cancel, job))
             try:
                 self.start(job)
@@ -174,27 +212,37 @@ class Front(ABC, Generic[J]):
                 raise
         except Exception as error:
             self._log_request(line, error)
+            if trace is not None:
+                trace.end({}, error_codes.code_name(error))
             raise
+
+    def trace(self, request: InferenceRequest) -> Trace | None:
+        """Begin the span of a request; None where it is not traced."""
+        return None if self._tracer is None else self._tracer.begin(request)
 
     def done(self, job: J) -> None:
         """Answer a job whose work has ended: called once for each that was started, on any thread."""
         # On the sending thread: it waits for a check of Triton that runs, and no check may follow the response.
         before = partial(self.watch.remove, job)
-        sender, wants_code, line = job.client
-        ended = partial(self.ended, job, line)
+        sender, wants_code, line, trace = job.client
+        ended = partial(self.ended, job, line, trace)
         if job.error is not None:
             self.responder.fail(sender, job.error, before, wants_code, ended)
         else:
             self.responder.send(sender, partial(self.respond, job), job.arrived, ended, before)
 
-    def ended(self, job: J, line: RequestLine | None) -> None:
-        """Count and log a job that has its last answer. Called on the thread that sent it."""
+    def ended(self, job: J, line: RequestLine | None, trace: Trace | None) -> None:
+        """Count, log and trace a job that has its last answer. Called on the thread that sent it."""
         self.answered(job)
+        if line is None and trace is None:
+            return
+        ms = (time.monotonic() - job.arrived) * 1e3
+        facts = self.facts(job)
+        facts = {"queue_ms": ms - facts.get("compute_ms", 0.0), **facts, "ms": ms}
         if line is not None:
-            ms = (time.monotonic() - job.arrived) * 1e3
-            facts = self.facts(job)
-            line |= {"queue_ms": ms - facts.get("compute_ms", 0.0), **facts, "ms": ms}
-            self._log_request(line, job.error)
+            self._log_request(line | facts, job.error)
+        if trace is not None:
+            trace.end(facts, "OK" if job.error is None else error_codes.code_name(job.error))
 
     # What a technique says and does.
 
@@ -257,6 +305,8 @@ class Front(ABC, Generic[J]):
         self.responder.close()
         self._flusher.close()
         events.close_ring()
+        if self._tracer is not None:
+            self._tracer.close()
 
     def export(self) -> None:
         """Export the metrics at once, which happens once a second."""
@@ -321,6 +371,20 @@ class EntryPoint:
     def finalize(self) -> None:
         self._front.close()
         model_args.skip_last_collections()
+
+
+def tracer_of(name: str) -> Tracer | None:
+    """The tracer of this process, a model's or a program's; None where the environment names no receiver.
+
+    Raises UnsupportedError where its packages are missing.
+    """
+    if not os.environ.get(events.TRACES_VARIABLE):
+        return None
+    # By name: without a receiver nothing of it is imported.
+    try:
+        return cast(Tracer, importlib.import_module("shapeshift.serving.traces").Tracer(name))
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(f"traces need {error.name}: pip install 'shapeshift[trace]'") from None
 
 
 def _peers(front: Front[Any]) -> Peers:

@@ -51,6 +51,14 @@ class ResponseSender(Protocol):
         ...
 
 
+class InferenceTrace(Protocol):
+    """The trace of a request."""
+
+    def get_context(self) -> str | None:
+        """The W3C headers of the span that Triton has begun, as a JSON object; nothing where it traces no request."""
+        ...
+
+
 class InferenceRequest(Protocol):
     """A request that a backend receives."""
 
@@ -65,6 +73,8 @@ class InferenceRequest(Protocol):
     def requested_output_names(self) -> Sequence[str]: ...
 
     def get_response_sender(self) -> ResponseSender: ...
+
+    def trace(self) -> InferenceTrace | None: ...
 
 
 Returned: TypeAlias = Sequence[InferenceResponse | None] | None

@@ -56,7 +56,7 @@ class ModelCall:
     """One inference request.
 
     outputs: the requested ones, all where empty; timeout_s: seconds until it is given up; version: of the model, None
-    for its highest.
+    for its highest; trace: the header of the span that it belongs to, empty for none.
     """
 
     model: str
@@ -66,6 +66,7 @@ class ModelCall:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     request_id: str = ""
     version: int | None = None
+    trace: str = ""
 
 
 class AsyncClient:
@@ -89,7 +90,9 @@ class AsyncClient:
         """
         message = message_of(call)
         try:
-            return tensors_of(await self._service().ModelInfer(message, timeout=call.timeout_s))
+            return tensors_of(
+                await self._service().ModelInfer(message, timeout=call.timeout_s, metadata=_metadata(call))
+            )
         except grpc.RpcError as error:
             raise _error(call, error) from None
 
@@ -101,7 +104,8 @@ class AsyncClient:
 
     async def responses(self, call: ModelCall) -> AsyncGenerator[tuple[Tensors, bool], None]:
         """As `stream`; with each response, whether the model has said that it is the last one."""
-        responses = self._service().ModelStreamInfer(_once(message_of(call)), timeout=call.timeout_s)
+        messages_sent = _once(message_of(call))
+        responses = self._service().ModelStreamInfer(messages_sent, timeout=call.timeout_s, metadata=_metadata(call))
         try:
             async for response in responses:
                 if response.error_message:
@@ -239,6 +243,10 @@ def message_of(call: ModelCall) -> Any:
     for name, value in {**call.parameters, FORWARDED: True}.items():
         setattr(message.parameters[name], *_parameter(name, value))
     return message
+
+
+def _metadata(call: ModelCall) -> tuple[tuple[str, str], ...] | None:
+    return (("traceparent", call.trace),) if call.trace else None
 
 
 def tensors_of(response: Any) -> Tensors:

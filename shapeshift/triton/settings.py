@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from shapeshift.errors import InvalidInputError
+from shapeshift.serving.events import TRACE_RATE_VARIABLE, TRACES_VARIABLE
 from shapeshift.settings import require
 from shapeshift.triton.endpoint import Tls
 from shapeshift.triton.names import check_model_name
 
 ALLOW_PUBLIC = "SHAPESHIFT_ALLOW_PUBLIC"
+_URL = re.compile(r"https?://[^\s,=]+")
 KNOWN_VULNERABILITIES = "CVE-2025-23310, -23316, -23317, -23319, -23320 and -23334"
 
 
@@ -34,6 +37,8 @@ class ServerSettings:
     variables                          of the environment of the server's processes, beside those of this process
     complete_configs                   whether the server completes what configurations leave out; for that it starts
                                        each Python model's process once more, and ends it, at every load
+    traces                             URL that traces are sent to, by OTLP over HTTP; empty: nothing is traced
+    trace_rate                         how many requests come to one that is traced
     keep_going                         whether the server serves the models that load although others do not; else it
                                        ends
     Raises InvalidInputError with the name of the field.
@@ -54,11 +59,16 @@ class ServerSettings:
     variables: Mapping[str, str] = field(default_factory=dict)
     complete_configs: bool = True
     keep_going: bool = False
+    traces: str = ""
+    trace_rate: int = 1000
 
     def __post_init__(self) -> None:
         require(bool(self.repositories), "repositories", self.repositories, "must name at least one folder")
         for model in self.models:
             check_model_name(model)
+        allowed = "a URL such as http://localhost:4318/v1/traces"
+        require(not self.traces or _URL.fullmatch(self.traces) is not None, "traces", self.traces, allowed)
+        require(self.trace_rate >= 1, "trace_rate", self.trace_rate, "at least 1")
         ports = list(self.ports.values())
         for name, port in self.ports.items():
             require(0 < port < 65536, f"{name}_port", port, "must be 1 to 65535")
@@ -109,9 +119,10 @@ class ServerSettings:
 
     @property
     def shared_variables(self) -> dict[str, str]:
-        """`variables`, and those that name the files of `tls`: for the server's processes and those beside it."""
+        """`variables`, and those for `tls` and traces: for the server's processes and those beside it."""
         secured = {} if self.tls is None else self.tls.variables
-        return {**secured, **self.variables}
+        traced = {TRACES_VARIABLE: self.traces, TRACE_RATE_VARIABLE: str(self.trace_rate)} if self.traces else {}
+        return {**secured, **traced, **self.variables}
 
     @property
     def log(self) -> Path:

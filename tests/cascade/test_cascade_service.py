@@ -16,6 +16,7 @@ from shapeshift.cascade.service import CascadeService, ClassifyRequest
 from shapeshift.cascade.settings import CascadeSettings
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.errors import EngineError, InvalidInputError, OverloadedError
+from shapeshift.serving.front import Client
 from shapeshift.serving.parameters import RequestParameters
 from tests.cascade.conftest import candidate, gap
 
@@ -57,7 +58,7 @@ def submitted(
 ) -> tuple[ClassifyRequest, list[ClassifyRequest]]:
     """A request, and each time that it ended."""
     ended: list[ClassifyRequest] = []
-    request = ClassifyRequest(NONE, rows, [], RequestParameters(**params), ended.append)
+    request = ClassifyRequest(Client(NONE, False), rows, [], RequestParameters(**params), ended.append)
     service.acquire()
     service.submit(request)
     return request, ended

@@ -21,12 +21,14 @@ from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError,
 from shapeshift.fleet.forwarding.entry import FleetEntry
 from shapeshift.fleet.policy.placement import UNREAD_MARGIN
 from shapeshift.serving.description import GENERATION, Description
+from shapeshift.serving.events import TRACES_VARIABLE
 from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE, Affinity, Client, Front
 from shapeshift.serving.metrics import RequestMetrics
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.responses import SingleResponse
 from tests import fakes, waiting
 from tests.fleet import fleet_files
+from tests.serving.otlp import Receiver
 
 wait_for = partial(waiting.wait_for, pause_s=0.01)
 PERIOD_S = 0.1
@@ -129,7 +131,7 @@ class Node(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self._server.stop(0).wait()
 
     def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802  Triton's name
-        asked = self._request(request, decoupled=False)
+        asked = self._request(request, context, decoupled=False)
         context.add_callback(lambda: setattr(asked.sender, "cancelled", True))
         self.front.enter(asked)
         (response,) = asked.sender.stream()
@@ -139,7 +141,7 @@ class Node(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         return self._answer(response, True)
 
     def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:  # noqa: N802  Triton's name
-        asked = self._request(next(iter(requests)), decoupled=True)
+        asked = self._request(next(iter(requests)), context, decoupled=True)
         context.add_callback(lambda: self._cancel(asked))
         self.front.enter(asked)
         sent = 0
@@ -162,14 +164,16 @@ class Node(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
             self.cancelled += 1
             asked.sender.cancelled = True
 
-    def _request(self, request: Any, decoupled: bool) -> fakes.Request:
+    def _request(self, request: Any, context: Any, decoupled: bool) -> fakes.Request:
         inputs = {
             one.name: deserialize_bytes_tensor(raw).reshape(list(one.shape))
             for one, raw in zip(request.inputs, request.raw_input_contents, strict=True)
         }
         given = {name: getattr(one, one.WhichOneof("parameter_choice")) for name, one in request.parameters.items()}
         names = [one.name for one in request.outputs]
-        return fakes.Request(names, given, request.id, decoupled=decoupled, **inputs)
+        asked = fakes.Request(names, given, request.id, decoupled=decoupled, **inputs)
+        asked.trace_header = dict(context.invocation_metadata()).get("traceparent", "")
+        return asked
 
     def _answer(self, response: Any, last: bool) -> Any:
         answer = service_pb2.ModelInferResponse(model_name="model")
@@ -476,3 +480,27 @@ def test_a_node_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.delenv(NODE_VARIABLE, raising=False)
     with pytest.raises(InvalidInputError, match=NODE_VARIABLE):
         FakeFront("a", False)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
+def test_a_hop_is_a_span_between_those_of_two_servers(
+    stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver = Receiver()
+    monkeypatch.setenv(TRACES_VARIABLE, receiver.url)
+    fleet = Fleet(tmp_path / "fleet.toml", stream, monkeypatch)
+    try:
+        fleet.busy()
+        request = fakes.Request((TEXT, ID), None, "mine", decoupled=stream, text_input=_bytes("x"))
+        request.trace_header = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        fleet.a.enter(request)
+        assert texts(request) == on("b", fleet)
+        untraced = fleet.a.ask(text_input=_bytes("x"))
+        assert texts(untraced) == on("b", fleet)
+    finally:
+        fleet.close()
+        receiver.close()
+    (hop,) = receiver.named("model", node="b", outcome="OK")
+    assert (hop.trace, hop.parent) == tuple(request.trace_header.split("-")[1:3])
+    headers = [there.trace_header for there, _ in fleet.b.served]
+    assert headers == [f"00-{hop.trace}-{hop.id}-01", ""]

@@ -77,10 +77,11 @@ def test_the_package_declares_what_it_imports() -> None:
     assert {"torch", "numpy", "grpcio", "onnxruntime"} <= found
     extras = DECLARED["optional-dependencies"]
     assert found <= required(
-        [one for extra in ("onnxruntime", "structured", "gateway", "fleet", "live") for one in extras[extra]]
+        [one for extra in ("onnxruntime", "structured", "gateway", "fleet", "live", "trace") for one in extras[extra]]
         + DECLARED["dependencies"]
     )
-    assert found - required(DECLARED["dependencies"]) == {
+    # The parts of OpenTelemetry have one name between them.
+    assert found - required([*DECLARED["dependencies"], *extras["trace"]]) == {
         *("onnx", "onnxruntime", "llguidance", "cryptography", "ray"),
         *("fastapi", "fastapi-offline", "orjson", "pebble", "starlette", "uvicorn"),
         *("httpx", "nicegui"),
@@ -93,7 +94,7 @@ def test_what_is_declared_is_imported() -> None:
 
 def test_every_pin_is_needed_and_nothing_else() -> None:
     extras = DECLARED["optional-dependencies"]
-    optional = [*extras["onnxruntime"], *extras["structured"], *extras["gateway"], *extras["live"]]
+    optional = [one for extra in ("onnxruntime", "structured", "gateway", "live", "trace") for one in extras[extra]]
     roots = [*DECLARED["dependencies"], *optional, *BUILD_SYSTEM]
     # client/ has examples over HTTP.
     needed = required([*roots, "tritonclient[http]"])

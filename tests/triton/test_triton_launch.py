@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from shapeshift.errors import InvalidInputError, NotFoundError, UnsupportedError
+from shapeshift.serving import events
 from shapeshift.triton.embedded import command_line
 from shapeshift.triton.embedded.unpack import STAMP
 from shapeshift.triton.settings import ServerSettings
@@ -89,6 +90,23 @@ def test_paths_that_bash_would_not_take_are_linked(
         link.symlink_to(tmp_path)
     with pytest.raises(UnsupportedError, match="move the project to a path without spaces"):
         build_command(settings, SUPPORTED)
+
+
+def test_traces_go_where_the_settings_say(settings: ServerSettings) -> None:
+    url = "http://localhost:4318/v1/traces"
+    traced, options = replace(settings, traces=url, trace_rate=50), SUPPORTED | {"trace-config"}
+    assert [option for option in build_command(traced, options) if option.startswith("--trace")] == [
+        "--trace-config=mode=opentelemetry",
+        f"--trace-config=opentelemetry,url={url}",
+        "--trace-config=level=TIMESTAMPS",
+        "--trace-config=rate=50",
+    ]
+    names = {events.TRACES_VARIABLE: url, events.TRACE_RATE_VARIABLE: "50"}
+    assert names.items() <= command_line.environment(traced).items()
+    assert not any(option.startswith("--trace") for option in build_command(settings, options))
+    assert not names.keys() & command_line.environment(settings).keys()
+    with pytest.raises(UnsupportedError, match="no --trace-config"):
+        build_command(traced, SUPPORTED)
 
 
 def test_unsupported_options_are_omitted(settings: ServerSettings) -> None:

@@ -50,6 +50,9 @@ def test_loopback_needs_no_permission() -> None:
         ("metrics_port", 65536),
         ("grpc_port", 8000),
         ("host", "example.org"),
+        ("traces", "localhost:4318"),
+        ("traces", "http://localhost:4318/v1/traces,rate=1"),
+        ("trace_rate", 0),
         ("host", "::1"),
     ],
 )

@@ -32,14 +32,15 @@ class Adapter:
     verified  whether its files have the hash `sha256`
     failure   why its last load failed; until `retry_at`, monotonic seconds, no other load is started
     failed_reads  loads in a row that failed since a file could not be read
+    load      when its last load began and ended; monotonic, in seconds
     on_demand whether a request caused the load and no request has used it since
     users     running requests that use it
     uses, last, base  see `policy.eviction.EvictEntry`
 
     `Catalogue` creates the record. `Preloader.pin` sets `pinned`, on the thread of the catalogue. On the loader's
-    thread, `load_weights` sets `verified` and `AdapterCache` sets `state` to READY. On the generating thread,
-    `AdapterCache` sets `state` to LOADING, calls `fail`, and writes `on_demand`, `users`, `uses`, `last` and `base`;
-    `Placement` writes `places` and sets `state` to ABSENT.
+    thread, `load_weights` sets `verified` and `AdapterCache` sets `load`, and `state` to READY. On the generating
+    thread, `AdapterCache` sets `state` to LOADING, calls `fail`, and writes `on_demand`, `users`, `uses`, `last` and
+    `base`; `Placement` writes `places` and sets `state` to ABSENT.
     """
 
     info: AdapterInfo
@@ -56,6 +57,7 @@ class Adapter:
     failed_reads: int = 0
     state: int = ABSENT
     places: torch.Tensor | None = None
+    load: tuple[float, float] = (0.0, 0.0)
     on_demand: bool = False
     users: int = 0
     uses: int = 0

@@ -309,6 +309,8 @@ class AdapterCache:
             self.metrics.loaded.add(adapter.info.bytes)
             self.metrics.load_ms.observe(seconds * 1e3)
             adapter.failed_reads = 0
+            ended = time.monotonic()
+            adapter.load = (ended - seconds, ended)
             adapter.state = READY
             took_ms = round(seconds * 1e3, 1)
             events.record("load", adapter=adapter.label, bytes=adapter.info.bytes, ms=took_ms)

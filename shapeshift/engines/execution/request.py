@@ -62,6 +62,8 @@ class TextRequest:
         self.engine_ms = np.zeros(len(self.rows), np.float32)
         self.error: Exception | None = None
         self.latency_ms = latency_ms
+        # When it was taken: how long its answer would take.
+        self.predicted_ms: float | None = None
         self._deadline = None if latency_ms is None else self.arrived + latency_ms / 1e3
         self._on_finished = on_finished
         self._on_answered: Callable[[float], None] | None = None
@@ -80,6 +82,7 @@ class TextRequest:
         Else `bound` learns how long the answer took.
         """
         bound.require(predicted_ms, self.latency_ms)
+        self.predicted_ms = predicted_ms
         self._on_answered = partial(bound.observe, predicted_ms)
 
     def fail_if_late(self) -> None:

@@ -149,14 +149,16 @@ class FleetEntry:
         self._watch.add(relay, held.get_response_sender().is_cancelled, lambda: relay.cancel(gone))
         relay.start(self._clients.start, self._clients.calling(node))
 
-    def _ended(self, relay: Relay) -> None:
+    def _ended(self, relay: Relay, outcome: str = "OK") -> None:
         self._watch.remove(relay)
+        if relay.trace is not None:
+            relay.trace.end({"node": relay.node}, outcome)
         with self._lock:
             del self._relays[relay]
             self.others.count(relay.node, -1)
 
     def _refused(self, further: Sequence[str], relay: Relay) -> None:
-        self._ended(relay)
+        self._ended(relay, "UNAVAILABLE")
         held = relay.held
         if further and not self._is_closing:
             self._pass_on(held, further[0], further[1:])

@@ -20,7 +20,14 @@ from shapeshift.errors import EngineError, ShapeshiftError, TimedOutError
 from shapeshift.serving import error_codes
 from shapeshift.serving.bounds import unloading
 from shapeshift.serving.front import Front
-from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender, Tensor
+from shapeshift.serving.pb_utils import (
+    InferenceRequest,
+    InferenceResponse,
+    InferenceTrace,
+    PbUtils,
+    ResponseSender,
+    Tensor,
+)
 from shapeshift.serving.responses import Make
 from shapeshift.triton.async_client import AsyncClient, ModelCall, Tensors
 
@@ -41,6 +48,7 @@ class HeldRequest:
         self._id = request.request_id()
         self._parameters = request.parameters()
         self._outputs = list(request.requested_output_names())
+        self._trace = request.trace()
         # Triton frees its buffers when `execute` returns.
         self.arrays: dict[str, NDArray[Any]] = {one.name(): np.array(one.as_numpy()) for one in request.inputs()}
         self.parameter_values: dict[str, Any] = json.loads(self._parameters or "{}")
@@ -59,6 +67,9 @@ class HeldRequest:
 
     def get_response_sender(self) -> ResponseSender:
         return self._sender
+
+    def trace(self) -> InferenceTrace | None:
+        return self._trace
 
 
 class Relay:
@@ -84,6 +95,7 @@ class Relay:
         # Clients choose their ids: two of them on two nodes may have chosen the same.
         self.id_there = uuid.uuid4().hex
         self.is_stop = front.stop_id in held.arrays
+        self.trace = front.trace(held)
         self._front = front
         self._parameters = parameters
         self._finishing = finishing
@@ -150,6 +162,7 @@ class Relay:
             self.held.requested_output_names(),
             self._parameters,
             self.id_there,
+            trace="" if self.trace is None else self.trace.header,
         )
         if not self._front.stream:
             self._post(partial(self._response, await client.infer(call)), True)

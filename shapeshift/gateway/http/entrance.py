@@ -13,12 +13,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from shapeshift.errors import ShapeshiftError
 from shapeshift.gateway.errors import ApiError, api_error, overloaded
 from shapeshift.gateway.http.api_keys import ApiKeys
+from shapeshift.gateway.upstream import TRACE
+from shapeshift.serving.front import Tracer
 
 _LOG = logging.getLogger("shapeshift.gateway")
 _REQUESTS = logging.getLogger("shapeshift.gateway.requests")
 REQUEST_ID = "request_id"
 """In the state of a request."""
-_HEADER = b"x-request-id"
+_ID_HEADER, _TRACE_HEADER = b"x-request-id", b"traceparent"
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _HEALTH = "/health"
 # Never refused: what tells whether the gateway is overloaded.
@@ -59,8 +61,11 @@ class Entrance:
     key is asked for.
     """
 
-    def __init__(self, app: ASGIApp, traffic: Traffic, max_requests: int, keys: ApiKeys | None) -> None:
+    def __init__(
+        self, app: ASGIApp, traffic: Traffic, max_requests: int, keys: ApiKeys | None, tracer: Tracer | None = None
+    ) -> None:
         self._app = app
+        self._tracer = tracer
         self._traffic = traffic
         self._max_requests = max_requests
         self._keys = keys
@@ -69,17 +74,20 @@ class Entrance:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = [value.decode("latin-1") for name, value in scope["headers"] if name == _HEADER]
-        request_id = headers[0] if headers and _VALID_ID.fullmatch(headers[0]) else uuid.uuid4().hex
+        given_id = _header(scope, _ID_HEADER)
+        request_id = given_id if _VALID_ID.fullmatch(given_id) else uuid.uuid4().hex
         scope.setdefault("state", {})[REQUEST_ID] = request_id
         status, began = 0, time.monotonic()
+        trace = None if self._tracer is None else self._tracer.join(_header(scope, _TRACE_HEADER))
+        if trace is not None:
+            TRACE.set(trace.header)
 
         async def counted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 self._traffic.answers[status] += 1
-                message = {**message, "headers": [*message["headers"], (_HEADER, request_id.encode())]}
+                message = {**message, "headers": [*message["headers"], (_ID_HEADER, request_id.encode())]}
             await send(message)
 
         try:
@@ -102,6 +110,9 @@ class Entrance:
                 fields = {"id": request_id, "method": scope["method"], "path": scope["path"], "status": status}
                 fields["ms"] = round((time.monotonic() - began) * 1e3, 1)
                 _REQUESTS.info("%(method)s %(path)s %(status)d %(ms).1f ms, %(id)s", fields, extra={"fields": fields})
+            if trace is not None:
+                facts = {"id": request_id, "method": scope["method"], "path": scope["path"], "status": status}
+                trace.end(facts, "OK" if 200 <= status < 400 else str(status))
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         if self._traffic.in_flight >= self._max_requests and scope["path"] not in _UNBOUNDED:
@@ -112,3 +123,8 @@ class Entrance:
         return self._keys.refusal(
             [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
         )
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    """The first header of this name; empty where there is none."""
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")

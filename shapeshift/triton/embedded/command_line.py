@@ -189,12 +189,14 @@ def environment(settings: ServerSettings) -> dict[str, str]:
 def command(settings: ServerSettings, environment: Mapping[str, str], key: str, region_prefix: str) -> list[str]:
     """The server's command line, with only those options that the server supports.
 
-    Raises UnsupportedError if the server does not run, or lacks one of REQUIRED_OPTIONS; with `tls`, of TLS_OPTIONS.
+    Raises UnsupportedError if the server does not run, or lacks one of REQUIRED_OPTIONS; with `tls`, of TLS_OPTIONS;
+    with `traces`, that for them.
     """
     binary = settings.triton.resolve() / "bin" / "tritonserver"
     supported = supported_options(binary, environment)
     secured = _tls_options(settings)
-    missing = sorted({*REQUIRED_OPTIONS, *(name for name, _ in secured)} - supported)
+    traced = _trace_options(settings)
+    missing = sorted({*REQUIRED_OPTIONS, *(name for name, _ in (*secured, *traced))} - supported)
     if missing:
         raise UnsupportedError(f"{binary} has no --{missing[0]}; use Triton 2.51 (24.10) or newer")
     backends = link_backends(
@@ -221,6 +223,7 @@ def command(settings: ServerSettings, environment: Mapping[str, str], key: str, 
         ("allow-sagemaker", "false"),
         ("allow-vertex-ai", "false"),
         *secured,
+        *traced,
     ]
     if settings.keep_going:
         # By default one model that fails to load ends the server, and leaves it not ready for ever where it does not.
@@ -237,6 +240,14 @@ def _tls_options(settings: ServerSettings) -> list[tuple[str, str]]:
     settings.tls.require_files()
     files = (settings.tls.certificate, settings.tls.key, settings.tls.ca)
     return list(zip(TLS_OPTIONS, ("true", *(str(file.resolve()) for file in files)), strict=True))
+
+
+def _trace_options(settings: ServerSettings) -> list[tuple[str, str]]:
+    """The options for traces, none without."""
+    if not settings.traces:
+        return []
+    where = ("mode=opentelemetry", f"opentelemetry,url={settings.traces}")
+    return [("trace-config", one) for one in (*where, "level=TIMESTAMPS", f"rate={settings.trace_rate}")]
 
 
 def require_free_ports(host: str, ports: Mapping[str, int]) -> None:
