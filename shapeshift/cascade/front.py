@@ -93,7 +93,7 @@ class CascadeFront(Front[ClassifyRequest]):
             service.acquire()
         service.submit(job)
         for row in job.rows:
-            if row.num_tokens:
+            if row.num_tokens and job.params.check is None:
                 self.request_metrics.lengths.observe(row.num_tokens)
 
     def cancel(self, job: ClassifyRequest) -> None:
@@ -103,7 +103,7 @@ class CascadeFront(Front[ClassifyRequest]):
         return self.response({name: _OUTPUTS[name](job) for name in job.outputs})
 
     def answered(self, job: ClassifyRequest) -> None:
-        if job.error is not None:
+        if job.error is not None or job.params.check is not None:
             return
         is_routed = job.params.level is None
         for row in job.rows:

@@ -43,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan-period", type=float, default=period_s, metavar="SECONDS", help="seconds between two plans"
     )
+    check_s, text = SidecarSettings.check_seconds, "least time between two checks of answers; 0: none"
+    parser.add_argument("--check-seconds", type=float, default=check_s, metavar="N", help=text)
     parser.add_argument("--watch-all", action="store_true", help="reload every Python model that dies or hangs")
     parser.add_argument(
         "--hang-seconds",
@@ -93,6 +95,7 @@ def run(options: argparse.Namespace) -> int:
         repositories=tuple(repositories),
         plan_period_s=options.plan_period,
         dry_run=options.dry_run,
+        check_seconds=options.check_seconds,
         watch_all=options.watch_all,
         hang_seconds=options.hang_seconds,
         spared=tuple(options.spared or ()),

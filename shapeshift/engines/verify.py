@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from shapeshift.engines.interfaces import Array, Ids
+from shapeshift.engines.interfaces import TOKEN_OUTPUTS, Array, Ids
 from shapeshift.errors import EngineError
 
 # The minimum cosine between the vectors of an engine and of the reference model, for every text.
 MIN_COSINE = {"f32": 0.99999, "bf16": 0.999, "f16": 0.999}
+
+
+REFERENCE = "reference.json"
+"""Beside the engines and in the model's folder: a few rows of ids, and what the reference model makes of them."""
+# Lengths of the rows that are kept.
+_KEPT = (7, 16)
+LONGEST_KEPT = max(_KEPT)
+_DIGITS = 6
 
 
 class VerificationError(EngineError):
@@ -91,6 +100,14 @@ class ReferenceTexts:
             ids[0], ids[-1] = self._ends
             self._rows[length] = (ids, self._reference(ids))
         return self._rows[length]
+
+    def kept(self, precision: str) -> str:
+        """The file `REFERENCE`, for the sidecar: ids, outputs by name, and the smallest cosine of a good answer."""
+        rows = [self.row(length) for length in _KEPT]
+        names = [name for name in rows[0][1] if name not in TOKEN_OUTPUTS]
+        outputs = {name: [np.round(row[name].astype(float), _DIGITS).tolist() for _, row in rows] for name in names}
+        ids = [row.tolist() for row, _ in rows]
+        return json.dumps({"ids": ids, "outputs": outputs, "min_cosine": MIN_COSINE[precision]})
 
     def deviation(
         self, run: Callable[[Sequence[Ids]], Mapping[str, Array]], packs: Sequence[Sequence[int]]

@@ -24,7 +24,7 @@ from shapeshift.serving import error_codes, parameters
 from shapeshift.serving.description import GENERATION, Description, checkpoint_name, checkpoint_version
 from shapeshift.serving.front import Affinity, Client, Front, RequestLine
 from shapeshift.serving.liveness import StepCounter
-from shapeshift.serving.metrics import Gauge, Metric, RequestMetrics
+from shapeshift.serving.metrics import CHECKS, Gauge, Metric, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
@@ -90,7 +90,7 @@ class GenerateFront(Front[GenerateJob]):
         parsed = self._parser.parse(request)
         params = parameters.joined(params, parsed.request_parameters)
         prompts = self._prompts(parsed)
-        for prompt in prompts:
+        for prompt in prompts if params.check is None else ():
             self.request_metrics.lengths.observe(len(prompt.ids))
         sampling = parsed.sampling_params
         names = parsed.outputs.intersection(request.requested_output_names())
@@ -149,7 +149,7 @@ class GenerateFront(Front[GenerateJob]):
             if others:
                 self._live[name] = others
         if job.error is None:
-            self.responder.count("OK", job.arrived)
+            self.responder.count(CHECKS.get(job.parameters.check or "", "OK"), job.arrived)
         else:
             self.responder.count(error_codes.code_name(job.error))
 

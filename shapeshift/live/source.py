@@ -19,9 +19,9 @@ from shapeshift.serving.events import Event, RingReader
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.observe import MetricsPage
 from shapeshift.sidecar.overview import overview
-from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.sidecar.servers import Servers, connect
 from shapeshift.triton import metrics
+from shapeshift.triton.embedded.process_tracker import ProcessTracker
 from shapeshift.triton.endpoint import tls_from_environment
 
 PERIOD_S = 1.0

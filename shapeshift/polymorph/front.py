@@ -154,7 +154,7 @@ class TextFront(Front[TextJob]):
             raise InvalidInputError(
                 "parameter prompt_name", params.prompt_name, "only with TEXT; INPUT_IDS are taken as they are"
             )
-        for ids in rows.ids:
+        for ids in rows.ids if params.check is None else ():
             self.request_metrics.lengths.observe(len(ids))
         return TextJob(client, rows.ids, output_names, rows.offsets, self.done, params.latency_ms)
 

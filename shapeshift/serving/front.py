@@ -20,7 +20,7 @@ from shapeshift.errors import ShapeshiftError, UnsupportedError
 from shapeshift.serving import description, error_codes, events, model_args, parameters
 from shapeshift.serving.description import Description
 from shapeshift.serving.liveness import Liveness, StepCounter
-from shapeshift.serving.metrics import Metric, MetricsFlusher, RequestMetrics
+from shapeshift.serving.metrics import CHECKS, Metric, MetricsFlusher, RequestMetrics
 from shapeshift.serving.model_args import DESCRIPTION, FrontSettings, ModelArgs, Signature, model_log
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import (
@@ -83,12 +83,14 @@ class Client(NamedTuple):
     """Who gets the answer to a request.
 
     wants_code: see `error_codes.with_code`; line: None: the log gets none; trace: None: the request is not traced.
+    code: with which a good answer is counted.
     """
 
     sender: ResponseSender
     wants_code: bool
     line: RequestLine | None = None
     trace: Trace | None = None
+    code: str = "OK"
 
 
 class Job(Protocol):
@@ -203,7 +205,8 @@ class Front(ABC, Generic[J]):
             if line is not None:
                 line |= {"id": request.request_id() or params.id, "slo_class": params.slo_class}
             self.admit(params)
-            job = self.parse(request, params, Client(sender, params.forwarded, line, trace))
+            code = CHECKS.get(params.check or "", "OK")
+            job = self.parse(request, params, Client(sender, params.forwarded, line, trace, code))
             self.watch.add(job, sender.is_cancelled, partial(self.cancel, job))
             try:
                 self.start(job)
@@ -224,12 +227,12 @@ class Front(ABC, Generic[J]):
         """Answer a job whose work has ended: called once for each that was started, on any thread."""
         # On the sending thread: it waits for a check of Triton that runs, and no check may follow the response.
         before = partial(self.watch.remove, job)
-        sender, wants_code, line, trace = job.client
+        sender, wants_code, line, trace, code = job.client
         ended = partial(self.ended, job, line, trace)
         if job.error is not None:
             self.responder.fail(sender, job.error, before, wants_code, ended)
         else:
-            self.responder.send(sender, partial(self.respond, job), job.arrived, ended, before)
+            self.responder.send(sender, partial(self.respond, job), job.arrived, ended, before, code)
 
     def ended(self, job: J, line: RequestLine | None, trace: Trace | None) -> None:
         """Count, log and trace a job that has its last answer. Called on the thread that sent it."""

@@ -140,8 +140,14 @@ class Gauges:
 Metric = Counter | Gauge | Histogram | Counters | Info | Gauges
 
 
+CHECKS = {"right": "CHECK", "wrong": "CHECK_WRONG"}
+"""The codes of the sidecar's own requests, by their parameter `check`."""
+
+
 class RequestMetrics:
     """What every front counts: request lengths on arrival, codes of answers, and latencies.
+
+    The sidecar's own requests have codes of their own, and neither length nor latency.
 
     what: the unit of the lengths, for the help text. max_tokens: 0: requests have no length, and none is exported.
     slo_ms: latency objective, 0 for none; shares of it are bounds.
@@ -153,7 +159,8 @@ class RequestMetrics:
         latencies = sorted({*_LATENCY_MS, *(share * slo_ms for share in _SLO_SHARES if slo_ms)})
         self.latency_ms = Histogram("request_latency_ms", "From arrival to the answer given to Triton", latencies)
         self.answered = {
-            code: Counter("requests_total", "Requests answered, by Triton code", {"code": code}) for code in CODES
+            code: Counter("requests_total", "Requests answered, by Triton code", {"code": code})
+            for code in (*CODES, *CHECKS.values())
         }
 
         self.exported: list[Metric] = [self.latency_ms, *self.answered.values()]

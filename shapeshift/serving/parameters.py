@@ -19,7 +19,9 @@ _TRITON_NAMES = ("priority", "timeout", "headers")
 _MAX_TEXT = 256
 FROM_NODE = "from_node"
 """With it a node of a fleet passes a request on, its own name the value. Such a request is not passed on again."""
-_BETWEEN_MODELS = (FROM_NODE, FORWARDED)
+CHECK = "check"
+"""With it the sidecar asks what it knows the answer to: `right` or `wrong`, what it made of the answer before."""
+_BETWEEN_MODELS = (FROM_NODE, FORWARDED, CHECK)
 # Parameters that clients send to the wrong model, and the models that take them.
 _ELSEWHERE = {"lora_name": "models of the backend adapter_cache, such as generate_lora"}
 
@@ -47,6 +49,7 @@ class RequestParameters:
     forwarded: bool = False
     from_node: str | None = None
     checkpoint: str | None = None
+    check: str | None = None
 
 
 def parse(text: str, takes: Collection[str] = (), inputs: Collection[str] = ()) -> RequestParameters:
@@ -142,5 +145,6 @@ _CHECKS = {
     FORWARDED: _flag,
     FROM_NODE: _word,
     "checkpoint": _word,
+    CHECK: _word,
 }
 _NONE = RequestParameters()

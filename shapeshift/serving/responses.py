@@ -80,12 +80,12 @@ class SingleResponse:
 
 
 class _Served(SingleResponse):
-    """The answer to a request that was served; `ended` is called with its code: not OK where it could not be made."""
+    """The answer to a request that was served; `ended` is called with `code`, or why the answer could not be made."""
 
-    def __init__(self, response_sender: ResponseSender, make: Make, ended: Callable[[str], None]) -> None:
+    def __init__(self, response_sender: ResponseSender, make: Make, ended: Callable[[str], None], code: str) -> None:
         super().__init__(response_sender, make)
         self._ended = ended
-        self._code = "OK"
+        self._code = code
 
     def next_response(self) -> tuple[InferenceResponse, bool]:
         try:
@@ -210,14 +210,15 @@ class Responder:
         arrived: float,
         after: Callable[[], None] | None = None,
         before: Callable[[], None] | None = None,
+        code: str = "OK",
     ) -> None:
         """Answer with what `make` returns on the sending thread; never blocks.
 
         arrived: monotonic, in seconds. before: called on the sending thread before the response is made. after: called
-        after it was sent and counted. Where `make` raises, the client gets that error, and it counts.
+        after it was sent and counted, with `code`. Where `make` raises, the client gets that error, and it counts.
         """
         ended = partial(self._ended, arrived, after)
-        self._answers.post([_Served(response_sender, _preceded(make, before), ended)])
+        self._answers.post([_Served(response_sender, _preceded(make, before), ended, code)])
 
     def fail(
         self,
@@ -237,7 +238,7 @@ class Responder:
 
     def count(self, code: str, arrived: float | None = None) -> None:
         """Count a request that ended with this code; arrived: of one that was served, for its latency."""
-        if arrived is not None:
+        if arrived is not None and code == "OK":
             self._metrics.latency_ms.observe((time.monotonic() - arrived) * 1e3)
         with self._counting:
             self._metrics.answered[code].add()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from shapeshift.sidecar.observe import StalledThread, listed
-from shapeshift.sidecar.process_tracker import ProcessState
+from shapeshift.triton.embedded.process_tracker import ProcessState
 
 StateOf = Callable[[int], ProcessState]
 

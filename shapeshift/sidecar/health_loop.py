@@ -14,9 +14,9 @@ from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.health import DeadModel, HealthTracker
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.observe import MetricsPage, listed, timeouts_in_a_row
-from shapeshift.sidecar.process_tracker import ProcessState, ProcessTracker
 from shapeshift.sidecar.servers import Changes
 from shapeshift.sidecar.watch_all import WatchAll
+from shapeshift.triton.embedded.process_tracker import ProcessState, ProcessTracker
 from shapeshift.triton.metrics import Heartbeats
 from shapeshift.triton.names import split
 

@@ -11,9 +11,9 @@ from typing import Any
 from shapeshift.sidecar import observe, run_files
 from shapeshift.sidecar.front_config import Front
 from shapeshift.sidecar.observe import MetricsPage, Traffic, own_pid
-from shapeshift.sidecar.process_tracker import ProcessState, ProcessTracker
 from shapeshift.sidecar.servers import Servers
 from shapeshift.sidecar.workers import READY, UNLOADED, ServerModels
+from shapeshift.triton.embedded.process_tracker import ProcessState, ProcessTracker
 from shapeshift.triton.names import split
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
+
+from numpy.typing import NDArray
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.sidecar.front_config import Front
@@ -56,11 +58,25 @@ class Demands(Protocol):
     def step(self, server: ServerModels, page: MetricsPage | None, is_blocked: bool) -> None: ...
 
 
+class Ask(Protocol):
+    """A request to a model, as `triton.control.ModelControl.ask`."""
+
+    def __call__(
+        self,
+        name: str,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: Sequence[str],
+        parameters: Mapping[str, str],
+        timeout_s: float,
+    ) -> dict[str, NDArray[Any]]: ...
+
+
 @dataclass(frozen=True)
 class Servers:
     """What one thread each calls: changes, models, metrics pages, versions by node beside the problems of the others.
 
-    All raise ShapeshiftError where no server answers, but `versions`. The node of a single server has no name.
+    All raise ShapeshiftError where no server answers, but `versions`. The node of a single server has no name. ask: a
+    single server's models; None: those of a fleet are not asked.
     """
 
     control: Changes
@@ -68,6 +84,7 @@ class Servers:
     scrape: Callable[[], MetricsPage]
     versions: Callable[[], tuple[Mapping[str, str], Mapping[str, str]]]
     demands: Demands | None = None
+    ask: Ask | None = None
 
 
 def connect(server: str, page: str, key: str) -> Servers:
@@ -81,7 +98,7 @@ def connect(server: str, page: str, key: str) -> Servers:
     def scrape() -> MetricsPage:
         return MetricsPage(metrics.scrape(page, tls=tls), time.monotonic())
 
-    return Servers(control, ServerModelReader(control), scrape, partial(_versions, control))
+    return Servers(control, ServerModelReader(control), scrape, partial(_versions, control), ask=control.ask)
 
 
 def _versions(control: ModelControl) -> tuple[Mapping[str, str], Mapping[str, str]]:

@@ -1,4 +1,7 @@
-"""The sidecar: a health loop and a plan loop, each in its own thread, so that no load delays the health checks."""
+"""The sidecar: a health loop, a plan loop and one that checks answers, each in its own thread.
+
+So no load delays the health checks.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,16 @@ from typing import Any
 from shapeshift.loops import Loop
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.actuate import Actuator
+from shapeshift.sidecar.answers import AnswerCheck
 from shapeshift.sidecar.health_loop import HealthLoop
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.plan_loop import PlanLoop
 from shapeshift.sidecar.policy import plan
-from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.sidecar.run_files import OwedLoads
 from shapeshift.sidecar.servers import Servers
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.sidecar.watch_all import WatchAll
+from shapeshift.triton.embedded.process_tracker import ProcessTracker
 
 # Seconds between two scrapes: models of ours beat once a second.
 _PERIOD_S = 1.0
@@ -69,16 +73,19 @@ class Sidecar:
             Loop("health", self._check_health, log, self._health.wait),
             Loop("plan", self._make_plan, log),
         ]
+        if servers.ask is not None and settings.check_seconds:
+            self._answers = AnswerCheck(settings, servers.control, servers.ask, actuator, self._journal)
+            self._loops.append(Loop("answers", self._check_answers, log))
 
     def start(self) -> None:
-        """Start both loops."""
+        """Start the loops."""
         mode = " (dry run: no change is applied)" if self._settings.dry_run else ""
         self._journal.log("start", "sidecar", f"process {os.getpid()}, {self._watched}{mode}")
         for loop in self._loops:
             loop.start()
 
     def stop(self) -> None:
-        """End both loops. Does not wait for a running load; the server completes it."""
+        """End the loops. Does not wait for a running load; the server completes it."""
         for loop in self._loops:
             loop.stopped.set()
         self._health.close()
@@ -87,6 +94,11 @@ class Sidecar:
 
     def _check_health(self) -> float:
         self._health.step()
+        return _PERIOD_S
+
+    def _check_answers(self) -> float:
+        if self._health.page is not None:
+            self._answers.step(self._health.page)
         return _PERIOD_S
 
     def _make_plan(self) -> float:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import queue
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import tritonclient.grpc as triton
-from tritonclient.utils import InferenceServerException
+from numpy.typing import NDArray
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from shapeshift.errors import (
     CancelledRequestError,
@@ -126,6 +128,46 @@ class ModelControl:
         """The server's version, such as 2.51.0."""
         with self._errors("ask for the version", ShapeshiftError):
             return str(self._client.get_server_metadata(client_timeout=timeout_s).version)
+
+    def ask(
+        self,
+        name: str,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: Sequence[str],
+        parameters: Mapping[str, str],
+        timeout_s: float,
+    ) -> dict[str, NDArray[Any]]:
+        """The last value of each of these outputs of the model, which may be a decoupled one. One thread calls it.
+
+        Raises ShapeshiftError where the model refuses, or has not answered within the time.
+        """
+        tensors = []
+        for key, value in inputs.items():
+            tensors.append(triton.InferInput(key, list(value.shape), np_to_triton_dtype(value.dtype)))
+            tensors[-1].set_data_from_numpy(value)
+        answers: queue.SimpleQueue[tuple[Any, InferenceServerException | None]] = queue.SimpleQueue()
+        requested = [triton.InferRequestedOutput(output) for output in outputs]
+        values: dict[str, NDArray[Any]] = {}
+        deadline = time.monotonic() + timeout_s
+        self._client.start_stream(lambda result, error: answers.put((result, error)))
+        try:
+            with self._errors(f"ask {name}", EngineError):
+                self._client.async_stream_infer(
+                    name, tensors, outputs=requested, parameters=dict(parameters), enable_empty_final_response=True
+                )
+                is_last = False
+                while not is_last:
+                    result, error = answers.get(timeout=max(deadline - time.monotonic(), 0.0))
+                    if error is not None:
+                        raise error
+                    is_last = result.get_response().parameters["triton_final_response"].bool_param
+                    present = {output: result.as_numpy(output) for output in outputs}
+                    values |= {output: value for output, value in present.items() if value is not None}
+        except queue.Empty:
+            raise OverloadedError(f"cannot ask {name}: it has not answered within {timeout_s:g} s") from None
+        finally:
+            self._client.stop_stream(cancel_requests=True)
+        return values
 
     def close(self) -> None:
         """Close the connection."""

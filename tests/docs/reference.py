@@ -30,7 +30,6 @@ SETTINGS = {
     "adapters": "AdapterCacheSettings",
     "cascade": "CascadeSettings",
     "registries": "RegistrySettings",
-    "replay": "client.plan:Settings",
 }
 COMMANDS = {
     "serve": "shapeshift.cli.serve",
@@ -294,7 +293,6 @@ def gains() -> str:
 
 PIECES: dict[str, Callable[[], str]] = {
     **{f"settings of {name}": partial(settings, target) for name, target in SETTINGS.items()},
-    "settings of replay": partial(settings, SETTINGS["replay"], "--"),
     **{f"options of {name}": partial(options, module) for name, module in COMMANDS.items()},
     **{f"{kind} of {name}": partial(tensors, name, kind) for name in SIGNATURES for kind in ("inputs", "outputs")},
     "inputs of fused_decode": generation_inputs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -243,3 +244,17 @@ def test_tensorrt_competes_where_auto_may_take_it(monkeypatch: pytest.MonkeyPatc
     found = lookup.rival("auto", [0])
     assert found is not None and found.name == "tensorrt"
     assert lookup.rival("auto", []) is None and lookup.rival("torch", [0]) is None
+
+
+def test_a_build_keeps_rows_and_what_the_reference_makes_of_them() -> None:
+    """The sidecar asks the served model for the same."""
+    texts = ReferenceTexts(
+        lambda ids: {"EMBEDDING": np.array([len(ids), 1 / 3], np.float32), "TOKEN_LOGITS": np.zeros((len(ids), 2))},
+        opening=3,
+        closing=4,
+        vocabulary=9,
+    )
+    values = json.loads(texts.kept("bf16"))
+    assert [(ids[0], ids[-1], len(ids)) for ids in values["ids"]] == [(3, 4, 7), (3, 4, 16)]
+    assert values["outputs"] == {"EMBEDDING": [[7.0, 0.333333], [16.0, 0.333333]]}
+    assert values["min_cosine"] == MIN_COSINE["bf16"]

@@ -265,3 +265,17 @@ def test_what_tritons_openai_frontend_sends_is_taken(make_front: MakeFront, toy:
     values = values_of(request.sender.answer())
     assert values["text_output"].tolist() == [toy.text(ids("hello"), 6).encode()]
     assert values["logprobs"].tolist() == [b"null"] and "choice_index" not in values
+
+
+def test_a_check_of_the_sidecar_is_counted_apart(make_front: MakeFront, pb_utils: PbUtils) -> None:
+    front = make_front()
+    for outcome in ("right", "wrong", "wrong"):
+        request = ask(max_tokens=3, parameters={"check": outcome})
+        front.execute([request])
+        answer_of(request)
+    wait_for(lambda: not front.live)
+    front.close()
+    codes = {code: pb_utils.metric("shapeshift_requests_total", code=code) for code in ("CHECK", "CHECK_WRONG", "OK")}
+    assert codes == {"CHECK": 1, "CHECK_WRONG": 2, "OK": 0}
+    assert pb_utils.metric("shapeshift_request_latency_ms_count") == 0
+    assert pb_utils.metric("shapeshift_request_tokens_count") == 0

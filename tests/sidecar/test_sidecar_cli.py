@@ -12,9 +12,9 @@ from shapeshift.cli import main, sidecar
 from shapeshift.cli.running import status
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.overview import overview
-from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.triton import keys
 from shapeshift.triton.embedded import run_record
+from shapeshift.triton.embedded.process_tracker import ProcessTracker
 from tests.sidecar.fakes import FakeServer, cumulative, samples
 from tests.sidecar.fleet import single
 

@@ -8,7 +8,7 @@ import pytest
 
 from shapeshift.sidecar.health import DeadModel, HealthLimits, HealthTracker, ReloadBackoff
 from shapeshift.sidecar.observe import StalledThread
-from shapeshift.sidecar.process_tracker import ProcessState
+from shapeshift.triton.embedded.process_tracker import ProcessState
 from tests.sidecar.test_sidecar_observe import recorded
 
 Beats = dict[str, dict[int, float]]

@@ -15,8 +15,8 @@ from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.health import ReloadBackoff
 from shapeshift.sidecar.health_loop import HealthLoop
 from shapeshift.sidecar.journal import Journal
-from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.triton import metrics
+from shapeshift.triton.embedded.process_tracker import ProcessTracker
 from shapeshift.triton.metrics import Samples
 from tests.fakes import logger
 from tests.sidecar.fakes import FakeServer, samples

@@ -15,7 +15,7 @@ from shapeshift.sidecar.health_loop import HealthLoop
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.observe import MetricsPage, listed, timeouts_in_a_row
 from shapeshift.sidecar.policy.spare import in_order, slot
-from shapeshift.sidecar.process_tracker import ProcessTracker
+from shapeshift.triton.embedded.process_tracker import ProcessTracker
 from shapeshift.triton.endpoint import Endpoint
 from shapeshift.triton.metrics import Samples
 from tests.fakes import logger

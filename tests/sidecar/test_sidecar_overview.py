@@ -10,8 +10,8 @@ import pytest
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.sidecar import overview, run_files
-from shapeshift.sidecar.process_tracker import ProcessTracker
 from shapeshift.sidecar.servers import Servers
+from shapeshift.triton.embedded.process_tracker import ProcessTracker
 from shapeshift.triton.metrics import Samples
 from tests.sidecar.fakes import FakeServer, cumulative, samples
 from tests.sidecar.fleet import FakeFleet, single

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shapeshift.sidecar.process_tracker import ProcessState, ProcessTracker
+from shapeshift.triton.embedded.process_tracker import ProcessState, ProcessTracker
 from tests.sidecar.stubs import Stubs
 
 # Longer than any test: a wait that times out fails the test by its result.

@@ -17,8 +17,8 @@ from shapeshift.cli.sidecar import SidecarProcess
 from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.journal import Journal
-from shapeshift.sidecar.process_tracker import ProcessState, ProcessTracker
 from shapeshift.sidecar.settings import SidecarSettings
+from shapeshift.triton.embedded.process_tracker import ProcessState, ProcessTracker
 from shapeshift.triton.settings import ServerSettings
 from tests.fakes import logger
 

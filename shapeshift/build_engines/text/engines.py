@@ -19,7 +19,7 @@ from shapeshift.engines.manifest import EngineEntry
 from shapeshift.engines.profile import measure_interleaved
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.text.tokenizer import TextTokenizer
-from shapeshift.engines.verify import Deviation, ReferenceTexts
+from shapeshift.engines.verify import LONGEST_KEPT, REFERENCE, Deviation, ReferenceTexts
 from shapeshift.errors import InvalidInputError
 from shapeshift.progress import ProgressCallback
 
@@ -106,6 +106,8 @@ class TextEngineBuilder:
         entries = self._profile(
             [self._verified(tokens, f"{done} of {len(shapes)}") for done, tokens in enumerate(shapes)]
         )
+        if self._max_tokens >= LONGEST_KEPT:
+            (self._work / REFERENCE).write_text(self._texts.kept(plan.precision))
         dynamic = next((entry for entry in entries if entry.tokens is None), None)
         faster = edges.keep_faster(plan.front, [entry for entry in entries if entry.tokens], dynamic)
         return BuildResult(

@@ -21,6 +21,7 @@ from shapeshift.engines.manifest import GeneratedSettings, Manifest
 from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.engines.text import tokenizer_files
 from shapeshift.engines.text.families import FAMILIES, family_of, hidden_size, longest_text, vocabulary_size
+from shapeshift.engines.verify import REFERENCE
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.polymorph import engine_model
 from shapeshift.polymorph.policy.placement import Placement
@@ -118,7 +119,8 @@ def _write_folders(planned: Plan, engines: Path, result: Manifest, paths: BuildP
     device = planned.device if placement.name == "inline" else None
     summary = f"engines: {result.provider}, {result.precision}; {result.tolerance}"
     completed = with_dims(front.config, {output.name: output.dims for output in result.outputs})
-    config = write_front(front.folder, completed, target, parameters, summary, device=device)
+    extra = {REFERENCE: file.read_text()} if (file := engines / REFERENCE).is_file() else {}
+    config = write_front(front.folder, completed, target, parameters, summary, extra, device)
     write_workers(config, result, paths.generated, planned.gpus)
     return placement
 

@@ -33,8 +33,8 @@ def run(options: argparse.Namespace) -> int:
     """Write the overview to standard output. Raises ShapeshiftError if the server does not answer."""
     # The gRPC client is slow to import.
     from shapeshift.sidecar.overview import overview
-    from shapeshift.sidecar.process_tracker import ProcessTracker
     from shapeshift.sidecar.servers import connect
+    from shapeshift.triton.embedded.process_tracker import ProcessTracker
 
     require(0.5 <= options.seconds <= 3600, "seconds", options.seconds, "must be 0.5 to 3600")
     run_directory = options.build / "run"

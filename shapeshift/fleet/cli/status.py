@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     from shapeshift.fleet.sidecar.fleet import servers_of
     from shapeshift.sidecar.journal import Journal
     from shapeshift.sidecar.overview import overview
-    from shapeshift.sidecar.process_tracker import ProcessTracker
+    from shapeshift.triton.embedded.process_tracker import ProcessTracker
 
     require(0.5 <= options.seconds <= 3600, "seconds", options.seconds, "must be 0.5 to 3600")
     fleet = settings.read(options.file, options.node)

@@ -1,0 +1,210 @@
+"""Whether models still answer as they should: now and then one question to an idle model, whose answer is known.
+
+A text model is asked what its build has kept, and its answer held against the reference model's. Where nothing is
+kept, the first answer since the model, its engines and its registry are what they are counts as right: this finds what
+changes while a model serves, not what was wrong from the start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shapeshift.errors import ShapeshiftError
+from shapeshift.sidecar.actuate import Actuator
+from shapeshift.sidecar.health import DeadModel
+from shapeshift.sidecar.journal import Journal
+from shapeshift.sidecar.observe import RUNNING, WAITING, MetricsPage, gauge
+from shapeshift.sidecar.servers import Ask, Changes
+from shapeshift.sidecar.settings import SidecarSettings
+from shapeshift.triton.metrics import Heartbeats
+
+REFERENCE = "reference.json"
+_TIMEOUT_S = 10.0
+_MIN_COSINE = 0.999
+# Of a model; adapters and tasks come and go.
+_MOST_FIRST = 16
+_DESCRIPTION = "DESCRIPTION"
+# Of answers that depend on it: what else must be the same for two of them to be compared.
+_CHOICES = ("GAMMA", "LEVEL")
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def _text(*values: str) -> NDArray[np.object_]:
+    return np.array([value.encode() for value in values], dtype=object)
+
+
+# By an input of the model: what it is asked, and which outputs are answers. Greedy tokens are determined.
+_QUESTIONS: Mapping[str, tuple[Arrays, tuple[str, ...]]] = {
+    "TEXT": ({"TEXT": _text("a book about the sea")[None]}, ("EMBEDDING", "LOGITS", "LABEL")),
+    "PIXELS": ({"PIXELS": (np.arange(48, dtype=np.uint8) * 5).reshape(1, 4, 4, 3)}, ("LABEL", "PROBABILITIES")),
+    "text_input": (
+        {
+            "text_input": _text("Once upon a time"),
+            "max_tokens": np.array([8], np.int32),
+            "temperature": np.array([0], np.float32),
+        },
+        ("text_output",),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a model is asked. expected: what it should answer; None: what it answers first. others: outputs to read."""
+
+    inputs: Arrays
+    outputs: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    expected: Arrays | None = None
+    min_cosine: float = _MIN_COSINE
+
+
+class AnswerCheck:
+    """One thread calls `step`, once a second."""
+
+    def __init__(
+        self,
+        settings: SidecarSettings,
+        control: Changes,
+        ask: Ask,
+        actuator: Actuator,
+        journal: Journal,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._control = control
+        self._ask = ask
+        self._actuator = actuator
+        self._journal = journal
+        self._clock = clock
+        self._heartbeats = Heartbeats[int]()
+        # By model: when it was asked last, and its first answers by what they depend on.
+        self._asked_at: dict[str, float] = {}
+        self._first: dict[str, dict[str, Arrays]] = {}
+        # Spent on questions in this step.
+        self._took_s = 0.0
+        self._wrong: set[str] = set()
+        self._next = clock() + settings.check_seconds
+
+    def step(self, page: MetricsPage) -> None:
+        """Ask one idle model, if it is time. A model that does not answer, or refuses, is left to the health loop."""
+        beats = page.heartbeats()
+        living = self._heartbeats.living({pid: count for counts in beats.values() for pid, count in counts.items()})
+        if self._clock() < self._next:
+            return
+        busy = self._actuator.changing
+        idle = [model for model in beats if model not in busy and not _load(page, model, living)]
+        for model in sorted(idle, key=lambda name: (name not in self._wrong, self._asked_at.get(name, 0.0))):
+            self._asked_at[model], self._took_s = self._clock(), 0.0
+            try:
+                question = self._question(model)
+                if question is None:
+                    continue
+                self._check(model, question)
+            except ShapeshiftError as error:
+                self._journal.log_once("answer", model, f"not checked: {error}")
+                self._took_s = 0.0
+            self._next = self._clock() + max(self._settings.check_seconds, self._took_s / self._settings.check_share)
+            return
+
+    def _check(self, model: str, question: Question) -> None:
+        differs = self._differs(model, question, "right")
+        if differs:
+            # Once more, so that no chance reloads a model; the model counts it as a wrong answer.
+            differs = self._differs(model, question, "wrong")
+        if not differs:
+            if model in self._wrong:
+                self._wrong.discard(model)
+                self._journal.log("answer", model, "answers as it should again")
+        elif model in self._wrong:
+            self._journal.log_once("answer", model, f"still differs after a reload: {differs}", logging.ERROR)
+        else:
+            self._wrong.add(model)
+            self._journal.clear("answer", model)
+            self._journal.log("answer", model, f"differs: {differs}", logging.ERROR)
+            self._actuator.reload(model, DeadModel("answers differ", False))
+        self._journal.update_status(wrong_answers=sorted(self._wrong))
+
+    def _differs(self, model: str, question: Question, before: str) -> str:
+        """In what the model's answer differs from the right one; empty: in nothing."""
+        names = (*question.outputs, *question.others)
+        answer = self._timed(model, question.inputs, names, {"check": before})
+        right = question.expected
+        if right is None:
+            described = self._timed(model, question.inputs, (_DESCRIPTION,), {})
+            depends = [*described.values(), *(answer[name] for name in question.others if name in answer)]
+            first = self._first.setdefault(model, {})
+            if len(first) >= _MOST_FIRST:
+                first.clear()
+            right = first.setdefault(str([value.tolist() for value in depends]), answer)
+        return next(filter(None, (_difference(name, answer, right, question) for name in question.outputs)), "")
+
+    def _timed(self, model: str, inputs: Arrays, outputs: tuple[str, ...], parameters: Mapping[str, str]) -> Arrays:
+        began = self._clock()
+        answer = self._ask(model, inputs, outputs, parameters, _TIMEOUT_S)
+        self._took_s += self._clock() - began
+        return answer
+
+    def _question(self, model: str) -> Question | None:
+        config = self._control.config(model)
+        parameters = config.get("parameters", {})
+        if "worker_of" in parameters or "forward_to" in parameters:
+            return None
+        outputs = [str(output["name"]) for output in config.get("output", ())]
+        reference = self._reference(model)
+        if reference is not None and {*reference.outputs} <= {*outputs}:
+            return reference
+        others = tuple(name for name in _CHOICES if name in outputs)
+        inputs = {str(one["name"]) for one in config.get("input", ())}
+        for name, (values, answers) in _QUESTIONS.items():
+            compared = tuple(answer for answer in answers if answer in outputs)
+            if name in inputs and compared:
+                return Question(values, compared, others)
+        return None
+
+    def _reference(self, model: str) -> Question | None:
+        """What the build of the model has kept, if it is here."""
+        for folder in self._settings.repositories:
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                values = json.loads((Path(folder) / model / REFERENCE).read_text())
+                expected = {name: np.array(rows, np.float32) for name, rows in values["outputs"].items()}
+                inputs = _padded(values["ids"])
+                least = float(values["min_cosine"])
+                return Question(inputs, tuple(expected), (), expected, least) if expected else None
+        return None
+
+
+def _load(page: MetricsPage, model: str, living: Collection[int]) -> float:
+    """What waits and runs in the model's living processes."""
+    return sum(sum(gauge(model, name, page, living).values()) for name in (WAITING, RUNNING))
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> Arrays:
+    ids, mask = np.zeros((2, len(rows), max(map(len, rows))), np.int64)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)], mask[index, : len(row)] = row, 1
+    return {"INPUT_IDS": ids, "ATTENTION_MASK": mask}
+
+
+def _difference(name: str, answer: Arrays, right: Arrays, question: Question) -> str:
+    if name not in answer or name not in right or answer[name].shape != right[name].shape:
+        return f"{name} is missing, or has another shape"
+    one, other = answer[name], right[name]
+    if one.dtype.kind != "f":
+        return "" if np.array_equal(one, other) else f"{name} is {one.ravel()[:3].tolist()}"
+    one, other = one.reshape(len(one), -1).astype(float), other.reshape(len(other), -1).astype(float)
+    # As a build verifies what is not normalised: magnitudes count, too.
+    alike = 2 * (one * other).sum(1) / np.maximum((one * one).sum(1) + (other * other).sum(1), 1e-30)
+    worst, least = float(alike.min()), question.min_cosine
+    return "" if worst >= least else f"{name}: cosine {worst:.6f}, must be at least {least:g}"
