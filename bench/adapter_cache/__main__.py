@@ -3,7 +3,7 @@
     server      the `generate_lora` front with 100 adapters of ranks 8 to 128 over a Llama of 110 million random
                 parameters, called over gRPC streams
     simulated   the same policies over iterations whose times follow a linear law: no server, no tensors
-    turns       (only if requested) the default and `fifo` without a cache in one server, the same draws in turn
+    turns       (only if requested) the default and `fifo` without a cache, more draws, each repeated
     chats       (only if requested) simulated: predicted answer lengths, where chats run beside adapters
 
 Lengths are those of the Azure LLM inference trace 2023, scaled to the model; ranks follow a power law; arrivals are
@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import defaultdict
 
-from bench.adapter_cache import chats, report, server, simulated, turns
-from bench.adapter_cache.report import DEFAULT, PLAIN, QUEUES, AdapterRun
+from bench.adapter_cache import chats, report, server, simulated
+from bench.adapter_cache.report import DEFAULT, PLAIN
 from bench.adapter_cache.server import ServerBench
 from bench.common import public_data
 from bench.common.output import Output, name_of_parts, parser, program
@@ -44,50 +43,28 @@ class AdapterBench:
             self._output.say(simulated.measure(regime, loads, count, self._seeds))
 
     def server(self) -> None:
-        """Measure the real server: the parts of the system over all seeds, and further variants over the first."""
-        bench, count = ServerBench(self._precision), 30 if self._quick else 150
-        capacity = bench.capacity(count)
-        rates = {f"load {load:.0%}": load * capacity for load in self._loads}
-        ends = {name: server.PARTS[name] for name in (PLAIN, DEFAULT)}
-        runs: dict[str, dict[str, list[AdapterRun]]] = defaultdict(lambda: defaultdict(list))
-        for seed in self._seeds:
-            for load, name, run in bench.measure(ends if self._quick else server.PARTS, rates, count, seed):
-                runs[load][name].append(run)
-        if not self._quick:
-            for load, name, run in bench.measure(server.VARIANTS, rates, count, self._seeds[0]):
-                runs[load][name].append(run)
-        self._output.say(f"\n=== server: capacity of {PLAIN}: {capacity:.2f} requests/s")
-        for load, systems in runs.items():
-            self.say_load(load, systems)
+        """Measure the real server under each of the loads."""
+        draws, count = (1, 30) if self._quick else (3, 150)
+        self._serve([PLAIN, DEFAULT] if self._quick else list(server.PARTS), self._loads, draws, 1, count)
 
     def turns(self) -> None:
-        """Measure the real server under the last of the loads, in turns."""
+        """Measure the real server under the last of the loads, many times."""
         draws, repeats, count = (2, 1, 60) if self._quick else (10, 3, 150)
-        bench, load = ServerBench(self._precision), self._loads[-1]
-        rate = load * bench.capacity(count)
-        runs = turns.measure(bench, rate, draws, repeats, count, self._seeds[0])
-        self._output.say(turns.tables(f"in turns, load {load:.0%} ({rate:.2f} requests/s)", runs))
-        self._output.data["turns"] = {
-            name: [[report.record([run]) for run in of_draw] for of_draw in draws.values()]
-            for name, draws in runs.items()
-        }
+        self._serve([PLAIN, DEFAULT], self._loads[-1:], draws, repeats, count)
+
+    def _serve(self, systems: list[str], loads: list[float], draws: int, repeats: int, count: int) -> None:
+        bench = ServerBench(self._precision)
+        capacity = bench.capacity(count)
+        self._output.say(f"\n=== server: capacity of {PLAIN}: {capacity:.2f} requests/s")
+        for load in loads:
+            name, rate = f"load {load:.0%}", load * capacity
+            cells = bench.measure(systems, name, rate, draws, repeats, count, self._seeds[0])
+            self._output.say(report.tables(cells))
+            self._output.data[name] = {system: report.record(runs) for system, runs in report.every(cells).items()}
 
     def chats(self) -> None:
         """Simulate SmolLM2's chats beside its adapters."""
         self._output.say(chats.measure(*((2, 200) if self._quick else (24, 800))))
-
-    def say_load(self, load: str, runs: dict[str, list[AdapterRun]]) -> None:
-        """Print the systems under one load. `VARIANTS` have one draw, so all systems are also shown for that draw."""
-        whole = {name: runs[name] for name in runs if name in server.PARTS}
-        self._output.say(report.systems_table(f"{load}, draws: {len(self._seeds)}", whole))
-        if whole.keys() != runs.keys():
-            first = {name: of_system[:1] for name, of_system in runs.items()}
-            self._output.say(report.systems_table(f"{load}, the first draw", first))
-        for name in [name for name in (DEFAULT, QUEUES) if name in whole]:
-            rows = report.ratios(runs[name], runs[PLAIN])
-            self._output.table(f"{name} over {PLAIN}", rows)
-            self._output.data.setdefault("ratios", []).append({"load": load, "system": name, "rows": rows})
-        self._output.data[load] = {name: report.record(of_system) for name, of_system in runs.items()}
 
 
 @program

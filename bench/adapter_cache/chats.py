@@ -111,7 +111,7 @@ def measure(draws: int, count: int) -> str:
             base = [first_s(machine, "arrival", RunningMean(), one) for one in drawn]
             rows += [
                 {"load": load, "scheduler": scheduler, **_compared(machine, scheduler, drawn, base)}
-                for scheduler in ("sjf", "wrs", "chameleon")
+                for scheduler in ("sjf", "chameleon")
             ]
         tables.append(table(f"{name}, {capacity:.1f} requests/s: first token over that of `arrival`", rows))
     return "\n".join(tables)

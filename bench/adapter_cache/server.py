@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +14,15 @@ import numpy as np
 from bench.adapter_cache import random_adapters, report
 from bench.adapter_cache.loads import RANKS, Lengths, adapter_set, draw
 from bench.adapter_cache.report import CACHE, DEFAULT, ORDER, PLAIN, QUEUES, AdapterRun
-from bench.common.foreign_load import ForeignLoad
+from bench.common.cells import Cells, Run
 from bench.common.models import SHIPPED, generator, write_front
-from bench.common.output import FOLDER, empty, progress
+from bench.common.output import FOLDER, empty
 from bench.common.server import loaded_server
 from bench.fused_decode.loads import Load
 from bench.fused_decode.served import TritonStreams
 from bench.peers import random_llama
 from bench.peers.protocol import DecodeRequest
-from shapeshift.adapter_cache.settings import EVICTION_RULES, UNUSED
+from shapeshift.adapter_cache.settings import UNUSED
 from shapeshift.triton.metrics import scrape
 
 MODEL = "generate_lora"
@@ -31,7 +31,8 @@ SCALE = 1 / 16
 """Factor of the trace's lengths: the model is about sixty times smaller than the paper's, the machine even slower."""
 CACHE_SHARE = 0.4
 """Share of the bytes of all adapters that the cache holds."""
-_WARM = 8
+_WARM = 60
+"""Unmeasured requests that fill the caches, where draws are repeated."""
 _SETTLE_S = 2.5
 _COUNTED = tuple(f"shapeshift_adapter_{name}_total" for name in ("loaded_bytes", "hits", "misses"))
 
@@ -42,12 +43,6 @@ PARTS: dict[str, dict[str, str]] = {
     DEFAULT: {},
     QUEUES: {"scheduler": "chameleon"},
 }
-VARIANTS: dict[str, dict[str, str]] = {
-    "chameleon, no cache": {"scheduler": "chameleon", "eviction": UNUSED},
-    **{f"{name}, cache": {"scheduler": name} for name in ("sjf", "wrs")},
-    **{f"default, {name}": {"eviction": name} for name in list(EVICTION_RULES)[1:] if name != UNUSED},
-    "default, predicting": {"prefetch": "true"},
-}
 
 
 @dataclass(frozen=True)
@@ -57,21 +52,38 @@ class AdapterRequest(DecodeRequest):
     adapter: str | None = None
 
 
-@dataclass(frozen=True)
-class ServedSystem:
-    """A running system: the model `model` of a server."""
-
-    streams: AdapterStreams
-    metrics_url: str
-    model: str
-
-
 class AdapterStreams(TritonStreams):
-    """Streams of requests for adapters."""
+    """Streams of requests for adapters to a model, whose counters are at `metrics_url`."""
+
+    def __init__(self, url: str, metrics_url: str, model: str, tokenizer: Path) -> None:
+        super().__init__(url, model, tokenizer)
+        self._metrics_url = metrics_url
+
+    def run(self, load: Load) -> AdapterRun:
+        """Run the system under `load`."""
+        before = self._counted()
+        answers = self.replay(load)
+        loaded_bytes, hits, misses = (after - one for after, one in zip(self._counted(), before, strict=True))
+        return AdapterRun(
+            answers.first_s - answers.arrived_s,
+            answers.last_s - answers.arrived_s,
+            answers.between_s,
+            loaded_bytes,
+            hits,
+            misses,
+            answers.span_s,
+        )
 
     def _parameters(self, request: DecodeRequest) -> dict[str, str]:
         adapter = request.adapter if isinstance(request, AdapterRequest) else None
         return {} if adapter is None else {"lora_name": adapter}
+
+    def _counted(self) -> list[float]:
+        """The cache's counters, after they are exported."""
+        time.sleep(_SETTLE_S)
+        samples = scrape(self._metrics_url, timeout_s=5.0)
+        page = {name: value for (name, labels), value in samples.items() if ("model", self._model) in labels}
+        return [page.get(name, 0.0) for name in _COUNTED]
 
 
 class ServerBench:
@@ -87,22 +99,26 @@ class ServerBench:
 
     def capacity(self, count: int) -> float:
         """Requests a second that FIFO without a cache serves when all arrive at once."""
-        with self.serving({PLAIN: PARTS[PLAIN]}) as served:
-            return report.served_per_s([self.run(served[PLAIN], self.load(1e6, count, 10**6))])
+        with self.serving([PLAIN]) as served:
+            return report.served_per_s([served[PLAIN].run(self.load(1e6, count, 10**6))])
 
     def measure(
-        self, systems: Mapping[str, Mapping[str, str]], rates: Mapping[str, float], count: int, seed: int
-    ) -> Iterator[tuple[str, str, AdapterRun]]:
-        """Load, system and run: each of `systems` once under each load, in random order, on the same requests.
+        self, systems: Sequence[str], load: str, rate: float, draws: int, repeats: int, count: int, seed: int
+    ) -> Cells[AdapterRun]:
+        """Runs of the systems, of PARTS, in one server, under `draws` of `count` requests, each repeated.
 
-        A server serves one load after another, so the caches of later loads are warm. No request is sent twice.
+        If the machine is fast at one time and slow at another, all systems are affected alike. A draw repeats only
+        after all others, so that the caches have changed by then.
         """
-        for name in random.Random(seed).sample(list(systems), len(systems)):
-            with self.serving({name: systems[name]}) as served:
-                for at, (load, rate) in enumerate(rates.items()):
-                    run = self.run(served[name], self.load(rate, count, seed, at))
-                    progress(f"{name}, {load}: p99 {report.first_ms([run], 99):.0f} ms")
-                    yield load, name, run
+        cells = Cells(_figures, seed)
+        drawn = {f"{load}, draw {number}": self.load(rate, count, seed, number, 2) for number in range(draws)}
+        with self.serving(systems) as served:
+            for streams in served.values() if repeats > 1 else ():
+                streams.replay(self.load(1e6, _WARM, seed, draws, 2))
+            for _ in range(repeats):
+                for name, one in drawn.items():
+                    cells.measure(name, {system: partial(served[system].run, one) for system in systems})
+        return cells
 
     def load(self, rate: float, count: int, *seed: int) -> Load:
         """Poisson arrivals of `count` requests, `rate` a second."""
@@ -116,38 +132,21 @@ class ServerBench:
         )
 
     @contextmanager
-    def serving(self, systems: Mapping[str, Mapping[str, str]]) -> Iterator[dict[str, ServedSystem]]:
+    def serving(self, systems: Sequence[str]) -> Iterator[dict[str, AdapterStreams]]:
         """One server with a model, and so a process, for each of `systems`, after a short warm-up."""
-        repository = FOLDER / "adapter-repository"
+        repository, tokenizer = FOLDER / "adapter-repository", self.model / "tokenizer.json"
         empty(repository)
-        models = {name: MODEL if not at else f"{MODEL}_{at}" for at, name in enumerate(systems)}
+        models = {name: f"{MODEL}_{at}" for at, name in enumerate(systems)}
         for name, model in models.items():
-            self._publish(repository / model, systems[name])
+            self._publish(repository / model, PARTS[name])
         with loaded_server(dict.fromkeys(models.values(), 0), (repository,)) as server:
-            served = {}
-            for name, model in models.items():
-                streams = AdapterStreams(server.grpc_url, model, self.model / "tokenizer.json")
-                streams.replay(self.load(1e6, _WARM, 10**7))
-                served[name] = ServedSystem(streams, server.metrics_url, model)
+            served = {
+                name: AdapterStreams(server.grpc_url, server.metrics_url, model, tokenizer)
+                for name, model in models.items()
+            }
+            for streams in served.values():
+                streams.replay(self.load(1e6, 8, 10**7))
             yield served
-
-    def run(self, system: ServedSystem, load: Load) -> AdapterRun:
-        """Run a system under `load`."""
-        before = _counted(system)
-        with ForeignLoad() as foreign:
-            answers = system.streams.replay(load)
-        after = _counted(system)
-        loaded_bytes, hits, misses = (after[name] - before[name] for name in _COUNTED)
-        return AdapterRun(
-            answers.first_s - answers.arrived_s,
-            answers.last_s - answers.arrived_s,
-            answers.between_s,
-            loaded_bytes,
-            hits,
-            misses,
-            answers.span_s,
-            foreign.cores,
-        )
 
     def _publish(self, folder: Path, parameters: Mapping[str, str]) -> None:
         """Write the front with these parameters, over the benchmark's model and adapters."""
@@ -163,9 +162,5 @@ class ServerBench:
         write_front(SHIPPED / MODEL, folder, values)
 
 
-def _counted(system: ServedSystem) -> dict[str, float]:
-    """The cache's counters, after they are exported."""
-    time.sleep(_SETTLE_S)
-    samples = scrape(system.metrics_url, timeout_s=5.0)
-    page = {name: value for (name, labels), value in samples.items() if ("model", system.model) in labels}
-    return {name: page.get(name, 0.0) for name in _COUNTED}
+def _figures(run: Run[AdapterRun]) -> dict[str, float]:
+    return {"first_p99_ms": report.first_ms([run.result], 99)}

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bench.adapter_cache import report, turns
+from bench.adapter_cache import report
 from bench.adapter_cache.loads import RANKS, Lengths, adapter_set, draw
 from bench.adapter_cache.report import AdapterRun
+from bench.common.cells import Cells, Run
 
 
 def a_run(first: NDArray[np.float64], loaded: float = 0.0) -> AdapterRun:
@@ -61,14 +62,15 @@ def test_runs_of_the_same_requests_give_the_median_of_each_request() -> None:
     assert report.record([median])["hit_ratio"] == 0.75
 
 
-def test_turns_are_shown_draw_by_draw() -> None:
+def test_repeats_are_shown_draw_by_draw_by_their_medians() -> None:
     times = np.linspace(1, 2, 101)
-    runs = {
-        report.DEFAULT: {0: [a_run(times / 2)] * 2 + [a_run(times * 5)], 1: [a_run(times)] * 3},
-        report.PLAIN: {0: [a_run(times)] * 3, 1: [a_run(times)] * 3},
-    }
-    lines = turns.tables("turns", runs).splitlines()
+    cells: Cells[AdapterRun] = Cells(lambda run: {"first_p99_ms": report.first_ms([run.result], 99)})
+    for name, ours in (("draw 0", [times / 2, times / 2, times * 5]), ("draw 1", [times] * 3)):
+        for first in ours:
+            cells.keep(name, report.DEFAULT, Run(a_run(first), 0.5, 0.0))
+            cells.keep(name, report.PLAIN, Run(a_run(times), 0.25, 0.0))
+    lines = report.tables(cells).splitlines()
+    assert lines.pop().split()[-2:] == ["0.50", "cores"]
     assert "geometric mean of the draws' ratios 0.71  (0.50 to 1.00)" in lines.pop()
     assert [line.split()[-1] for line in lines[-2:]] == ["0.5", "1"]
-    shown = [float(part) for part in lines[-2].split()[1:4]]
-    assert shown == pytest.approx([995.5, 995.5, 9955], abs=1), "all runs are shown, the median counts"
+    assert report.record(report.every(cells)[report.DEFAULT])["runs"] == 6
