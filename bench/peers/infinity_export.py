@@ -1,4 +1,4 @@
-"""Export a checkpoint for infinity's optimum engine; infinity's own interpreter runs this.
+"""Export a checkpoint for infinity's optimum engine, in its environment: `infinity_export.py CHECKPOINT FILE`.
 
 infinity takes any *.onnx below the model's folder; published models have `onnx/model.onnx`. optimum's exporter does not
 work with this torch: it calls torch's newer export, which needs onnxscript.
@@ -6,7 +6,7 @@ work with this torch: it calls torch's newer export, which needs onnxscript.
 
 from __future__ import annotations
 
-import argparse
+import sys
 from pathlib import Path
 
 import torch
@@ -53,13 +53,5 @@ def export(checkpoint: Path, target: Path) -> None:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkpoint", type=Path, help="folder with config.json and model.safetensors")
-    parser.add_argument("target", type=Path, help="the ONNX file to write")
-    arguments = parser.parse_args()
-    export(arguments.checkpoint, arguments.target)
-
-
 if __name__ == "__main__":
-    main()
+    export(Path(sys.argv[1]), Path(sys.argv[2]))
