@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, pi, sin
 from typing import Any
 
 import numpy as np
-import tritonclient.grpc.aio as triton
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from bench.demo.fronts import Baseline
+from shapeshift.errors import ShapeshiftError
+from shapeshift.triton.async_client import AsyncClient, ModelCall
 from shapeshift.workloads.text import TextMaker
 
 BUSY = {
@@ -37,6 +37,7 @@ _INTENTS = (
     "tell me something that i could do with that thing from yesterday",
     "will it rain in oslo",
 )
+_TIMEOUT_S = 120.0
 _SYSTEM = (
     "<|im_start|>system\nYou are a patient assistant who answers questions about history, nature, cooking and travel in"
     " plain sentences, without lists, and who says so when a question cannot be answered.<|im_end|>\n"
@@ -135,49 +136,31 @@ async def send(
 
     drain_s: how long after the last one answers are waited for. instead: who answers in place of a front.
     """
-    start = time.monotonic()
-    async with triton.InferenceServerClient(url) as client:
-        tasks = []
-        for request in planned:
-            await asyncio.sleep(max(0.0, start + request.at - time.monotonic()))
-            tasks.append(asyncio.create_task(_answer(client, request, start, (instead or {}).get(request.front))))
-        for task in (await asyncio.wait(tasks, timeout=drain_s))[1]:
-            task.cancel()
-        return await asyncio.gather(*tasks)
+    start, client, tasks = time.monotonic(), AsyncClient(url), []
+    for request in planned:
+        await asyncio.sleep(max(0.0, start + request.at - time.monotonic()))
+        tasks.append(asyncio.create_task(_answer(client, request, start, (instead or {}).get(request.front))))
+    for task in (await asyncio.wait(tasks, timeout=drain_s))[1]:
+        task.cancel()
+    answers = await asyncio.gather(*tasks)
+    await client.close()
+    return answers
 
 
-async def _answer(client: Any, request: Request, start: float, baseline: Baseline | None) -> Answer:
+async def _answer(client: AsyncClient, request: Request, start: float, baseline: Baseline | None) -> Answer:
     model = baseline.model if baseline else request.front
     parameters = {**request.parameters, **(baseline.parameters if baseline else {})}
-    inputs = [_tensor(name, values) for name, values in request.inputs.items()]
+    arrays = {name: np.asarray(values) for name, values in request.inputs.items()}
+    inputs = {name: array.astype(object) if array.dtype.kind == "U" else array for name, array in arrays.items()}
+    call = ModelCall(model, inputs, _TIMEOUT_S, parameters=parameters)
     try:
-        if "stream" in request.inputs:
-            await _read_stream(client, {"model_name": model, "inputs": inputs, "parameters": parameters})
+        if "stream" in inputs:
+            async for _ in client.stream(call):
+                pass
         else:
-            await client.infer(model, inputs, parameters=parameters)
-    except InferenceServerException as error:
+            await client.infer(call)
+    except ShapeshiftError as error:
         return Answer(request.front, inf, str(error))
     except asyncio.CancelledError:
         return Answer(request.front, inf, "no answer within the turn")
     return Answer(request.front, time.monotonic() - start - request.at)
-
-
-async def _read_stream(client: Any, request: dict[str, Any]) -> None:
-    async def one() -> AsyncIterator[dict[str, Any]]:
-        yield request
-
-    responses = client.stream_infer(one())
-    try:
-        async for _, error in responses:
-            if error is not None:
-                raise error
-    finally:
-        responses.cancel()
-
-
-def _tensor(name: str, values: Any) -> Any:
-    array = np.asarray(values)
-    array = array.astype(np.object_) if array.dtype.kind == "U" else array
-    tensor = triton.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
-    tensor.set_data_from_numpy(array)
-    return tensor

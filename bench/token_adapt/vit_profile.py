@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +23,13 @@ import torch
 from safetensors.torch import save_file
 
 from bench.common.output import BUILD, FOLDER
-from shapeshift.build_engines.image.engines import ImageEngineBuilder, folder_of
+from shapeshift.build_engines.image.engines import ImageEngineBuilder
 from shapeshift.build_engines.image.plan import ImageFrontConfig, ImagePlan, plan
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines.hardware import cpu_model
 from shapeshift.progress import Progress
-from shapeshift.token_adapt.checkpoints.weights import as_timm, read_model
+from shapeshift.token_adapt.checkpoints.weights import as_timm
 from shapeshift.token_adapt.model.architecture import Architecture
-from shapeshift.token_adapt.model.gamma_module import GammaModule
 from shapeshift.token_adapt.model.manifest import BATCHES
 from shapeshift.token_adapt.model.schedule import activation_mb, count_multiplications, expand, output_tokens
 from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
@@ -97,17 +97,14 @@ def open_engines(
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     engines = ImageEngineBuilder(planned, work, progress)
-    model, _, _ = read_model(planned.checkpoint.folder)
     cells: dict[Cell, Callable[[], object]] = {}
     for gamma in planned.gammas:
-        engines.build_gamma(gamma)
-        runtime = planned.provider.open(work / folder_of(gamma), planned.precision, planned.threads)
-        module, engine = GammaModule(model, gamma).eval(), runtime.engine(None, None)
+        built = engines.build_gamma(gamma)
         for images in {*batches, *([eager] if eager else [])}:
-            example = module.example(images)
-            cells[Cell(gamma, images)] = lambda engine=engine, example=example: engine.run(example)  # type: ignore[misc]
+            example = built.module.example(images)
+            cells[Cell(gamma, images)] = partial(built.engine.run, example)
             if images == eager:
-                cells[Cell(gamma, eager, True)] = lambda module=module, example=example: module.features(example)  # type: ignore[misc]
+                cells[Cell(gamma, eager, True)] = partial(built.module.features, example)
     return cells
 
 
