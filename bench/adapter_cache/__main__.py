@@ -59,8 +59,8 @@ class AdapterBench:
         for load in loads:
             name, rate = f"load {load:.0%}", load * capacity
             cells = bench.measure(systems, name, rate, draws, repeats, count, self._seeds[0])
-            self._output.say(report.tables(cells))
-            self._output.data[name] = {system: report.record(runs) for system, runs in report.every(cells).items()}
+            self._output.say(server.tables(cells))
+            self._output.data[name] = {system: report.record(runs) for system, runs in server.every(cells).items()}
 
     def chats(self) -> None:
         """Simulate SmolLM2's chats beside its adapters."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common.cells import Cells
 from bench.common.output import Row, table
 
 PLAIN, CACHE, ORDER = "fifo, no cache", "fifo, cache", "arrival, no cache"
@@ -89,35 +88,6 @@ def record(runs: Runs) -> dict[str, float]:
 def systems_table(title: str, systems: Mapping[str, Runs]) -> str:
     """A line for each system under one load."""
     return table(title, [{"system": name, **record(runs)} for name, runs in systems.items()])
-
-
-def tables(cells: Cells[AdapterRun]) -> str:
-    """All runs; of repeated ones the median of each request; ours over PLAIN; and draw by draw."""
-    draws, names = cells.loads, cells.systems(cells.loads[0])
-    results = {name: [[run.result for run in cells.runs[draw, name]] for draw in draws] for name in names}
-    medians = {name: [typical(of_draw) for of_draw in results[name]] for name in names}
-    shown = [systems_table(f"{draws[0]}, and {len(draws) - 1} more", every(cells))]
-    if len(results[names[0]][0]) > 1:
-        shown.append(systems_table("the median of each request", medians))
-    for name in [name for name in (DEFAULT, QUEUES) if name in names]:
-        shown.append(table(f"{name} over {PLAIN}", ratios(medians[name], medians[PLAIN])))
-    p99 = {name: [first_ms([run], 99) for run in medians[name]] for name in names}
-    by_draw = np.divide(p99[DEFAULT], p99[PLAIN])
-    rows = [
-        {"draw": str(number), **{name: p99[name][number] for name in names}, f"{DEFAULT} over {PLAIN}": ratio}
-        for number, ratio in enumerate(by_draw.tolist())
-    ]
-    shown.append(table("draw by draw, p99 of the first token, ms", rows))
-    value, low, high = geometric_mean(by_draw)
-    shown.append(f"  geometric mean of the draws' ratios {value:.2f}  ({low:.2f} to {high:.2f})")
-    foreign = max(run.foreign for runs in cells.runs.values() for run in runs)
-    return "\n".join([*shown, f"  other processes used at most {foreign:.2f} cores"])
-
-
-def every(cells: Cells[AdapterRun]) -> dict[str, Runs]:
-    """All runs of each system."""
-    names = cells.systems(cells.loads[0])
-    return {name: [run.result for draw in cells.loads for run in cells.runs[draw, name]] for name in names}
 
 
 def ratios(ours: Runs, theirs: Runs) -> list[Row]:

@@ -16,7 +16,7 @@ from bench.adapter_cache.loads import RANKS, Lengths, adapter_set, draw
 from bench.adapter_cache.report import CACHE, DEFAULT, ORDER, PLAIN, QUEUES, AdapterRun
 from bench.common.cells import Cells, Run
 from bench.common.models import SHIPPED, generator, write_front
-from bench.common.output import FOLDER, empty
+from bench.common.output import FOLDER, empty, table
 from bench.common.server import loaded_server
 from bench.fused_decode.loads import Load
 from bench.fused_decode.served import TritonStreams
@@ -164,3 +164,32 @@ class ServerBench:
 
 def _figures(run: Run[AdapterRun]) -> dict[str, float]:
     return {"first_p99_ms": report.first_ms([run.result], 99)}
+
+
+def tables(cells: Cells[AdapterRun]) -> str:
+    """All runs; of repeated ones the median of each request; ours over PLAIN; and draw by draw."""
+    draws, names = cells.loads, cells.systems(cells.loads[0])
+    results = {name: [[run.result for run in cells.runs[draw, name]] for draw in draws] for name in names}
+    medians = {name: [report.typical(of_draw) for of_draw in results[name]] for name in names}
+    shown = [report.systems_table(f"{draws[0]}, and {len(draws) - 1} more", every(cells))]
+    if len(results[names[0]][0]) > 1:
+        shown.append(report.systems_table("the median of each request", medians))
+    for name in [name for name in (DEFAULT, QUEUES) if name in names]:
+        shown.append(table(f"{name} over {PLAIN}", report.ratios(medians[name], medians[PLAIN])))
+    p99 = {name: [report.first_ms([run], 99) for run in medians[name]] for name in names}
+    by_draw = np.divide(p99[DEFAULT], p99[PLAIN])
+    rows = [
+        {"draw": str(number), **{name: p99[name][number] for name in names}, f"{DEFAULT} over {PLAIN}": ratio}
+        for number, ratio in enumerate(by_draw.tolist())
+    ]
+    shown.append(table("draw by draw, p99 of the first token, ms", rows))
+    value, low, high = report.geometric_mean(by_draw)
+    shown.append(f"  geometric mean of the draws' ratios {value:.2f}  ({low:.2f} to {high:.2f})")
+    foreign = max(run.foreign for runs in cells.runs.values() for run in runs)
+    return "\n".join([*shown, f"  other processes used at most {foreign:.2f} cores"])
+
+
+def every(cells: Cells[AdapterRun]) -> dict[str, report.Runs]:
+    """All runs of each system."""
+    names = cells.systems(cells.loads[0])
+    return {name: [run.result for draw in cells.loads for run in cells.runs[draw, name]] for name in names}

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from bench.adapter_cache import random_adapters
 from bench.common.models import KERNELS
@@ -46,7 +45,7 @@ def main() -> int:
     adapters = [make(FOLDER / "adapters-of-a-step", folder, number) for number in range(len(RANKS))]
     rows: list[Row] = []
     for batch in BATCHES:
-        variants = {**ours(folder, adapters, precision, batch), **peft(folder, adapters, precision, batch)}
+        variants = {**ours(folder, adapters, precision, batch), **peft(folder, precision, batch)}
         times_ms = measure(variants, options.rounds)
         theirs = times_ms[PEFT_MIXED] - times_ms[PEFT_BASE]
         for name in [name for name in (NATIVE, TORCH) if name in times_ms]:
@@ -111,38 +110,19 @@ def ours(folder: Path, adapters: list[Path], precision: str, batch: int) -> dict
     return steps
 
 
-def peft(folder: Path, adapters: list[Path], precision: str, batch: int) -> dict[str, Step]:
+def peft(folder: Path, precision: str, batch: int) -> dict[str, Step]:
     """The same steps by transformers without adapters, and by PEFT with a mixed batch."""
     import torch
     import transformers
-    from peft import PeftModel
 
+    from bench.peers.peft_steps import stepper, with_adapters
     from shapeshift.fused_decode.model.cpu_runtime import DTYPES
 
-    def base() -> Any:
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[precision])
-        return model.eval()
-
-    mixed = PeftModel.from_pretrained(base(), adapters[0], adapter_name="0")
-    for number, adapter in enumerate(adapters[1:], 1):
-        mixed.load_adapter(adapter, adapter_name=str(number))
-    names = [str(row % len(adapters)) for row in range(batch)]
-    tokens, prompt = torch.randint(9, 999, (batch, 1)), torch.randint(9, 999, (batch, CONTEXT))
-
-    def stepper(model: Any, **options: Any) -> Step:
-        with torch.inference_mode():
-            cache = model(prompt, use_cache=True, **options).past_key_values
-
-        def run() -> object:
-            with torch.inference_mode():
-                answer = model(tokens, past_key_values=cache, use_cache=True, **options)
-            # Keep the context at the same length for the next step.
-            cache.crop(-1)
-            return answer
-
-        return run
-
-    return {PEFT_BASE: stepper(base()), PEFT_MIXED: stepper(mixed, adapter_names=names)}
+    plain, base = (transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[precision]) for _ in range(2))
+    names = [str(row % len(RANKS)) for row in range(batch)]
+    prompt = torch.randint(9, 999, (batch, CONTEXT))
+    mixed = with_adapters(base, RANKS)
+    return {PEFT_BASE: stepper(plain, prompt), PEFT_MIXED: stepper(mixed, prompt, adapter_names=names)}
 
 
 def make(folder: Path, base: Path, number: int) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from bench.gpu.decode import SEVEN_BILLION, TINY, step, step_of
 from bench.gpu.device import Device, Step
 from bench.gpu.part import Part, Row, ratio
 from bench.gpu.random_models import Shape, decoder, reference_decoder
+from bench.peers.peft_steps import TARGETS, stepper, with_adapters
 from shapeshift.adapter_cache.lora import grouped_loading
 from shapeshift.adapter_cache.lora.batch import Factor, lay_out, shifted, targets
 from shapeshift.adapter_cache.lora.grouped import GraphLoraHook
@@ -26,7 +26,6 @@ from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 
 RANKS = (8, 16, 32, 64)
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _STD = 0.02
 
 
@@ -126,35 +125,12 @@ def adapter_hook(model: GraphedModel, count: int, device: Device, seed: int) -> 
 
 def _peft(device: Device, sizes: Sizes, count: int, seed: int) -> dict[str, float]:
     """Milliseconds of steps of transformers without adapters, then of PEFT with a mixed batch over the same weights."""
-    from peft import LoraConfig, get_peft_model
-
     base = reference_decoder(sizes.shape, device, seed)
     prompt = torch.randint(9, 500, (sizes.rows, sizes.context), device=device.torch_device)
-    # PEFT replaces the linears of the model that it wraps.
-    times_ms = device.in_turn({"none": _stepper(base, prompt)}, sizes.rounds)
-    ranks = list(islice(cycle(RANKS), count))
-    configs = [LoraConfig(r=rank, lora_alpha=rank, target_modules=list(TARGETS)) for rank in ranks]
-    model = get_peft_model(base, configs[0], adapter_name="0")
-    for number, config in enumerate(configs[1:], 1):
-        model.add_adapter(str(number), config)
-    model.to(device.torch_device, device.dtype).eval()
+    times_ms = device.in_turn({"none": stepper(base, prompt)}, sizes.rounds)
+    model = with_adapters(base, list(islice(cycle(RANKS), count)))
     names = [str(number) for number in owners(sizes.rows, count).tolist()]
-    return times_ms | device.in_turn({"mixed": _stepper(model, prompt, adapter_names=names)}, sizes.rounds)
-
-
-def _stepper(model: Any, prompt: torch.Tensor, **options: Any) -> Step:
-    """A step over the cache of the prompts, which keeps its length."""
-    with torch.inference_mode():
-        cache = model(prompt, use_cache=True, **options).past_key_values
-    token = prompt[:, :1]
-
-    def run_step() -> object:
-        with torch.inference_mode():
-            answer = model(token, past_key_values=cache, use_cache=True, **options)
-        cache.crop(-1)
-        return answer.logits.argmax(-1).cpu()
-
-    return run_step
+    return times_ms | device.in_turn({"mixed": stepper(model, prompt, adapter_names=names)}, sizes.rounds)
 
 
 PART = Part(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bench.adapter_cache import report
+from bench.adapter_cache import report, server
 from bench.adapter_cache.loads import RANKS, Lengths, adapter_set, draw
 from bench.adapter_cache.report import AdapterRun
 from bench.common.cells import Cells, Run
@@ -69,8 +69,8 @@ def test_repeats_are_shown_draw_by_draw_by_their_medians() -> None:
         for first in ours:
             cells.keep(name, report.DEFAULT, Run(a_run(first), 0.5, 0.0))
             cells.keep(name, report.PLAIN, Run(a_run(times), 0.25, 0.0))
-    lines = report.tables(cells).splitlines()
+    lines = server.tables(cells).splitlines()
     assert lines.pop().split()[-2:] == ["0.50", "cores"]
     assert "geometric mean of the draws' ratios 0.71  (0.50 to 1.00)" in lines.pop()
     assert [line.split()[-1] for line in lines[-2:]] == ["0.5", "1"]
-    assert report.record(report.every(cells)[report.DEFAULT])["runs"] == 6
+    assert report.record(server.every(cells)[report.DEFAULT])["runs"] == 6
