@@ -103,21 +103,18 @@ def parser(name: str, about: str | None, quick: str = "", parts: Sequence[str] =
         options.add_argument("--quick", action="store_true", help=quick)
     if parts:
         words = f"some of {','.join(parts)} (%(default)s)"
-        options.add_argument("--parts", type=_Parts(parts), default=",".join(parts[: usual or None]), help=words)
+        options.add_argument(
+            "--parts", type=functools.partial(_names, parts), default=",".join(parts[: usual or None]), help=words
+        )
     return options
 
 
-class _Parts:
-    """Reads the names of parts, separated by commas."""
-
-    def __init__(self, parts: Sequence[str]) -> None:
-        self._parts = parts
-
-    def __call__(self, text: str) -> list[str]:
-        names = text.split(",")
-        for name in names:
-            require(name in self._parts, "--parts", name, f"some of {', '.join(self._parts)}")
-        return names
+def _names(parts: Sequence[str], text: str) -> list[str]:
+    """The names of parts in `text`, separated by commas."""
+    names = text.split(",")
+    for name in names:
+        require(name in parts, "--parts", name, f"some of {', '.join(parts)}")
+    return names
 
 
 def name_of_parts(name: str, parts: Sequence[str], usual: Sequence[str]) -> str:

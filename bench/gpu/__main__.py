@@ -6,7 +6,6 @@ small sizes on the CPU, in seconds. Rehearsals write to build/bench/gpu/, measur
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
@@ -14,17 +13,15 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.common.output import FOLDER, progress
+from bench.common.output import FOLDER, parser, progress
 from bench.gpu import adapters, decode, engines, images, memory, onnx, trace
 from bench.gpu.device import Device
 from bench.gpu.part import Part, Row
 from client.report import head
 from shapeshift.engines.providers.lookup import has_nvidia_gpu
-from shapeshift.settings import require
 
 PARTS: dict[str, Part[Any]] = {
     "engines": engines.PART,
@@ -39,7 +36,11 @@ PARTS: dict[str, Part[Any]] = {
 
 def main(arguments: list[str] | None = None, parts: Mapping[str, Part[Any]] = PARTS) -> int:
     """Measure the parts, print each row when it is there, and write a profile for each part."""
-    options = _options(arguments, parts)
+    parse = parser("gpu", __doc__, parts=tuple(parts))
+    parse.add_argument("--device", type=int, default=0, help="number of the GPU (%(default)s)")
+    parse.add_argument("--minutes", type=float, default=math.inf, help="of each part at most; what it says of itself")
+    parse.add_argument("--rehearse", action="store_true", help="small sizes on the CPU, also where there is a GPU")
+    options = parse.parse_args(arguments)
     is_rehearsal = options.rehearse or not has_nvidia_gpu()
     device = Device(None if is_rehearsal else options.device)
     command = " ".join(["python -m bench.gpu", *(sys.argv[1:] if arguments is None else arguments)])
@@ -86,23 +87,6 @@ def write(folder: Path, part: str, head: dict[str, Any], rows: list[Row]) -> Pat
     file = folder / f"gpu-{part}-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
     file.write_text(json.dumps({**head, "part": part, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     return file
-
-
-def _options(arguments: list[str] | None, parts: Mapping[str, Part[Any]]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__.partition("\n")[0])
-    parser.add_argument("--parts", type=partial(_named, parts), default=list(parts), help=f"of {','.join(parts)}; all")
-    parser.add_argument("--device", type=int, default=0, help="number of the GPU (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and texts (%(default)s)")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="of each part at most; what it says of itself")
-    parser.add_argument("--rehearse", action="store_true", help="small sizes on the CPU, also where there is a GPU")
-    return parser.parse_args(arguments)
-
-
-def _named(parts: Mapping[str, Part[Any]], text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        require(name in parts, "--parts", name, f"of {', '.join(parts)}")
-    return names
 
 
 if __name__ == "__main__":

@@ -65,10 +65,3 @@ def test_tables_name_every_system(cells: Cells[Answers]) -> None:
     text = cells.tables()
     assert all(f"\n  {name} " in text for name in STEPS)
     assert "out of time" not in text
-
-
-def test_cells_beyond_the_time_budget_are_named() -> None:
-    cells = Cells(figures, budget_s=0.0)
-    load = LoadGenerator(0, range(10), 4).at_once(2)
-    cells.measure("2 at once", {OURS: lambda: system(OURS, 0.01)(load)})
-    assert cells.runs == {} and "not measured, out of time: 2 at once: ours" in cells.tables()

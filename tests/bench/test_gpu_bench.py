@@ -77,7 +77,7 @@ def test_a_part_ends_after_its_minutes_and_one_that_fails_costs_no_other(
     assert "stopped after 0 minutes" in out and "failed: broken" in err and "out of memory" in err
     (file,) = (tmp_path / "build" / "bench" / "gpu" / "rehearsal").iterdir()
     assert json.loads(file.read_text())["rows"] == [{"sizes": "small"}]
-    with pytest.raises(InvalidInputError, match="--parts: got 'all'; of broken, endless"):
+    with pytest.raises(InvalidInputError, match="--parts: got 'all'; some of broken, endless"):
         gpu_bench.main(["--parts", "all"], parts)
 
 
