@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shapeshift.adapter_cache.policy.length_prediction import LengthPredictor, PredictionInput, RunningMean
-from shapeshift.adapter_cache.policy.multiqueue import MultiQueue
 from shapeshift.adapter_cache.policy.scheduling import AdapterInfo, SchedulerInputs
 from shapeshift.fused_decode.policy.admission import Admission
 from shapeshift.simulate.adapter_pool import CacheOptions, SimulatedPool
@@ -61,13 +60,12 @@ class SimulatedRequest:
     answer_tokens: int
 
 
-@dataclass
+@dataclass(frozen=True)
 class SimulationResult:
     """What one run measured.
 
     first_s, last_s  seconds from arrival to the first and to the last token, by request in order of arrival
     between_s        seconds between consecutive tokens, of all requests
-    queues           quotas of the size queues at the end
     """
 
     first_s: NDArray[np.float64]
@@ -76,9 +74,6 @@ class SimulationResult:
     loaded_bytes: int
     hits: int
     misses: int
-    squashes: int = 0
-    bypasses: int = 0
-    queues: list[int] = field(default_factory=list)
 
 
 class _Request:
@@ -255,7 +250,6 @@ class SimulatedServer:
 
     def _result(self) -> SimulationResult:
         requests, pool = self._requests, self.pool
-        stats = self.admission if isinstance(self.admission, MultiQueue) else None
         return SimulationResult(
             np.array([one.first - one.arrived for one in requests]),
             np.array([one.last - one.arrived for one in requests]),
@@ -263,7 +257,4 @@ class SimulatedServer:
             pool.loaded_bytes,
             pool.hits,
             pool.misses,
-            0 if stats is None else stats.squashes,
-            0 if stats is None else stats.bypasses,
-            [] if stats is None else stats.quotas,
         )

@@ -44,7 +44,7 @@ class SimulatedPool:
         load_bytes_s: float,
     ) -> None:
         self.now = 0.0
-        self.loaded_bytes = self.loads = self.hits = self.misses = self.evictions = 0
+        self.loaded_bytes = self.hits = self.misses = 0
         self._adapters = adapters
         self._options = options
         self._rule = EVICTION_RULES[options.eviction]
@@ -120,7 +120,6 @@ class SimulatedPool:
             return False
         self._link_free = max(self.now, self._link_free) + info.bytes / self._bytes_s
         self._loading[adapter] = self._link_free
-        self.loads += 1
         self.loaded_bytes += info.bytes
         return True
 
@@ -183,7 +182,6 @@ class SimulatedPool:
         if chosen is None:
             return False
         self._clock = clock
-        self.evictions += len(chosen)
         for name in chosen:
             del self._resident[name]
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -53,19 +53,17 @@ def run(
     costs: Costs,
     settings: SchedulerSettings,
     load: Load,
-    switch_ms: Mapping[int, float] | None = None,
     noise: Callable[[], float] = lambda: 1.0,
 ) -> SimulationResult:
     """Serve `load` on one device; planning takes no time.
 
-    A batch takes the time of `costs` times `noise()`. If the previous batch had another gamma, it also takes
-    `switch_ms` of its own gamma (loading another model).
+    A batch takes the time of `costs` times `noise()`.
     """
     count = len(load.at_ms)
     result = SimulationResult(np.full(count, EVICTED, np.int8), np.full(count, -1, np.int16), np.zeros(count))
     scheduler: ImageScheduler[_Image] = ImageScheduler(costs, settings, 0.0)
     true_ms = costs.times(list(range(costs.max_size + 1)))
-    clock, num_arrived, last_gamma = 0.0, 0, None
+    clock, num_arrived = 0.0, 0
     while num_arrived < count or len(scheduler):
         if not len(scheduler):
             clock = max(clock, float(load.at_ms[num_arrived]))
@@ -79,10 +77,8 @@ def run(
             continue
         took_ms = float(true_ms[len(step.images), step.gamma]) * noise()
         scheduler.costs.observe(step.gamma, len(step.images), took_ms)
-        if switch_ms and last_gamma not in (None, step.gamma):
-            took_ms += switch_ms.get(costs.gammas[step.gamma], 0.0)
         result.batches.append((clock, step.gamma, len(step.images), step.plan_ms))
-        clock, last_gamma = clock + took_ms, step.gamma
+        clock += took_ms
         _record(result, step.images, step.gamma, clock)
     return result
 

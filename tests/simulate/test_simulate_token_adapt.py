@@ -64,17 +64,6 @@ def test_a_batch_that_takes_longer_than_planned_is_late() -> None:
     assert served.total_utility(load([0.0], 4.5)) == 0.0
 
 
-def test_changing_the_model_takes_time() -> None:
-    made = load([0.0, 10.0])
-    hurried = Load(made.at_ms, np.array([100.0, 2.9]), made.utility, made.accuracy)
-    plain = run(costs(), settings("grid"), hurried)
-    assert plain.gamma.tolist() == [2, 0]
-    assert plain.done_ms == pytest.approx([4.0, 12.0])
-    switched = run(costs(), settings("grid"), hurried, {-4: 500.0, 2: 900.0})
-    assert switched.done_ms == pytest.approx([4.0, 512.0])
-    assert switched.outcome.tolist() == [IN_TIME, LATE]
-
-
 @pytest.mark.parametrize("per_s", [450.0, 700.0])
 def test_planning_beats_fixed_gammas_and_the_papers_algorithms(per_s: float) -> None:
     utilities = {}
