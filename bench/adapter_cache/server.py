@@ -171,7 +171,8 @@ def tables(cells: Cells[AdapterRun]) -> str:
     draws, names = cells.loads, cells.systems(cells.loads[0])
     results = {name: [[run.result for run in cells.runs[draw, name]] for draw in draws] for name in names}
     medians = {name: [report.typical(of_draw) for of_draw in results[name]] for name in names}
-    shown = [report.systems_table(f"{draws[0]}, and {len(draws) - 1} more", every(cells))]
+    title = f"{draws[0].partition(',')[0]}, draws: {len(draws)}"
+    shown = [report.systems_table(title, every(cells))]
     if len(results[names[0]][0]) > 1:
         shown.append(report.systems_table("the median of each request", medians))
     for name in [name for name in (DEFAULT, QUEUES) if name in names]:
