@@ -85,14 +85,14 @@ def judge() -> Judge:
     return Judge(least)
 
 
-def make(seed: int) -> dict[str, list[Question]]:
-    """The questions by front, whose answers nobody knows yet."""
+def make(seed: int, tasks: Path = models.TASKS) -> dict[str, list[Question]]:
+    """The questions by front, whose answers nobody knows yet. tasks: those of the images."""
     rng = np.random.default_rng(seed)
     maker = TextMaker(rng)
     texts = [[maker.text(tokens)] for tokens in _TEXT_TOKENS] + [[maker.text(tokens) for tokens in (10, 50, 20)]]
     made = {front: [_text(front, rows, "EMBEDDING") for rows in texts] for front in ("encode", models.WITH_WORKERS)}
     made["classify_text"] = [_text("classify_text", [text], "LABEL") for text in _SENTENCES]
-    made["classify_image"] = [_image(pixels) for pixels in _digits(models.TASKS / "digits", rng)]
+    made["classify_image"] = [_image(pixels) for pixels in _digits(tasks / "digits", rng)]
     for front in ("generate", "generate_unary"):
         made[front] = [_prompt(front, prompt, tokens) for prompt in _PROMPTS for tokens in _TOKENS]
     for front in ("generate_lora", "generate_lora_unary"):

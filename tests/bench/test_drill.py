@@ -259,11 +259,8 @@ def test_the_table_has_a_line_for_each_fault() -> None:
     assert record(never)["cost"]["whole_s"] is None
 
 
-def test_questions_need_no_server_and_come_from_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench.drill import models
-
-    monkeypatch.setattr(models, "TASKS", Path("checkpoints/cifar-vit/tasks"))
-    first, again = make(3), make(3)
+def test_questions_need_no_server_and_come_from_the_seed() -> None:
+    first, again = (make(3, Path("checkpoints/cifar-vit/tasks")) for _ in range(2))
     assert {front: [one.payload for one in found] for front, found in first.items()} == {
         front: [one.payload for one in found] for front, found in again.items()
     }

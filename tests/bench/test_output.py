@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bench.common import output
-from bench.polymorph import __main__ as polymorph
 
 
 @pytest.fixture(autouse=True)
@@ -19,23 +17,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "build" / "bench"
 
 
-def test_a_simulation_leaves_the_results_of_the_whole_bench(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_tables(*_: Any) -> Iterator[Any]:
-        return iter(())
-
-    monkeypatch.setattr(polymorph.simulated, "tables", no_tables)
+def test_a_part_leaves_the_results_of_the_whole_bench(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir(parents=True)
-    (folder / "polymorph.txt").write_text("hours of work")
-    monkeypatch.setattr(sys, "argv", ["polymorph", "--parts", "simulated"])
-    assert polymorph.main() == 0
-    assert (folder / "polymorph.txt").read_text() == "hours of work"
-    written = (folder / "polymorph-simulated.txt").read_text()
-    assert "command=python -m bench.polymorph --parts simulated" in written
-    assert {file.name for file in folder.iterdir()} == {
-        "polymorph.txt",
-        "polymorph-simulated.txt",
-        "polymorph-simulated.json",
-    }
+    (folder / "x.txt").write_text("hours of work")
+    monkeypatch.setattr(sys, "argv", ["x", "--parts", "b"])
+    result = output.Output("x", {"seed": 3}, output.name_of_parts("x", ["b"], ("a", "b")))
+    result.table("what", [{"system": "ours", "ms": 1.5}])
+    result.data["rows"] = [1.5]
+    result.save()
+    assert (folder / "x.txt").read_text() == "hours of work"
+    written = (folder / "x-b.txt").read_text()
+    assert "command=python -m bench.x --parts b, seed=3" in written and "ours    1.5" in written
+    record = json.loads((folder / "x-b.json").read_text())
+    assert record["rows"] == [1.5] and record["settings"]["seed"] == 3 and record["hardware"]["cpu"]
 
 
 def test_all_parts_in_any_order_are_the_whole_bench() -> None:
