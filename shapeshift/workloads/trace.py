@@ -80,15 +80,6 @@ def read(path: Path, rate_factor: float = 1.0) -> Trace:
     return trace.scaled(rate_factor)
 
 
-def write(path: Path, trace: Trace) -> None:
-    """Write `trace` in the format of this project; `read` returns the same values."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*COLUMNS, *trace.extra])
-        at_s, length = trace.at_s.tolist(), trace.length.tolist()
-        writer.writerows(zip(at_s, length, *trace.extra.values(), strict=True))
-
-
 class _Table:
     """The rows of a CSV file, with line numbers for error texts."""
 

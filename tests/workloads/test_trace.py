@@ -26,16 +26,9 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_trace_that_is_written_reads_back_the_same(file: Path) -> None:
-    rng = np.random.default_rng(0)
-    text = np.array(["plain", 'with "quotes", a comma', "two\nlines"] * 100)
-    original = Trace(np.sort(rng.uniform(0, 60, 300)), rng.integers(1, 512, 300), {"text": text})
-    trace.write(file, original)
-    copy = trace.read(file)
-    assert np.array_equal(copy.at_s, original.at_s)
-    assert np.array_equal(copy.length, original.length)
-    assert copy.extra.keys() == {"text"}
-    assert np.array_equal(copy.extra["text"], text)
+def test_further_columns_are_read_as_they_are(file: Path) -> None:
+    read = trace.read(write(file, 'at_s,length,text\n0.5,7,"with ""quotes"", a comma"\n1,8,"two\nlines"\n'))
+    assert read.extra["text"].tolist() == ['with "quotes", a comma', "two\nlines"]
 
 
 def test_columns_in_any_order_and_blank_lines_are_accepted(file: Path) -> None:
