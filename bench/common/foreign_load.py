@@ -19,12 +19,12 @@ class ForeignLoad:
     own_s = 0.0
 
     def __enter__(self) -> ForeignLoad:
-        self._busy, self._own, self._start = _busy_s(), _own_s(), time.monotonic()
+        self._busy, self._spent_s, self._start = _busy_s(), _own_s(), time.monotonic()
         return self
 
     def __exit__(self, *error: object) -> None:
         elapsed = time.monotonic() - self._start
-        self.own_s = _own_s() - self._own
+        self.own_s = _own_s() - self._spent_s
         self.cores = max(0.0, (_busy_s() - self._busy) - self.own_s) / max(elapsed, 1e-9)
 
 

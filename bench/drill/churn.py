@@ -43,7 +43,7 @@ class Churn:
         if _NAME in store_names:
             store.remove(models.ADAPTERS, _NAME)
         self._traffic.run(self._traffic.learn_one(self._copied))
-        self._question.known = self._copied.known
+        self._question.right = self._copied.right
         self._thread.start()
         return self
 

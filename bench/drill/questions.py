@@ -39,16 +39,16 @@ _TEXT_TOKENS = (8, 16, 30, 60, 120, 300)
 
 @dataclass
 class Question:
-    """One request and what is known of its answer. payload: a serialised ModelInferRequest.
+    """One request and its answer. payload: a serialised ModelInferRequest.
 
     variants: requests by other ways to the same answer; a question is used where all of them agree.
-    known: the right answer, once it has been asked.
+    right: the right answer, once it has been asked for.
     """
 
     front: str
     payload: bytes
     variants: list[bytes] = field(default_factory=list)
-    known: Tensors | None = None
+    right: Tensors | None = None
 
     @property
     def streams(self) -> bool:
@@ -63,14 +63,14 @@ class Judge:
         self._least_cosine = least_cosine
 
     def accepts(self, question: Question, answer: Tensors) -> bool:
-        """Whether `answer` agrees with what is known."""
-        known = question.known
-        if known is None or known.keys() != answer.keys():
+        """Whether `answer` agrees with what is right."""
+        right = question.right
+        if right is None or right.keys() != answer.keys():
             return False
         if question.front in self._least_cosine:
-            one, two = known["EMBEDDING"], answer["EMBEDDING"]
+            one, two = right["EMBEDDING"], answer["EMBEDDING"]
             return one.shape == two.shape and bool((_cosines(one, two) >= self._least_cosine[question.front]).all())
-        return all(np.array_equal(known[name], answer[name]) for name in known)
+        return all(np.array_equal(right[name], answer[name]) for name in right)
 
 
 def judge() -> Judge:
@@ -90,18 +90,20 @@ def make(seed: int, tasks: Path = models.TASKS) -> dict[str, list[Question]]:
     rng = np.random.default_rng(seed)
     maker = TextMaker(rng)
     texts = [[maker.text(tokens)] for tokens in _TEXT_TOKENS] + [[maker.text(tokens) for tokens in (10, 50, 20)]]
-    made = {front: [_text(front, rows, "EMBEDDING") for rows in texts] for front in ("encode", models.WITH_WORKERS)}
-    made["classify_text"] = [_text("classify_text", [text], "LABEL") for text in _SENTENCES]
-    made["classify_image"] = [_image(pixels) for pixels in _digits(tasks / "digits", rng)]
+    questions = {
+        front: [_text(front, rows, "EMBEDDING") for rows in texts] for front in ("encode", models.WITH_WORKERS)
+    }
+    questions["classify_text"] = [_text("classify_text", [text], "LABEL") for text in _SENTENCES]
+    questions["classify_image"] = [_image(pixels) for pixels in _digits(tasks / "digits", rng)]
     for front in ("generate", "generate_unary"):
-        made[front] = [_prompt(front, prompt, tokens) for prompt in _PROMPTS for tokens in _TOKENS]
+        questions[front] = [_prompt(front, prompt, tokens) for prompt in _PROMPTS for tokens in _TOKENS]
     for front in ("generate_lora", "generate_lora_unary"):
-        made[front] = [
+        questions[front] = [
             _prompt(front, prompt, tokens, adapter)
             for (prompt, tokens) in zip(_PROMPTS, (*_TOKENS, 16), strict=True)
             for adapter in ADAPTERS
         ]
-    return made
+    return questions
 
 
 def prompt_payload(front: str, prompt: str, tokens: int, adapter: str = "") -> bytes:
@@ -135,7 +137,7 @@ def _text(front: str, rows: Sequence[str], output: str) -> Question:
 
 def _image(pixels: NDArray[np.uint8]) -> Question:
     # The shorter the time, the fewer tokens the model keeps.
-    made = [
+    payloads = [
         _payload(
             "classify_image",
             {"PIXELS": pixels[None]},
@@ -144,7 +146,7 @@ def _image(pixels: NDArray[np.uint8]) -> Question:
         )
         for latency_ms in (15000.0, 100.0, 30.0, 15.0)
     ]
-    return Question("classify_image", made[0], made[1:])
+    return Question("classify_image", payloads[0], payloads[1:])
 
 
 def _digits(task: Path, rng: np.random.Generator) -> list[NDArray[np.uint8]]:

@@ -90,8 +90,8 @@ class Traffic:
         """Within the block, so many more requests a second; their outcomes are `extra`."""
         seeds = np.random.SeedSequence(seed).spawn(len(rates))
         senders = [
-            asyncio.run_coroutine_threadsafe(self._send(front, rate, np.random.default_rng(own), True), self._loop)
-            for (front, rate), own in zip(rates.items(), seeds, strict=True)
+            asyncio.run_coroutine_threadsafe(self._send(front, rate, np.random.default_rng(one), True), self._loop)
+            for (front, rate), one in zip(rates.items(), seeds, strict=True)
         ]
         try:
             yield
@@ -106,10 +106,10 @@ class Traffic:
         """
         left = {}
         for front, questions in self._questions.items():
-            kept = [question for question in questions if self.run(self.learn_one(question))]
-            assert kept, f"no question of {front} has one answer"
-            questions[:] = kept  # type: ignore[index]
-            left[front] = len(kept)
+            agreeing = [question for question in questions if self.run(self.learn_one(question))]
+            assert agreeing, f"no question of {front} has one answer"
+            questions[:] = agreeing  # type: ignore[index]
+            left[front] = len(agreeing)
         return left
 
     def carried(self, in_flight: int, duration_s: float) -> dict[str, float]:
@@ -120,8 +120,8 @@ class Traffic:
         """The connection for a front. Only for tasks on the thread of the traffic."""
         if front not in self._channels:
             # A connection of its own: gRPC shares those with the same options.
-            own = [*_OPTIONS, ("shapeshift.front", front)]
-            self._channels[front] = grpc.aio.insecure_channel(self._url, options=own)
+            options = [*_OPTIONS, ("shapeshift.front", front)]
+            self._channels[front] = grpc.aio.insecure_channel(self._url, options=options)
         return self._channels[front]
 
     async def stream(self, front: str, payload: bytes, timeout_s: float) -> Any:
@@ -152,7 +152,7 @@ class Traffic:
 
     async def learn_one(self, question: Question) -> bool:
         """Ask one question and its variants alone and keep the answer; whether all agree."""
-        question.known = await self._answer(question.front, question.payload, question.streams)
+        question.right = await self._answer(question.front, question.payload, question.streams)
         for variant in question.variants:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 answer = await self._answer(question.front, variant, question.streams)

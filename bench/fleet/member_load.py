@@ -46,7 +46,7 @@ class MemberLoad:
     def __init__(self, file: Path, trace: Iterable[tuple[float, int]], model: str = "encode") -> None:
         self.results: list[Result] = []
         self._file, self._trace, self._model = file, trace, model
-        self._told = threading.Event()
+        self._stopped = threading.Event()
         self._clients: dict[str, AsyncClient] = {}
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="load")
 
@@ -66,7 +66,7 @@ class MemberLoad:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._told.set()
+        self._stopped.set()
         self._thread.join()
 
     async def _run(self) -> None:
@@ -74,7 +74,7 @@ class MemberLoad:
         nodes = settings.read(self._file).nodes
         for number, (at_s, tokens) in enumerate(self._trace):
             await asyncio.sleep(max(0.0, began + at_s - time.perf_counter()))
-            if self._told.is_set():
+            if self._stopped.is_set():
                 break
             now = time.perf_counter()
             if now > read_at + _READ_S:

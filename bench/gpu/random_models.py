@@ -37,8 +37,8 @@ def encoder(shape: Shape, seed: int) -> PackedEncoder:
 
 def on_device(module: PackedEncoder, device: Device, precision: str) -> PackedEncoder:
     """A copy of `module` on the device, in that precision."""
-    own = copy.deepcopy(module).to(device.torch_device)
-    return own if precision == "f32" else own.cast(DTYPES[precision])
+    copied = copy.deepcopy(module).to(device.torch_device)
+    return copied if precision == "f32" else copied.cast(DTYPES[precision])
 
 
 class RandomWeights(WeightFiles):
@@ -57,8 +57,8 @@ class RandomWeights(WeightFiles):
         return self._drawn(shape, dtype)
 
     def linear(self, layer: int, name: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
-        own = linears(self._architecture)[name]
-        return self._drawn((sum(own.outputs), own.inputs), dtype), None
+        shape = linears(self._architecture)[name]
+        return self._drawn((sum(shape.outputs), shape.inputs), dtype), None
 
     def _drawn(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         drawn = torch.empty(shape, dtype=dtype, device=self._device)

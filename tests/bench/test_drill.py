@@ -177,15 +177,15 @@ def test_every_target_gets_every_signal() -> None:
 
 def test_answers_are_judged() -> None:
     judge = Judge({"encode": 0.99})
-    vector = Question("encode", b"", known={"EMBEDDING": np.array([[1.0, 0.0]])})
+    vector = Question("encode", b"", right={"EMBEDDING": np.array([[1.0, 0.0]])})
     assert judge.accepts(vector, {"EMBEDDING": np.array([[2.0, 0.02]])})
     assert not judge.accepts(vector, {"EMBEDDING": np.array([[1.0, 0.5]])})
     assert not judge.accepts(vector, {"EMBEDDING": np.array([[1.0, 0.0], [1.0, 0.0]])})
-    text = Question("generate", b"", known={"text_output": np.array([b"a b"], dtype=object)})
+    text = Question("generate", b"", right={"text_output": np.array([b"a b"], dtype=object)})
     assert judge.accepts(text, {"text_output": np.array([b"a b"], dtype=object)})
     assert not judge.accepts(text, {"text_output": np.array([b"a"], dtype=object)})
     assert not judge.accepts(text, {})
-    assert not judge.accepts(replace(text, known=None), {"text_output": np.array([b"a b"], dtype=object)})
+    assert not judge.accepts(replace(text, right=None), {"text_output": np.array([b"a b"], dtype=object)})
 
 
 def test_an_evicted_image_is_refused_and_not_wrong() -> None:
