@@ -11,6 +11,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 FILLERS = {"own", "found", "made", "given", "asked", "told", "stated", "known", "kept", "wanted"}
 # Uses of a filler as a name, by package: a number goes down, never up.
 LEFT = {
+    "bench": 1,
 }
 
 
@@ -31,7 +32,7 @@ def fillers(file: Path) -> list[str]:
 
 def test_no_name_is_a_filler() -> None:
     counts: Counter[str] = Counter()
-    for top in ("shapeshift", "backends", "build_engines", "client"):
+    for top in ("shapeshift", "backends", "bench", "build_engines", "client"):
         for file in (PROJECT / top).rglob("*.py"):
             parts = file.relative_to(PROJECT).parts
             counts["/".join(parts[: 2 if top == "shapeshift" and len(parts) > 2 else 1])] += len(fillers(file))

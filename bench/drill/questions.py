@@ -63,7 +63,7 @@ class Judge:
         self._least_cosine = least_cosine
 
     def accepts(self, question: Question, answer: Tensors) -> bool:
-        """Whether `answer` agrees with what is right."""
+        """Whether `answer` agrees with the right one."""
         right = question.right
         if right is None or right.keys() != answer.keys():
             return False
