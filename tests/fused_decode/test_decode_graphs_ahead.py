@@ -12,8 +12,8 @@ import torch
 from shapeshift.engines import cuda_device
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model import cuda_runtime
-from shapeshift.fused_decode.model.graphs import ahead, device_memory
-from shapeshift.fused_decode.model.graphs.ahead import common_bounds, step_within
+from shapeshift.fused_decode.model.cuda_runtime import common_bounds, step_within
+from shapeshift.fused_decode.model.graphs import device_memory
 from shapeshift.fused_decode.model.graphs.bounds import GraphBounds, bounds_of
 from shapeshift.fused_decode.model.torch_operations import PLAIN
 from shapeshift.fused_decode.settings import FusedDecodeSettings
@@ -82,7 +82,7 @@ STEPS = [step_within(one, 8, 256) for one in common_bounds(8, 256, 256, 256)]
 )
 def test_time_and_memory_are_bounded(seconds: float, mib: int, count: int, reason: str) -> None:
     ran, said = list[StepBatch](), list[str]()
-    ahead.capture(
+    cuda_runtime.capture(
         ran.append, STEPS, 100 << 20, lambda: len(ran) * mib << 20, said.append, clock=lambda: len(ran) * seconds
     )
     assert len(ran) == count and reason in said[0]
