@@ -8,7 +8,6 @@ partly filled block. Nothing else is copied.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -167,14 +166,6 @@ class BeamSearch:
         del self.hypotheses[self._beams :]
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """What one request's search goes on with; None: the logits are not finite."""
-
-    request: Request
-    candidates: Candidates | None
-
-
 class Beams:
     """The beam searches among the running requests. Only the generating thread uses it."""
 
@@ -183,7 +174,8 @@ class Beams:
         self._runtime = runtime
         self._eos_ids = sorted(runtime.eos_ids)
         self._rank = ranking()
-        self._choices: list[_Choice] = []
+        # What the searches go on with; None: the logits are not finite.
+        self._choices: list[tuple[Request, Candidates | None]] = []
 
     def resume(self, prefilling: dict[Request, None]) -> None:
         """Let the requests decode whose beams have been preempted and are all in the cache again."""
@@ -223,7 +215,7 @@ class Beams:
             candidates = (
                 search.rank(scores[beams, :width], tokens[beams, :width], end_ids) if finite[beams].all() else None
             )
-            self._choices.append(_Choice(request, candidates))
+            self._choices.append((request, candidates))
         return np.flatnonzero(~is_beam)
 
     def _likeliest(self, logits: Floats, slots: Integers, most: int) -> tuple[Floats, Integers, Flags]:
@@ -244,7 +236,7 @@ class Beams:
         """Give the beams the tokens of the last `choose`; yields each request, and why it ends now, if it does."""
         copies: list[tuple[int, int]] = []
         choices, self._choices = self._choices, []
-        for request, candidates in ((one.request, one.candidates) for one in choices):
+        for request, candidates in choices:
             if candidates is None:
                 yield request, EngineError("the model's logits are not finite")
                 continue
