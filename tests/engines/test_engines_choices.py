@@ -53,27 +53,6 @@ def test_without_cpuinfo_there_is_no_bf16(tmp_path: Path) -> None:
     assert not hardware.cpu_has_bf16(tmp_path / "empty")
 
 
-@pytest.mark.parametrize(
-    ("requested", "cpu", "resolved"),
-    [
-        ("auto", True, "bf16"),
-        ("auto", False, "f32"),
-        ("f32", True, "f32"),
-        ("f32", False, "f32"),
-        ("bf16", True, "bf16"),
-    ],
-)
-def test_precision_is_resolved(monkeypatch: pytest.MonkeyPatch, requested: str, cpu: bool, resolved: str) -> None:
-    monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: cpu)
-    assert hardware.resolve_precision(requested) == resolved
-
-
-def test_bf16_on_a_cpu_without_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: False)
-    with pytest.raises(UnsupportedError, match="precision: bf16 needs .*set f32 or auto"):
-        hardware.resolve_precision("bf16")
-
-
 def test_the_hardware_in_one_line(tmp_path: Path) -> None:
     assert cpu_model(cpuinfo(tmp_path, "avx512_bf16")) == "Some CPU, family 25 model 17 (avx2 avx512_bf16)"
     assert cpu_model(tmp_path / "absent")

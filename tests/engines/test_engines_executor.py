@@ -12,6 +12,7 @@ import pytest
 
 from shapeshift.engines.execution.executor import EngineExecutor, ExecutorSettings
 from shapeshift.engines.execution.request import TextRequest
+from shapeshift.engines.hardware import cores
 from shapeshift.engines.manifest import EngineEntry
 from shapeshift.errors import EngineError, OverloadedError
 from shapeshift.serving.metrics import Counter, Gauge
@@ -80,14 +81,13 @@ def test_every_thread_gets_every_engine_the_dynamic_one_first(make: Make, fake: 
     assert fake.opened == [(Path("f"), "f32", 1, None)]
 
 
-def test_a_gpu_has_one_thread_and_a_cpu_as_many_as_cores(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shapeshift.engines.execution.executor.cores", lambda: 3)
+def test_a_gpu_has_one_thread_and_a_cpu_as_many_as_cores(make: Make) -> None:
     counts = []
     for device, threads in ((7, 0), (7, 5), (None, 0), (None, 5)):
         executor = make(device, engine_threads=threads)
         assert executor.wait_loaded(30)
         counts.append(len(executor.threads))
-    assert counts == [1, 1, 3, 5]
+    assert counts == [1, 1, cores(), 5]
 
 
 def test_no_engine_counts_as_loaded_while_threads_are_to_start(make: Make, fake: FakeEngines) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,12 @@ def test_resident_memory_is_in_mib() -> None:
     assert resident_mb() == pytest.approx(int(fields["VmRSS"].split()[0]) / 1024, rel=0.2)
 
 
+@pytest.fixture
+def cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """A function that makes up whether the CPU has bf16."""
+    return lambda has_bf16: monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: has_bf16)
+
+
 @pytest.mark.parametrize(
     ("requested", "has_bf16", "wanted"),
     [
@@ -103,19 +110,19 @@ def test_resident_memory_is_in_mib() -> None:
         ("f32", False, "f32"),
     ],
 )
-def test_the_precision_of_a_cpu(monkeypatch: pytest.MonkeyPatch, requested: str, has_bf16: bool, wanted: str) -> None:
-    monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: has_bf16)
+def test_the_precision_of_a_cpu(cpu: Callable[[bool], None], requested: str, has_bf16: bool, wanted: str) -> None:
+    cpu(has_bf16)
     assert hardware.resolve_precision(requested, "openvino", None) == wanted
 
 
-def test_of_a_cpu_that_has_no_bf16_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: False)
-    with pytest.raises(UnsupportedError, match="bf16 needs a CPU with avx512_bf16 or AMX"):
+def test_of_a_cpu_that_has_no_bf16_it_is_refused(cpu: Callable[[bool], None]) -> None:
+    cpu(False)
+    with pytest.raises(UnsupportedError, match="precision: bf16 needs a CPU with avx512_bf16 or AMX.*set f32 or auto"):
         hardware.resolve_precision("bf16", "openvino", None)
 
 
-def test_onnxruntime_computes_in_f32_unless_another_precision_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: True)
+def test_onnxruntime_computes_in_f32_unless_another_precision_is_asked_for(cpu: Callable[[bool], None]) -> None:
+    cpu(True)
     for device in (None, 0):
         assert hardware.resolve_precision("auto", "onnxruntime", device) == "f32"
     assert hardware.resolve_precision("bf16", "onnxruntime", None) == "bf16"

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shapeshift.build_engines.image import engines, plan
 from shapeshift.build_engines.image import front as images
+from shapeshift.build_engines.image import plan
 from shapeshift.engines.interfaces import PROVIDERS
 from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.token_adapt.checkpoints.huggingface import FAMILIES
@@ -84,9 +84,8 @@ def test_every_family_is_compared() -> None:
     assert {case.family for case in CASES} == {"timm", *FAMILIES}
 
 
-def test_the_own_classifier_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_own_classifier_is_served(tmp_path: Path) -> None:
     """It is the default task, and merges tokens; without prompts it is not computed above gamma 0."""
-    monkeypatch.setattr(engines, "_PROFILE_BUDGET_S", 0.1)
     theirs = write(BY_NAME["vit, classifier"], tmp_path / "checkpoints" / "vit")
     stated = front(tmp_path, checkpoint="vit", tasks_dir="", task="classifier", gammas="-3,0,2", provider="onnxruntime")
     made, _ = images.publish(stated, paths(tmp_path), lambda step: None)
