@@ -21,7 +21,7 @@ from bench.gpu import adapters, decode, engines, images, memory, onnx, trace
 from bench.gpu.device import Device
 from bench.gpu.part import Part, Row
 from client.report import head
-from shapeshift.engines.providers.lookup import has_nvidia_gpu
+from shapeshift.engines import hardware
 
 PARTS: dict[str, Part[Any]] = {
     "engines": engines.PART,
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None, parts: Mapping[str, Part[Any]] = PA
     parse.add_argument("--minutes", type=float, default=math.inf, help="of each part at most; what it says of itself")
     parse.add_argument("--rehearse", action="store_true", help="small sizes on the CPU, also where there is a GPU")
     options = parse.parse_args(arguments)
-    is_rehearsal = options.rehearse or not has_nvidia_gpu()
+    is_rehearsal = options.rehearse or not hardware.gpus()
     device = Device(None if is_rehearsal else options.device)
     command = " ".join(["python -m bench.gpu", *(sys.argv[1:] if arguments is None else arguments)])
     about: dict[str, Any] = {"command": command, "seed": options.seed, "precision": device.precision}

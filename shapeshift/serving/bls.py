@@ -24,18 +24,14 @@ def call(
     model: str,
     inputs: Mapping[str, Any],
     outputs: Sequence[str],
-    parameters: Mapping[str, Any] | None = None,
     version: int | None = None,
 ) -> Tensors:
     """The named outputs of `model`, copied; blocks until it answers, which may be never (24.10).
 
-    parameters: of the request, without any where there are none; version: of the model, None for its highest. Raises
-    the errors of `error_of`.
+    version: of the model, None for its highest. Raises the errors of `error_of`.
     """
     tensors = [pb_utils.Tensor(name, values) for name, values in inputs.items()]
-    optional: dict[str, Any] = {"parameters": dict(parameters)} if parameters else {}
-    if version is not None:
-        optional["model_version"] = version
+    optional: dict[str, Any] = {} if version is None else {"model_version": version}
     request = pb_utils.InferenceRequest(
         model_name=model, requested_output_names=list(outputs), inputs=tensors, **optional
     )

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from shapeshift.errors import OverloadedError, ShapeshiftError
-from shapeshift.serving.bounds import Bound, unloading
+from shapeshift.errors import ShapeshiftError
+from shapeshift.serving.bounds import unloading
 
 T = TypeVar("T")
 _WATCH_S = 0.02
@@ -44,23 +44,13 @@ class _Call:
 class CallPool:
     """Runs calls that may never return, on at most `threads` threads at a time; abandons those that are late.
 
-    Threads start when they are needed.
-    name: of the threads, and in error texts; max_waiting: 0 for no bound; max_abandoned: of one key;
-    standstill_s: after a longer pause of the process (a suspended machine) all deadlines move by the pause.
+    Threads start when they are needed. name: of the threads; standstill_s: after a longer pause of the process (a
+    suspended machine) all deadlines move by the pause.
     """
 
-    def __init__(
-        self,
-        name: str,
-        threads: int,
-        max_waiting: int = 0,
-        max_abandoned: int = 64,
-        standstill_s: float = math.inf,
-    ) -> None:
+    def __init__(self, name: str, threads: int, standstill_s: float = math.inf) -> None:
         self._name = name
         self._max_threads = threads
-        self._bound = Bound(name, max_waiting, "calls")
-        self._max_abandoned = max_abandoned
         self._standstill_s = standstill_s
         self._lock = threading.Lock()
         self._call_waits = threading.Condition(self._lock)
@@ -102,27 +92,15 @@ class CallPool:
         key: the callee, for example a model. deadline: monotonic seconds. `done` is called exactly once, without a
         lock: with the result or the error of `run` on a thread of the pool, or with CallTimeoutError on the watching
         thread once the deadline has passed, whether the call waits or runs.
-        Raises OverloadedError where the pool is closed, `max_waiting` calls wait, or `max_abandoned` calls of `key`
-        have not returned; `done` is not called then.
+        Raises OverloadedError where the pool is closed; `done` is not called then.
         """
         with self._lock:
             if self._closing:
                 raise unloading()
-            if self._bound.limit:
-                self._bound.require(len(self._waiting))
-            if self._abandoned[key] >= self._max_abandoned:
-                text = f"{self._name}: {self._abandoned[key]} calls to {key} have not returned; retry later"
-                raise OverloadedError(text)
             self._waiting.append(_Call(key, run, done, deadline))
             self._start_threads(len(self._waiting))
             self._call_waits.notify()
             self._call_exists.notify()
-
-    def extend(self, seconds: float) -> None:
-        """Move the deadline of every call that waits or runs."""
-        with self._lock:
-            for call in (*self._waiting, *self._running):
-                call.deadline += seconds
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End what waits with OverloadedError, and with CallTimeoutError what still runs at the last deadline.
@@ -209,7 +187,9 @@ class CallPool:
             time.sleep(_WATCH_S)
             now = time.monotonic()
             if now - last > self._standstill_s:
-                self.extend(now - last)
+                with self._lock:
+                    for call in (*self._waiting, *self._running):
+                        call.deadline += now - last
             last = now
             self._end_late(now)
 

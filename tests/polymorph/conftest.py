@@ -335,7 +335,7 @@ def make_router() -> Iterator[Callable[..., Router]]:
                 Dispatcher(EDGES, [1.0, 2.0, 4.0], Rules()), EDGES, [8, 4, 2], limits, times.of_row
             )
         lines: list[str] = []
-        transport = BlsTransport(workers, list(workers), 0.0, max_abandoned, max(timeout_s, 0.1))
+        transport = BlsTransport(workers.call, list(workers), 0.0, max_abandoned, max(timeout_s, 0.1))
         router = Router(reaching(workers, transport), assignment, times, settings, logger(lines), pace)
         router.workers, router.lines, router.assignment, router.transport = workers, lines, assignment, transport
         started.append(router)

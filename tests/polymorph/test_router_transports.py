@@ -118,7 +118,7 @@ class Own:
         clock = SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now)
         monkeypatch.setattr(bls_transport, "time", clock)
         self.client = Client(self)
-        self.transport = BlsTransport(self.client, ["a", "b"], settled_s=3.0)
+        self.transport = BlsTransport(self.client.call, ["a", "b"], settled_s=3.0)
 
 
 @pytest.fixture

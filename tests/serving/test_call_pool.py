@@ -55,7 +55,7 @@ def make_pool() -> Iterator[MakePool]:
     pools: list[CallPool] = []
 
     def make(threads: int = 2, name: str = "test-call", **options: float) -> CallPool:
-        pools.append(CallPool(name, threads, **options))  # type: ignore[arg-type]
+        pools.append(CallPool(name, threads, **options))
         return pools[-1]
 
     yield make
@@ -129,37 +129,6 @@ def test_a_call_whose_deadline_passes_while_it_waits_is_never_run(make_pool: Mak
     assert (pool.timeouts, pool.abandoned()) == (0, 0)
     first.finish()
     assert first.outcome() == 7 and not second.began.is_set()
-
-
-def test_waiting_calls_are_bounded(make_pool: MakePool) -> None:
-    pool = make_pool(threads=1, max_waiting=2)
-    first = Call(pool)
-    assert first.began.wait(120)
-    rest = [Call(pool) for _ in range(2)]
-    with pytest.raises(OverloadedError, match="test-call: 2 calls wait, 1 more would exceed 2; retry later"):
-        Call(pool)
-    for call in (first, *rest):
-        call.finish()
-    assert [call.outcome() for call in (first, *rest)] == [7] * 3
-
-
-def test_a_callee_that_never_returns_is_refused_while_others_are_served(make_pool: MakePool) -> None:
-    pool = make_pool(threads=1, max_abandoned=2)
-    while pool.abandoned("stuck") < 2:
-        assert isinstance(Call(pool, "stuck", timeout_s=0.01).outcome(), CallTimeoutError)
-    with pytest.raises(OverloadedError, match="2 calls to stuck have not returned; retry later"):
-        Call(pool, "stuck")
-    assert Call(pool, "other", stuck=False).outcome() == 7
-
-
-def test_deadlines_can_be_extended(make_pool: MakePool) -> None:
-    pool = make_pool()
-    call = Call(pool, timeout_s=0.2)
-    pool.extend(60.0)
-    time.sleep(0.3)
-    assert not call.outcomes
-    call.finish()
-    assert call.outcome() == 7
 
 
 def test_a_process_that_stood_still_takes_no_call_for_late(
@@ -242,23 +211,18 @@ def test_close_returns_after_every_done(make_pool: MakePool) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_random_calls_each_have_one_outcome(make_pool: MakePool, seed: int) -> None:
     rng = random.Random(seed)
-    pool = make_pool(threads=3, max_waiting=20, max_abandoned=5)
+    pool = make_pool(threads=3)
     reported: list[list[object]] = []
-    refused = 0
     for _ in range(500):
         outcomes: list[object] = []
         pause = rng.choice((0.0, 0.0, 0.001, 0.01))
         deadline = time.monotonic() + rng.choice((0.001, 0.005, 10.0))
-        try:
-            pool.submit(rng.choice("ab"), partial(time.sleep, pause), outcomes.append, deadline)
-            reported.append(outcomes)
-        except OverloadedError:
-            refused += 1
-            time.sleep(0.002)
+        pool.submit(rng.choice("ab"), partial(time.sleep, pause), outcomes.append, deadline)
+        reported.append(outcomes)
     wait_for(lambda: pool.waiting == pool.running == pool.abandoned() == 0)
     assert all(len(outcomes) == 1 for outcomes in reported)
     assert all(outcome is None or isinstance(outcome, CallTimeoutError) for (outcome,) in reported)
-    assert any(outcome is None for (outcome,) in reported) and refused < 500
+    assert any(outcome is None for (outcome,) in reported)
 
 
 def test_without_threads_a_call_still_ends_at_its_deadline(

@@ -48,12 +48,6 @@ def test_the_outputs_are_copies_of_what_the_model_answered() -> None:
     assert (request.requested_output_names(), request.parameters()) == (["OUT"], "")
 
 
-def test_the_parameters_are_sent() -> None:
-    other = Other()
-    bls.call(serving(other=other), "other", IN, ["OUT"], {"task": "a"})
-    assert other.asked[0].parameters() == '{"task": "a"}'
-
-
 def test_a_request_states_only_what_the_call_states() -> None:
     given: list[dict[str, Any]] = []
     pb_utils = serving(other=Other())
@@ -64,7 +58,7 @@ def test_a_request_states_only_what_the_call_states() -> None:
         return make(**options)
 
     pb_utils.InferenceRequest = note
-    bls.call(pb_utils, "other", IN, ["OUT"], {})
+    bls.call(pb_utils, "other", IN, ["OUT"])
     assert given[0].keys() == {"model_name", "requested_output_names", "inputs"}
 
 

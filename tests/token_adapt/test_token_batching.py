@@ -10,7 +10,7 @@ import pytest
 from shapeshift.token_adapt.policy.batching import Batch, BatchQueue
 
 
-@dataclass(frozen=True)
+@dataclass
 class Asked:
     index: int
     arrival: float
@@ -18,9 +18,8 @@ class Asked:
     utility: float
     excluded: frozenset[int] = frozenset()
 
-    @property
-    def deadline(self) -> float:
-        return self.arrival + self.latency
+    def __post_init__(self) -> None:
+        self.deadline = self.arrival + self.latency
 
 
 def as_printed(requests: list[Asked], delta: float, epsilon: int, eta: float, mu: float) -> list[list[int]]:

@@ -121,7 +121,7 @@ def _train(options: argparse.Namespace, image_model: ImageModel, progress: Progr
     from shapeshift.token_adapt.checkpoints.weights import read_described
     from shapeshift.token_adapt.tasks import copies, examples, folder, training, writing
 
-    copies.free(image_model.tasks_dir, options.folder)
+    copies.require_own(image_model.tasks_dir, options.folder)
     train_settings = training.TrainSettings(
         options.epochs, options.batch, options.rate, options.most_images, options.seed
     )

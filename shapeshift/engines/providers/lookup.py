@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from shapeshift.engines import hardware
 from shapeshift.engines.interfaces import PROVIDERS, Provider
 from shapeshift.errors import UnsupportedError
 
@@ -36,8 +35,3 @@ def rival(requested: str, gpus: Sequence[int]) -> Provider | None:
 def usable(provider: str, gpus: Sequence[int]) -> Sequence[int]:
     """Those of `gpus` that the provider's engines run on, the first of which builds them; empty: the CPU."""
     return gpus if provider in ON_GPU else ()
-
-
-def has_nvidia_gpu() -> bool:
-    """Whether the NVIDIA driver shows a device."""
-    return hardware.gpus() > 0

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
@@ -50,34 +49,28 @@ class WorkerClient:
         return read_answer(worker, answer, len(texts))
 
 
-class Client(Protocol):
-    """Calls workers by their model names, from any thread."""
-
-    def call(self, worker: str, texts: Sequence[Ids]) -> tuple[Outputs, WorkerInfo]:
-        """See `WorkerClient.call`."""
-
-
 class BlsTransport:
     """Calls `workers` through a call pool. A late call is abandoned, and its answer counts if it comes after all.
 
-    Offers them once a request has come, at the latest after `settled_s`. max_abandoned: a worker with so many abandoned
-    calls, each of which holds a thread, gets no further calls; standstill_s: see `CallPool`.
+    call: as `WorkerClient.call`. Offers the workers once a request has come, at the latest after `settled_s`.
+    max_abandoned: a worker with so many abandoned calls, each of which holds a thread, gets no further calls;
+    standstill_s: see `CallPool`.
     """
 
     def __init__(
         self,
-        client: Client,
+        call: Callable[[str, Sequence[Ids]], tuple[Outputs, WorkerInfo]],
         workers: Sequence[str],
         settled_s: float = _SETTLED_S,
         max_abandoned: int = 200,
         standstill_s: float = PACE.least_limit_s,
     ) -> None:
-        self._client = client
+        self._call = call
         self.names = list(workers)
         self._settled_at = time.monotonic() + settled_s
         threads = MAX_IN_FLIGHT * len(workers)
         self._max_abandoned = max_abandoned
-        self.pool = CallPool("worker-call", threads, 0, max_abandoned, standstill_s)
+        self.pool = CallPool("worker-call", threads, standstill_s)
 
     @property
     def timeouts(self) -> int:
@@ -103,11 +96,11 @@ class BlsTransport:
         if texts is None:
             return None
         before = time.perf_counter()
-        outputs, info = self._client.call(exchange.worker, texts)
+        outputs, info = self._call(exchange.worker, texts)
         exchange.answered(outputs, (time.perf_counter() - before) * 1e3)
         return info
 
 
 def open_transport(pb_utils: PbUtils, front: str, workers: Sequence[str], manifest: Manifest, log: Log) -> Transport:
     """The transport of a front with these workers in its server. manifest: of the engines."""
-    return BlsTransport(WorkerClient(pb_utils, [output.name for output in manifest.outputs]), workers)
+    return BlsTransport(WorkerClient(pb_utils, [output.name for output in manifest.outputs]).call, workers)

@@ -126,4 +126,4 @@ class EngineClient:
 
 def open_transport(pb_utils: PbUtils, front: str, workers: Sequence[str], manifest: Manifest, log: Log) -> Transport:
     """The transport of a front whose workers Triton's own backends serve; see `bls_transport.open_transport`."""
-    return BlsTransport(EngineClient(pb_utils, manifest), workers)
+    return BlsTransport(EngineClient(pb_utils, manifest).call, workers)

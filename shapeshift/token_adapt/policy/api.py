@@ -16,7 +16,7 @@ _NOT_NEGATIVE = number(minimum=0)
 _ROWS = list_of(list_of(_NOT_NEGATIVE, min_length=1))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _NumberedRequest:
     index: int
     arrival: float

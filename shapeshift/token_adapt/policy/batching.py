@@ -9,17 +9,10 @@ from typing import Generic, Protocol, TypeVar
 class Batchable(Protocol):
     """What Algorithm 1 reads of an image: s_r, d_r and u_r; and the gammas, by index, that its task does not have."""
 
-    @property
-    def arrival(self) -> float: ...
-
-    @property
-    def deadline(self) -> float: ...
-
-    @property
-    def utility(self) -> float: ...
-
-    @property
-    def excluded(self) -> frozenset[int]: ...
+    arrival: float
+    deadline: float
+    utility: float
+    excluded: frozenset[int]
 
 
 ImageT = TypeVar("ImageT", bound=Batchable)

@@ -62,17 +62,10 @@ def take(tasks_dir: Path, source: Path) -> None:
         put(tasks_dir, task_folder.check(task_folder.read_object(stage / task_folder.TASK_FILE))[0], stage)
 
 
-def free(tasks_dir: Path, folder: Path) -> None:
-    """Let no entry name `folder`, which is to change: those that do, as version 0.1 wrote them, get a copy.
-
-    Raises InvalidInputError for a folder that is such a copy.
-    """
+def require_own(tasks_dir: Path, folder: Path) -> None:
+    """Raise InvalidInputError for a folder that is the registry's own copy: it is to change."""
     is_copy = folder.resolve().parent == tasks_dir.resolve() and registry.COPY.fullmatch(folder.name) is not None
     require(not is_copy, "folder", str(folder), "another one: this is the registry's own copy, which never changes")
-    for entry in registry.read(tasks_dir):
-        # No server loads what has another hash.
-        if entry.folder.resolve() == folder.resolve() and task_folder.sha256(folder) == entry.sha256:
-            take(tasks_dir, folder)
 
 
 @contextmanager

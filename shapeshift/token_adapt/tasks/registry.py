@@ -63,7 +63,6 @@ def _changing(tasks_dir: Path) -> Iterator[Content]:
     registry = Registry(tasks_dir, KIND)
     with registry.changing() as content:
         yield content
-        # Former versions noted names of removed tasks there.
         registry.sweep(content, COPY.fullmatch)
 
 
