@@ -197,7 +197,8 @@ def test_a_late_call_is_cancelled_on_its_node_and_retried_elsewhere(site: Site) 
     for end in site.begin_until_it_has_one(late):
         end()
     waiting.wait_for(lambda: late.server.cut_off >= 1, timeout_s=30)
-    assert site.router._transport.timeouts >= 1
+    values = {metric.name: metric for metric in site.router.metrics()}
+    assert values["shapeshift_timeouts_total"].value >= 1  # type: ignore[union-attr]
     assert any(line.startswith(f"x/{WORKER}: left, it did not answer in time") for line in site.lines)
     late.go_on.set()
     site.wait_joined(here=16, x=64, y=64)

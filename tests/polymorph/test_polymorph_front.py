@@ -123,7 +123,7 @@ def test_truncate(make_front: MakeFront, expected: Callable[..., np.ndarray]) ->
 
 def test_a_request_may_name_the_checkpoint_that_must_answer(make_front: MakeFront, tmp_path: Path) -> None:
     front = make_front()
-    own = front._engines.checkpoint_sha256
+    own = manifest.load(tmp_path / "build" / "engines" / "front").checkpoint_sha256
     served, refused = (text_request("a", parameters={"checkpoint": one}) for one in (own, "0" * 64))
     front.execute([served, refused])
     assert len(served.vectors("EMBEDDING")) == 1

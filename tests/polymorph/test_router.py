@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shapeshift.engines.execution import request
 from shapeshift.errors import CancelledRequestError, OverloadedError
 from shapeshift.serving.metrics import Gauge, Gauges
 
@@ -153,20 +152,6 @@ def test_a_cancelled_request_is_not_computed(make_router: MakeRouter) -> None:
     assert isinstance(gone.error(), CancelledRequestError) and stays.error() is None
     assert router.workers["a"].texts == stays.numbers
     router.check_rest()
-
-
-def test_rows_meant_for_a_leaving_worker_go_to_another(
-    make_router: MakeRouter, no_probes: Callable[[Router], None]
-) -> None:
-    router = make_router(0, 0)
-    no_probes(router)
-    one = request.TextRequest([[7]], lambda done: None)  # type: ignore[list-item]
-    with router._lock:
-        router.members.put(one.rows)
-        chosen = router.assignment.more()
-        router.members.leave(router.members.workers[str(chosen)], "is tested")
-        router._start_calls()
-    router.wait(lambda: one.finished)
 
 
 # Candidates that come and go.
