@@ -13,12 +13,11 @@ from shapeshift.cli import engines
 from shapeshift.cli.examples import how_to_call
 from shapeshift.cli.gateway import port_of
 from shapeshift.cli.running.server import running_server
-from shapeshift.cli.sidecar import host_and_ports
+from shapeshift.cli.sidecar import ServerAddress, running_at
 from shapeshift.cli.stop_signals import stop_on_sigterm
 from shapeshift.errors import ShapeshiftError
 from shapeshift.progress import say, warn
 from shapeshift.serving.error_codes import code_name
-from shapeshift.triton.settings import ServerSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,8 +62,7 @@ def _added(names: list[str], options: argparse.Namespace, served: bool) -> str:
         if not Path("Makefile").is_file():
             serve = f"{build}, and `shapeshift serve` serves {them}"
         return f"added {listed}; {serve}"
-    host, ports = host_and_ports(options.build / "run") or (ServerSettings.host, {})
-    http, grpc = ports.get("http", ServerSettings.http_port), ports.get("grpc", ServerSettings.grpc_port)
-    gateway = port_of(options.build / "run")
-    calls = how_to_call(names, [options.build / "repository"], host, http, grpc, gateway).rstrip()
+    at, gateway = running_at(options.build / "run") or ServerAddress(), port_of(options.build / "run")
+    repositories = [options.build / "repository"]
+    calls = how_to_call(names, repositories, at.host, at.http_port, at.grpc_port, gateway).rstrip()
     return f"added {listed}; the server has loaded it\n{calls}"

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from shapeshift.build_engines.model_folder import HOW_TO_CALL, SUMMARY
 from shapeshift.cli.gateway import DEFAULT_PORT, port_of
-from shapeshift.cli.sidecar import host_and_ports
+from shapeshift.cli.sidecar import ServerAddress, running_at
 from shapeshift.errors import NotFoundError
 from shapeshift.sidecar import run_files
-from shapeshift.triton.settings import ServerSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,12 +34,11 @@ def run(options: argparse.Namespace) -> int:
     for name in options.models:
         if name not in available:
             raise NotFoundError(f"no model {name} in the repositories; they have: {', '.join(available)}")
-    host, ports = host_and_ports(options.build / "run") or (ServerSettings.host, {})
-    http_port = options.http_port or ports.get("http", ServerSettings.http_port)
-    grpc_port = options.grpc_port or ports.get("grpc", ServerSettings.grpc_port)
+    at = running_at(options.build / "run") or ServerAddress()
+    http_port, grpc_port = options.http_port or at.http_port, options.grpc_port or at.grpc_port
     models = options.models or available
     gateway_port = port_of(options.build / "run")
-    sys.stdout.write(how_to_call(models, repositories, options.host or host, http_port, grpc_port, gateway_port))
+    sys.stdout.write(how_to_call(models, repositories, options.host or at.host, http_port, grpc_port, gateway_port))
     return 0
 
 

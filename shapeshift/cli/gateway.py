@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shapeshift import process_log
 from shapeshift.child_process import ChildProcess, add_until_eof, at_end_of_input
-from shapeshift.cli.sidecar import addresses
+from shapeshift.cli.sidecar import running_at
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.gateway.settings import GatewaySettings
 from shapeshift.triton.embedded.free_ports import why_taken
@@ -134,10 +134,10 @@ def _new_key(options: argparse.Namespace) -> int:
 
 def settings_of(options: argparse.Namespace) -> GatewaySettings:
     """What the options say; without --triton, the servers of the build folder."""
-    running = addresses(options.build / "run") if options.triton is None else None
+    running = running_at(options.build / "run") if options.triton is None else None
     return GatewaySettings(
-        triton=tuple(options.triton or ([running[0]] if running else GatewaySettings.triton)),
-        metrics=tuple(options.metrics or ([running[1]] if running else [])),
+        triton=tuple(options.triton or ([running.grpc] if running else GatewaySettings.triton)),
+        metrics=tuple(options.metrics or ([running.metrics] if running else [])),
         host=options.host,
         port=options.port,
         api_keys=options.api_keys,

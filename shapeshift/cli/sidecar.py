@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Collection
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,13 +22,12 @@ from shapeshift.sidecar import run_files
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.embedded import processes, run_record
 from shapeshift.triton.keys import KEY_VARIABLE, read_key
-from shapeshift.triton.settings import DEFAULT_ADDRESSES, ServerSettings
+from shapeshift.triton.settings import ServerSettings
 
 if TYPE_CHECKING:
     from shapeshift.sidecar.servers import Fleet
 
 LOG_FILE = "sidecar.log"
-_PORTS = ("http", "grpc", "metrics")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,24 +139,36 @@ def run_directory_of(build: Path, fleet: str = "") -> Path:
     return build / "fleet" / fleet if fleet else build / "run"
 
 
-def addresses(run_directory: Path) -> tuple[str, str] | None:
-    """gRPC address and metrics page of the server that runs, or last ran, in this run directory."""
-    if (running_at := host_and_ports(run_directory)) is None:
-        return None
-    host, ports = running_at
-    running = run_record.read(run_directory / "server.json")
-    grpc_host = running.about.get("grpc_host", host) if running is not None else host
-    return f"{_reachable(str(grpc_host))}:{ports['grpc']}", f"http://{host}:{ports['metrics']}/metrics"
+@dataclass(frozen=True)
+class ServerAddress:
+    """Where a server of this machine is reached: one of which nothing else is known, by default."""
+
+    host: str = ServerSettings.host
+    http_port: int = ServerSettings.http_port
+    grpc_port: int = ServerSettings.grpc_port
+    metrics_port: int = ServerSettings.metrics_port
+    grpc_host: str = ServerSettings.host
+
+    @property
+    def grpc(self) -> str:
+        """HOST:PORT of gRPC."""
+        return f"{self.grpc_host}:{self.grpc_port}"
+
+    @property
+    def metrics(self) -> str:
+        """The URL of the metrics page."""
+        return f"http://{self.host}:{self.metrics_port}/metrics"
 
 
-def host_and_ports(run_directory: Path) -> tuple[str, dict[str, int]] | None:
-    """Address and ports (http, grpc, metrics) of the server that runs, or last ran, in this run directory."""
-    running = run_record.read(run_directory / "server.json")
-    if running is None:
+def running_at(run_directory: Path) -> ServerAddress | None:
+    """Where the server is that runs, or last ran, in this run directory."""
+    if (running := run_record.read(run_directory / "server.json")) is None:
         return None
     try:
         host, ports = str(running.about["host"]), running.about["ports"]
-        return _reachable(host), {name: int(ports[name]) for name in _PORTS}
+        http, grpc, metrics = (int(ports[name]) for name in ("http", "grpc", "metrics"))
+        grpc_host = str(running.about.get("grpc_host", host))
+        return ServerAddress(_reachable(host), http, grpc, metrics, _reachable(grpc_host))
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -181,7 +193,8 @@ def _run(settings: SidecarSettings, options: argparse.Namespace, fleet: Fleet | 
             sidecar = Sidecar(settings, partial(fleet.connect, settings), f"fleet {fleet.name}")
         else:
             folder = settings.run_directory
-            running = addresses(folder) or DEFAULT_ADDRESSES
+            at = running_at(folder) or ServerAddress()
+            running = at.grpc, at.metrics
             if options.url:
                 running = options.url, f"http://{options.url.rpartition(':')[0]}:{ServerSettings.metrics_port}/metrics"
             server, page, key = options.server or running[0], options.metrics or running[1], server_key(folder)

@@ -145,13 +145,6 @@ class ServerSettings:
         return self.control_key or self.run_directory / "key"
 
 
-DEFAULT_ADDRESSES = (
-    f"127.0.0.1:{ServerSettings.grpc_port}",
-    f"http://127.0.0.1:{ServerSettings.metrics_port}/metrics",
-)
-"""gRPC address and metrics page of a server on this machine of which nothing else is known."""
-
-
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches the address. Raises InvalidInputError for what is no address."""
     if host == "localhost":

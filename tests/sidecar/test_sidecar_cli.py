@@ -57,11 +57,12 @@ def test_known_errors_are_one_line(
 
 
 def test_the_server_of_the_build_folder_is_found(tmp_path: Path) -> None:
-    assert sidecar.addresses(tmp_path) is None
+    assert sidecar.running_at(tmp_path) is None
     (tmp_path / "server.json").write_text(json.dumps(RECORD))
-    assert sidecar.addresses(tmp_path) == ("127.0.0.1:2", "http://127.0.0.1:3/metrics")
+    at = sidecar.running_at(tmp_path)
+    assert at is not None and (at.grpc, at.metrics) == ("127.0.0.1:2", "http://127.0.0.1:3/metrics")
     (tmp_path / "server.json").write_text(json.dumps(RECORD | {"about": {"host": "x"}}))
-    assert sidecar.addresses(tmp_path) is None
+    assert sidecar.running_at(tmp_path) is None
 
 
 def test_the_key_comes_from_the_environment_or_the_run_directory(

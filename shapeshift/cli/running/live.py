@@ -6,10 +6,10 @@ import argparse
 import os
 from pathlib import Path
 
-from shapeshift.cli.sidecar import addresses, host_and_ports, server_key
+from shapeshift.cli.sidecar import ServerAddress, running_at, server_key
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.progress import say
-from shapeshift.triton.settings import DEFAULT_ADDRESSES, ServerSettings, is_loopback
+from shapeshift.triton.settings import is_loopback
 
 DEFAULT_PORT = 8090
 
@@ -35,10 +35,9 @@ def run(options: argparse.Namespace) -> int:
     run_directory = options.build / "run"
 
     def find() -> Addresses:
-        grpc, page = addresses(run_directory) or DEFAULT_ADDRESSES
-        host, ports = host_and_ports(run_directory) or (ServerSettings.host, {})
-        http = f"{host}:{ports.get('http', ServerSettings.http_port)}"
-        return Addresses(grpc, http, page, server_key(run_directory), run_directory)
+        at = running_at(run_directory) or ServerAddress()
+        http = f"{at.host}:{at.http_port}"
+        return Addresses(at.grpc, http, at.metrics, server_key(run_directory), run_directory)
 
     say(f"live page: http://{options.host}:{options.port}/, about the server of {run_directory}")
     server = make_server(find, options.host, options.port, key)

@@ -6,12 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shapeshift.cli.sidecar import addresses, server_key
+from shapeshift.cli.sidecar import ServerAddress, running_at, server_key
 from shapeshift.errors import NotFoundError, did_you_mean
 from shapeshift.progress import say
 from shapeshift.triton import model_config
 from shapeshift.triton.endpoint import tls_from_environment
-from shapeshift.triton.settings import DEFAULT_ADDRESSES
 
 if TYPE_CHECKING:
     from shapeshift.triton.control import ModelControl
@@ -32,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     from shapeshift.triton.control import ModelControl
 
     run_directory = options.build / "run"
-    server = options.server or (addresses(run_directory) or DEFAULT_ADDRESSES)[0]
+    server = options.server or (running_at(run_directory) or ServerAddress()).grpc
     with ModelControl(server, server_key(run_directory), tls_from_environment()) as control:
         names = sorted({model.name for model in control.index()})
         for name in options.models:

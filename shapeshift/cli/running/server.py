@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from shapeshift.cli.checks import memory
 from shapeshift.cli.served_models import models_called_by
-from shapeshift.cli.sidecar import addresses, server_key
+from shapeshift.cli.sidecar import running_at, server_key
 from shapeshift.engines import hardware
 from shapeshift.errors import InvalidInputError, ModelGoneError, ShapeshiftError
 from shapeshift.loops import Backoff
@@ -30,8 +30,8 @@ _CONNECT_S = 2.0
 def running_server(build: Path, address: str | None = None) -> Iterator[ModelControl | None]:
     """Model control of the server at `address`, or else of the one that runs on the build folder; None if none does."""
     run_directory = build / "run"
-    running = addresses(run_directory)
-    server = address or (running[0] if running else "")
+    running = running_at(run_directory)
+    server = address or (running.grpc if running else "")
     if not server or (not address and not _answers(server)):
         yield None
         return

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shapeshift.cli.sidecar import addresses, server_key
+from shapeshift.cli.sidecar import ServerAddress, running_at, server_key
 from shapeshift.errors import NotFoundError
 from shapeshift.settings import require
-from shapeshift.triton.settings import DEFAULT_ADDRESSES
 
 # The cursor to the first line, and nothing below it.
 _CLEAR = "\x1b[H\x1b[J"
@@ -38,13 +37,13 @@ def run(options: argparse.Namespace) -> int:
 
     require(0.5 <= options.seconds <= 3600, "seconds", options.seconds, "must be 0.5 to 3600")
     run_directory = options.build / "run"
-    running = addresses(run_directory)
+    running = running_at(run_directory)
     key = server_key(run_directory)
     if running is None and not (options.server or options.metrics or key):
         raise NotFoundError(f"no server has run in {run_directory}; name the build folder of the server with --build")
-    server, page = running or DEFAULT_ADDRESSES
-    servers = connect(options.server or server, options.metrics or page, key)
-    local = running is not None and options.server in (None, server)
+    at = running or ServerAddress()
+    servers = connect(options.server or at.grpc, options.metrics or at.metrics, key)
+    local = running is not None and options.server in (None, at.grpc)
     while True:
         shown = overview(servers, run_directory, ProcessTracker(local), options.seconds)
         text = json.dumps(shown) + "\n" if options.json else format_overview(shown)
