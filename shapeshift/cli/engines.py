@@ -14,7 +14,7 @@ from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.publish import in_one_line, publish_all, with_required
 from shapeshift.build_engines.repository import front_folders
 from shapeshift.child_process import add_until_eof, at_end_of_input
-from shapeshift.cli.checks import memory
+from shapeshift.cli.running import memory
 from shapeshift.cli.running.server import Loader, running_server
 from shapeshift.cli.stop_signals import stop_on_sigterm
 from shapeshift.errors import EngineError, NotFoundError, ShapeshiftError

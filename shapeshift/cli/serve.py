@@ -18,9 +18,9 @@ from typing import cast
 from shapeshift import installation, process_log, progress
 from shapeshift.child_process import command_line, environment
 from shapeshift.cli import engines
-from shapeshift.cli.checks import memory
 from shapeshift.cli.examples import summaries
 from shapeshift.cli.gateway import DEFAULT_PORT, child
+from shapeshift.cli.running import memory
 from shapeshift.cli.served_models import models_to_load, without_misfits
 from shapeshift.cli.sidecar import SidecarProcess
 from shapeshift.cli.stop_signals import stop_event

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from shapeshift.cli.checks import machine, software
-from shapeshift.cli.checks.finding import MISSING, NOTE, OK
+from shapeshift.cli import doctor
+from shapeshift.cli.doctor import MISSING, NOTE, OK
 from shapeshift.cli.main import main
 from shapeshift.engines import hardware
 from shapeshift.engines.providers import lookup
@@ -63,7 +63,7 @@ def test_text_has_a_line_for_each_finding(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_tokens_are_not_shown() -> None:
-    text = software.hub({"HF_TOKEN": "hf_secret", "HF_ENDPOINT": "https://me:hf_other@hub.example/v1"}).text
+    text = doctor.hub({"HF_TOKEN": "hf_secret", "HF_ENDPOINT": "https://me:hf_other@hub.example/v1"}).text
     assert text == "HF_ENDPOINT=https://hub.example/v1, HF_TOKEN is set"
 
 
@@ -73,12 +73,12 @@ def test_packages_are_held_against_the_pins(tmp_path: Path) -> None:
     states = []
     for text in (f"numpy=={numpy}\n", "numpy==0.1\n", f"numpy=={numpy}\nabsent-package==1\n"):
         pins.write_text(text)
-        states.append(software.packages(pins))
+        states.append(doctor.packages(pins))
     assert [one.state for one in states] == [OK, NOTE, MISSING]
     assert f"numpy {numpy}, not 0.1" in states[1].text and "absent-package" in states[2].text
     # As in a wheel.
     pins.unlink()
-    needed = software.packages(pins)
+    needed = doctor.packages(pins)
     assert needed.state == OK and "it pins no versions" in needed.text
 
 
@@ -99,9 +99,9 @@ def test_ports_disk_and_shared_memory(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        assert (machine.ports([number]).state, str(number) in machine.ports([number]).text) == (NOTE, True)
-    assert [machine.shared_memory(free << 20).state for free in (1, 64, 1024)] == [MISSING, NOTE, OK]
-    (disk,) = [one.text for one in machine.check(tmp_path / "absent" / "build") if one.name == "disk"]
+        assert (doctor.ports([number]).state, str(number) in doctor.ports([number]).text) == (NOTE, True)
+    assert [doctor.shared_memory(free << 20).state for free in (1, 64, 1024)] == [MISSING, NOTE, OK]
+    (disk,) = [one.text for one in doctor.check(tmp_path / "absent" / "build") if one.name == "disk"]
     assert str(tmp_path) in disk and "absent" not in disk
     for free_mib, state in ((500, MISSING), (3000, NOTE), (20_000, OK)):
-        assert machine.disk(tmp_path, free_mib << 20, 100 << 30).state == state
+        assert doctor.disk(tmp_path, free_mib << 20, 100 << 30).state == state

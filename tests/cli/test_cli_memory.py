@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shapeshift.cli.checks import memory
+from shapeshift.cli.running import memory
 from shapeshift.cli.served_models import without_misfits
 from shapeshift.engines import hardware
 from shapeshift.engines.capacity import Machine

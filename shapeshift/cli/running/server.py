@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from shapeshift.cli.checks import memory
+from shapeshift.cli.running import memory
 from shapeshift.cli.served_models import models_called_by
 from shapeshift.cli.sidecar import running_at, server_key
 from shapeshift.engines import hardware
