@@ -20,12 +20,12 @@ def test_one_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("TOO_LONG", "x" * (1 << 18))
 
     def running() -> list[psutil.Process]:
-        found = list[psutil.Process]()
+        alive = list[psutil.Process]()
         for one in psutil.Process().children():
             # One that has ended has no command line.
             with contextlib.suppress(psutil.Error):
-                found += [one] * (options[0] in one.cmdline())
-        return found
+                alive += [one] * (options[0] in one.cmdline())
+        return alive
 
     def came_up() -> bool:
         now[0] += 100.0

@@ -24,19 +24,13 @@ class _Link:
     has_left: bool = False
 
 
-class _Links(dict[str, _Link]):
-    """By name of the node."""
-
-    async def close(self) -> None:
-        await asyncio.gather(*(link.client.close() for link in self.values()))
-
-
 class NodeClients:
     """A client for each node that `follow` names. All but `calling` may be used on any thread."""
 
     def __init__(self) -> None:
-        self._links = _Links()
-        self._thread = ClientThread(self._links.close)
+        # By name of the node.
+        self._links: dict[str, _Link] = {}
+        self._thread = ClientThread(self._close_all)
 
     @property
     def nodes(self) -> list[str]:
@@ -71,6 +65,9 @@ class NodeClients:
     def close(self, timeout_s: float = 5.0) -> None:
         """Cancel all tasks and close the connections."""
         self._thread.close(timeout_s)
+
+    async def _close_all(self) -> None:
+        await asyncio.gather(*(link.client.close() for link in self._links.values()))
 
     async def _follow(self, nodes: Mapping[str, Node]) -> None:
         for name, link in list(self._links.items()):
