@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from shapeshift.errors import ShapeshiftError
@@ -39,7 +40,9 @@ def supervise(command: NodeCommand) -> Iterator[Callable[..., NodeSupervisor]]:
             return made
 
         yield make
-    NodeProcess(command).kill()
+    for process in psutil.process_iter(["cmdline"]):
+        if f"--fleet={command.file}" in (process.info["cmdline"] or ()):
+            process.kill()
 
 
 def test_the_next_supervisor_adopts_the_node(supervise: Callable[[], NodeSupervisor], command: NodeCommand) -> None:
