@@ -37,6 +37,8 @@ def test_one_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: 
         assert not came_up() and not came_up() and child.log.read_text().count("could not be started: [Errno 7]") == 2
         monkeypatch.delenv("TOO_LONG")
         wait_for(came_up, pause_s=0.005)
+        # A process that was just started has no command line yet.
+        wait_for(lambda: len(running()) == 1)
         (first,) = running()
         first.kill()
         wait_for(lambda: came_up() and first not in running(), pause_s=0.005)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
 from shapeshift.errors import ShapeshiftError
@@ -32,17 +31,21 @@ def command(tmp_path: Path) -> NodeCommand:
 @pytest.fixture
 def supervise(command: NodeCommand) -> Iterator[Callable[..., NodeSupervisor]]:
     """A function that makes a supervisor of the node; at the end all are closed, and the node is killed."""
+
+    def end(supervisor: NodeSupervisor) -> None:
+        supervisor.close()
+        if pid := supervisor.status().pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     with contextlib.ExitStack() as stack:
 
         def make(continues: bool = True) -> NodeSupervisor:
             made = NodeSupervisor(command, continues, leave_s=0.3, period_s=0.05)
-            stack.callback(made.close)
+            stack.callback(end, made)
             return made
 
         yield make
-    for process in psutil.process_iter(["cmdline"]):
-        if f"--fleet={command.file}" in (process.info["cmdline"] or ()):
-            process.kill()
 
 
 def test_the_next_supervisor_adopts_the_node(supervise: Callable[[], NodeSupervisor], command: NodeCommand) -> None:
