@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
-MODELS = ("encode", "generate_lora", "generate_lora_unary", "classify_text", "classify_text_large")
+MODELS = ("encode", "classify_image", "generate_lora", "generate_lora_unary", "classify_text", "classify_text_large")
 TRACE, CLIENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{CLIENT}-01"
 # Not all of them are easy for the first level.
@@ -59,7 +59,7 @@ def triton(
 def infer(server: TritonServer, model: str, parameters: dict[str, Any], **arrays: np.ndarray) -> None:
     tensors = []
     for name, values in arrays.items():
-        kind = {"O": "BYTES", "i": "INT32", "b": "BOOL"}[values.dtype.kind]
+        kind = {"O": "BYTES", "i": "INT32", "u": "UINT8"}[values.dtype.kind]
         tensors.append(grpc_client.InferInput(name, values.shape, kind))
         tensors[-1].set_data_from_numpy(values)
     with grpc_client.InferenceServerClient(server.grpc_url) as client:
@@ -97,6 +97,13 @@ def test_a_request_is_followed_from_the_gateway_to_the_engine(
     parts = receiver.within(span)
     assert parts.keys() == {"queue", "compute"}
     assert entry.began <= span.began <= parts["compute"].began < parts["compute"].ended <= entry.ended
+
+
+def test_images_show_what_was_computed_for_them(triton: TritonServer, receiver: Receiver) -> None:
+    infer(triton, "classify_image", {"latency_ms": 30000}, PIXELS=np.zeros((2, 4, 4, 3), np.uint8))
+    span = last(lambda: receiver.named("classify_image"))
+    assert (span.attributes["images"], span.attributes["images_in_time"]) == (2, 2)
+    assert span.attributes["gammas"] and receiver.within(span).keys() == {"queue", "compute"}
 
 
 def test_each_level_of_a_cascade_is_seen(triton: TritonServer, receiver: Receiver) -> None:
