@@ -119,9 +119,10 @@ class AnswerCheck:
             return
 
     def _check(self, model: str, question: Question) -> None:
-        differs = self._differs(model, question, "right")
+        # A process that is replaced takes its counts along: the first question to its successor says it once more.
+        differs = self._differs(model, question, "wrong" if model in self._wrong else "right")
         if differs:
-            # Once more, so that no chance reloads a model; the model counts it as a wrong answer.
+            # Once more, so that no chance reloads a model.
             differs = self._differs(model, question, "wrong")
         if not differs:
             if model in self._wrong:

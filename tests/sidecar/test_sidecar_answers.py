@@ -126,6 +126,7 @@ def test_a_wrong_answer_is_asked_for_again_then_the_model_is_reloaded_once(tmp_p
     assert case.logged("still differs after a reload") == 1
     case.answers["m"] = RIGHT
     case.steps(PERIOD_S + 1)
+    assert [before for _, before, _ in case.asked[-1:]] == ["wrong"]
     assert case.status["wrong_answers"] == [] and case.logged("answers as it should again") == 1
 
 

@@ -79,12 +79,13 @@ def test_a_front_that_answers_wrongly_is_reloaded_once_and_counted_apart(
         wait_for("plain: differs: EMBEDDING: cosine")
         wait_for("plain: answers differ: reloading")
         wait_for("plain: answers as it should again")
+        wait_until(lambda: counted(running).get("CHECK_WRONG"), "the new process counts the wrong answer")
         assert wait_until(lambda: running.pids().get(FRONT, {pid}) - {pid}, "another process")
         switch.write_text("all")
         wait_for("plain: loaded in", 2)
         wait_for("plain: still differs after a reload: EMBEDDING: cosine")
-        wrong = counted(running)["CHECK_WRONG"]
-        wait_until(lambda: counted(running)["CHECK_WRONG"] > wrong, "another check")
+        wrong = counted(running).get("CHECK_WRONG", 0.0)
+        wait_until(lambda: counted(running).get("CHECK_WRONG", 0.0) > wrong, "another check")
         assert sum("reloading" in line for line in decisions()) == 2
         assert counted(running)["latencies"] == 0.0
     finally:
