@@ -67,7 +67,7 @@ class LevelCall:
 
     outputs: of LOGITS, IMPORTANCE, OFFSETS, EMBEDDING, ENGINE_MS; truncate: whether the model may cut the texts;
     deadline: of the request, monotonic seconds; checkpoint: the hash of the one that the model must have, which may be
-    loaded again with another one at any time; empty for any; trace: as of `ModelCall`.
+    loaded again with another one at any time; empty for any; trace: as of `ModelCall`; slo_class: of the request.
     """
 
     model: str
@@ -77,6 +77,7 @@ class LevelCall:
     deadline: float | None = None
     checkpoint: str = ""
     trace: str = ""
+    slo_class: str = ""
 
 
 class LevelResult(NamedTuple):
@@ -218,6 +219,8 @@ class LevelClient:
         parameters: dict[str, bool | str] = {"truncate": True} if call.truncate else {}
         if call.checkpoint:
             parameters["checkpoint"] = call.checkpoint
+        if call.slo_class:
+            parameters["slo_class"] = call.slo_class
         timeout_s = max(_MIN_TIMEOUT_S, limit - time.monotonic())
         started = time.perf_counter()
         # gRPC has its own limit too, by which the server learns that nobody waits any more.

@@ -237,7 +237,7 @@ class CascadeService:
             self._on_result(request, request.rows, 1, request.arrived, result)
 
         left_ms = None if request.deadline is None else max(1e-3, (request.deadline - time.monotonic()) * 1e3)
-        self.executor.submit(TextRequest(ids, finished, left_ms))
+        self.executor.submit(TextRequest(ids, finished, left_ms, request.params.slo_class))
 
     def _call(self, request: ClassifyRequest, rows: Sequence[Row], level: int) -> None:
         """Have a later level compute some rows of a request."""
@@ -250,6 +250,7 @@ class CascadeService:
             request.deadline,
             model.checkpoint_sha256,
             "" if request.client.trace is None else request.client.trace.header,
+            request.params.slo_class or "",
         )
         on_result = partial(self._on_result, request, rows, level, time.monotonic())
         try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from shapeshift.engines import hardware
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.fused_decode.declarations import INPUTS, OUTPUTS
+from shapeshift.serving.bounds import classes_of
 from shapeshift.serving.description import TOOL_PARSERS
 from shapeshift.serving.model_args import DESCRIPTION, FrontSettings, Signature
 from shapeshift.settings import require
@@ -97,8 +98,7 @@ class FusedDecodeSettings(FrontSettings):
         proposed = self.num_speculative_tokens
         require(0 <= proposed <= MOST_DRAFTED, "num_speculative_tokens", proposed, f"0 to {MOST_DRAFTED}")
         require(self.queue_requests >= 1, "queue_requests", self.queue_requests, "at least 1")
-        require(self.classes.count("*") == 1, "slo_classes", self.slo_classes, "names with commas, one of them *")
-        require(len({*self.classes}) == len(self.classes), "slo_classes", self.slo_classes, "each name once")
+        classes_of(self.slo_classes)
         require(0 <= self.threads <= 1024, "threads", self.threads, "0 to 1024")
         require(1 <= self.tensor_parallel_size <= 64, "tensor_parallel_size", self.tensor_parallel_size, "1 to 64")
         require(self.memory_mb >= 0, "memory_mb", self.memory_mb, "0 or more")
@@ -109,7 +109,7 @@ class FusedDecodeSettings(FrontSettings):
     @property
     def classes(self) -> list[str]:
         """The names in `slo_classes`."""
-        return [name.strip() for name in self.slo_classes.split(",")]
+        return classes_of(self.slo_classes)
 
 
 @dataclass(frozen=True)

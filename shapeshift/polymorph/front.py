@@ -85,9 +85,9 @@ class TextJob(TextRequest):
         output_names: Sequence[str],
         offsets: Sequence[Offsets],
         done: Callable[[TextJob], None],
-        latency_ms: float | None,
+        params: RequestParameters,
     ) -> None:
-        super().__init__(texts, done, latency_ms)  # type: ignore[arg-type]
+        super().__init__(texts, done, params.latency_ms, params.slo_class)  # type: ignore[arg-type]
         self.client = client
         self.output_names = output_names
         self.offsets = offsets
@@ -156,7 +156,7 @@ class TextFront(Front[TextJob]):
             )
         for ids in rows.ids if params.check is None else ():
             self.request_metrics.lengths.observe(len(ids))
-        return TextJob(client, rows.ids, output_names, rows.offsets, self.done, params.latency_ms)
+        return TextJob(client, rows.ids, output_names, rows.offsets, self.done, params)
 
     def start(self, job: TextJob) -> None:
         self.executor.submit(job)

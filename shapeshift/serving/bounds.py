@@ -1,10 +1,18 @@
-"""The bounds of queues, and the one form of their refusals: parameter, value, limit, and what to do."""
+"""The bounds of queues, the one form of their refusals, and who goes first among those that wait.
+
+A refusal names parameter, value, limit, and what to do.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from shapeshift.errors import OverloadedError
+from shapeshift.serving.metrics import Counter
+from shapeshift.settings import require
 
 # Of the newest answer in a mean of answers.
 _SMOOTHING = 1 / 32
@@ -83,3 +91,122 @@ class TimeBound:
 def unloading() -> OverloadedError:
     """The error for a request that comes, or still waits, while its model is being unloaded."""
     return OverloadedError("the model is being unloaded; retry elsewhere")
+
+
+class QueuedRequest(Protocol):
+    """A request whose `slo_class` is a name or None."""
+
+    @property
+    def slo_class(self) -> str | None: ...
+
+
+OTHERS = "*"
+"""Stands in a list of classes for all that it does not name."""
+OVERTAKEN = 32
+"""Most later requests that go before a waiting one because their class is more urgent."""
+
+
+C = TypeVar("C", bound=QueuedRequest)
+
+
+def classes_of(slo_classes: str) -> list[str]:
+    """The names in the setting `slo_classes`, the most urgent one first. Raises InvalidInputError."""
+    names = [name.strip() for name in slo_classes.split(",")]
+    require(names.count(OTHERS) == 1, "slo_classes", slo_classes, "names with commas, one of them *")
+    require(len({*names}) == len(names), "slo_classes", slo_classes, "each name once")
+    return names
+
+
+def next_in_order(ranks: Sequence[int], overtaken: Sequence[int], count: int, most: int) -> list[int]:
+    """The places of the next `count` requests, in their order.
+
+    ranks      the class of each waiting request in order of arrival, 0 for the most urgent one
+    overtaken  how many later requests have gone before it so far
+    most       no request is overtaken more often: one that has been goes first
+
+    Otherwise the most urgent request goes first, and of these the one that came first.
+    """
+    counts, left = list(overtaken), list(range(len(ranks)))
+    chosen: list[int] = []
+    while left and len(chosen) < count:
+        due = [place for place in left if counts[place] >= most]
+        place = due[0] if due else min(left, key=lambda one: (ranks[one], one))
+        left.remove(place)
+        chosen.append(place)
+        for earlier in left:
+            if earlier > place:
+                break
+            counts[earlier] += 1
+    return chosen
+
+
+class ClassOrder(Generic[C]):
+    """Picks waiting requests by `next_in_order`, and remembers how often those that still wait were overtaken.
+
+    classes: names, the most urgent one first, with `OTHERS` among them.
+    """
+
+    def __init__(self, classes: Sequence[str], most: int = OVERTAKEN) -> None:
+        self._ranks = {name: rank for rank, name in enumerate(classes)}
+        self._most = most
+        self._overtaken: dict[C, int] = {}
+        self.overtakes = 0
+
+    def pick(self, waiting: Iterable[C], count: int, fits: Callable[[C], bool]) -> list[C]:
+        """At most `count` of the `waiting` requests, which are in order of arrival; they wait no longer.
+
+        fits(request): asked of each in turn; the first for which it is false ends the list.
+        """
+        if len(self._ranks) == 1:
+            return list(itertools.takewhile(fits, list(itertools.islice(waiting, count))))
+        requests = list(waiting)
+        places = self._places(requests, count)
+        chosen = list(itertools.takewhile(fits, (requests[place] for place in places)))
+        gone = set(places[: len(chosen)])
+        self._count(places[: len(chosen)])
+        counts = {
+            request: self._overtaken.get(request, 0) + sum(later > place for later in gone)
+            for place, request in enumerate(requests)
+            if place not in gone
+        }
+        self._overtaken = {request: times for request, times in counts.items() if times}
+        return chosen
+
+    def metric(self) -> Counter:
+        """How often class went before arrival."""
+        return Counter(
+            "overtakes_total",
+            "Requests, or texts, that went before an earlier one of a less urgent slo_class",
+            read=lambda: self.overtakes,
+        )
+
+    @property
+    def remembers(self) -> bool:
+        """Whether one of those that `pick` saw last was overtaken: until the next `pick` it is held."""
+        return bool(self._overtaken)
+
+    def upcoming(self, waiting: Iterable[C], count: int) -> list[C]:
+        """The requests that `pick` would ask `fits` of; nothing changes."""
+        if len(self._ranks) == 1:
+            return list(itertools.islice(waiting, count))
+        requests = list(waiting)
+        return [requests[place] for place in self._places(requests, count)]
+
+    def _count(self, places: Sequence[int]) -> None:
+        gone: set[int] = set()
+        first = 0
+        for place in places:
+            while first in gone:
+                first += 1
+            self.overtakes += place > first
+            gone.add(place)
+
+    def _places(self, requests: Sequence[C], count: int) -> Sequence[int]:
+        """Of the next `count` requests, in their order."""
+        others = self._ranks[OTHERS]
+        ranks = [self._ranks.get(request.slo_class or OTHERS, others) for request in requests]
+        # Most often all that wait are of one class.
+        if len(set(ranks)) <= 1:
+            return range(min(count, len(requests)))
+        overtaken = [self._overtaken.get(request, 0) for request in requests]
+        return next_in_order(ranks, overtaken, count, self._most)

@@ -18,7 +18,7 @@ from shapeshift.adapter_cache.settings import SCHEDULERS
 from shapeshift.errors import OverloadedError
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
-from shapeshift.fused_decode.policy.admission import OVERTAKEN
+from shapeshift.serving.bounds import OVERTAKEN
 from shapeshift.serving.metrics import Gauge
 from tests.adapter_cache.toy_memory import FakeRequest, ToyMemory
 from tests.fused_decode.toy import Run, ToyRuntime, ids, text_of

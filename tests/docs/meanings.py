@@ -114,7 +114,7 @@ OUTPUTS = {
 PARAMETERS = {
     "latency_ms": "time until the deadline; after it a request gets UNAVAILABLE, and a generated text ends",
     "utility": "utility of an answer in time, relative to other requests; `token_adapt` plans by it",
-    "slo_class": "class among the waiting requests of a generator, see `slo_classes`",
+    "slo_class": "class among the waiting requests, see `slo_classes`; images go by utility",
     "request_tag": "a name of the client's for the request; changes nothing",
     "checkpoint": "SHA-256 of the checkpoint that must answer; another one gets UNAVAILABLE",
     "prompt_name": "the checkpoint's prompt to put before each `TEXT`; without it, the checkpoint's default prompt",

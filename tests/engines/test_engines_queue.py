@@ -10,11 +10,12 @@ import pytest
 
 from shapeshift.engines.execution.request import BoundedQueue, Row, TextRequest
 from shapeshift.errors import OverloadedError
+from shapeshift.serving.bounds import OVERTAKEN
 
 
 class Item(Row):
-    def __init__(self, tokens: int, name: Any = None) -> None:
-        super().__init__(TextRequest([], lambda ended: None), 0, np.zeros(tokens, np.int64))
+    def __init__(self, tokens: int, name: Any = None, slo_class: str | None = None) -> None:
+        super().__init__(TextRequest([], lambda ended: None, slo_class=slo_class), 0, np.zeros(tokens, np.int64))
         self.name = name
 
 
@@ -159,3 +160,43 @@ def test_many_producers_and_consumers_lose_and_double_nothing() -> None:
             assert order == sorted(order)
     assert len(queue) == 0
     queue.check_integrity()
+
+
+CLASSES = ("interactive", "*", "batch")
+
+
+def test_urgent_rows_go_first_and_the_rest_in_order() -> None:
+    queue = BoundedQueue(10, classes=CLASSES)
+    names = ["batch", None, "interactive", "other", "interactive"]
+    rows = [Item(number, slo_class=name) for number, name in enumerate(names, 1)]
+    queue.put(rows)
+    seen = []
+
+    def decide(lengths: Iterable[int], waiting: int) -> int:
+        seen.append(list(lengths))
+        return 2
+
+    assert [item.tokens for item in queue.take(decide)] == [3, 5]
+    queue.check_integrity()
+    assert [item.tokens for item in queue.take(take_all)] == [2, 4, 1]
+    assert seen == [[3, 5, 2, 4, 1]]
+    assert queue.order.overtakes == 4
+    queue.check_integrity()
+
+
+def test_a_row_is_overtaken_so_often_and_no_more() -> None:
+    queue = BoundedQueue(100, classes=CLASSES)
+    late = Item(99, slo_class="batch")
+    queue.put([late])
+    queue.put([Item(1, slo_class="interactive") for _ in range(60)])
+    taken = [queue.take(take_one)[0] for _ in range(61)]
+    assert taken.index(late) == OVERTAKEN
+    assert queue.order.overtakes == OVERTAKEN
+
+
+def test_without_classes_nothing_is_put_in_order() -> None:
+    queue = BoundedQueue(500, classes=CLASSES)
+    rows = [Item(number) for number in range(1, 400)]
+    queue.put(rows)
+    assert queue.take(take_all) == rows
+    assert queue.order.overtakes == 0

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.policy.admission import ClassOrder, next_in_order
 from shapeshift.fused_decode.settings import FusedDecodeSettings
+from shapeshift.serving.bounds import ClassOrder, next_in_order
 from tests.fused_decode.fronts import MakeFront, answer_of, ask
 from tests.fused_decode.toy import ToyRuntime
 from tests.waiting import wait_for

@@ -21,7 +21,7 @@ from shapeshift.polymorph.router.transport import WorkerInfo
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.serving.bounds import TimeBound
 from shapeshift.serving.call_pool import CallTimeoutError
-from tests.fakes import Request, TritonError, logger, text_request
+from tests.fakes import PbUtils, Request, TritonError, logger, text_request
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -166,6 +166,21 @@ def test_an_empty_queue_takes_any_request(make_front: MakeFront, gate: Gate) -> 
     gate.release()
     running.vectors()
     waiting.vectors()
+
+
+def test_a_waiting_text_of_an_urgent_class_goes_first(make_front: MakeFront, gate: Gate, pb_utils: PbUtils) -> None:
+    front = make_front(packing=False, engine_threads=1)
+    gate.hold()
+    running = text_request("a")
+    front.execute([running])
+    gate.wait_held()
+    waiting = [text_request("b", parameters={"slo_class": name}) for name in ("batch", "other", "interactive")]
+    front.execute(waiting)
+    gate.release()
+    for request in (running, *waiting):
+        request.vectors()
+    front.close()
+    assert pb_utils.metric("shapeshift_overtakes_total") == 2
 
 
 def test_predictions_follow_what_calls_take(make_front: MakeFront, gate: Gate) -> None:

@@ -7,12 +7,13 @@ import itertools
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs, SizedRequest
-from shapeshift.fused_decode.policy.admission import Admission, ClassOrder, always, nothing
-from shapeshift.serving.bounds import Bound, unloading
+from shapeshift.fused_decode.policy.admission import Admission, always, nothing
+from shapeshift.serving.bounds import Bound, ClassOrder, unloading
+from shapeshift.serving.metrics import Metric
 
 T = TypeVar("T", bound=SizedRequest)
 
@@ -297,6 +298,9 @@ class ArrivalOrder(AdmissionBase[T]):
     def __init__(self, inputs: SchedulerInputs) -> None:
         super().__init__(inputs, patience=0.0)
         self._order: ClassOrder[T] = ClassOrder(inputs.classes)
+
+    def metrics(self) -> Sequence[Metric]:
+        return [self._order.metric()]
 
     def _select(self) -> None:
         self._order.pick(self._waiting, self._free_slots, self._admits)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shapeshift.fused_decode.policy.admission import OTHERS, QueuedRequest
+from shapeshift.serving.bounds import OTHERS, QueuedRequest
 
 
 @dataclass(frozen=True)

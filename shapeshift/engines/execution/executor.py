@@ -18,7 +18,7 @@ from shapeshift.engines.manifest import EngineEntry, Manifest
 from shapeshift.engines.policy.packs import MeasuredFactor, row_costs, rows_to_take
 from shapeshift.errors import EngineError
 from shapeshift.loops import Loop
-from shapeshift.serving.bounds import TimeBound, unloading
+from shapeshift.serving.bounds import TimeBound, classes_of, unloading
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counter, Gauge
 from shapeshift.serving.model_args import FrontSettings, Log
@@ -36,6 +36,7 @@ class ExecutorSettings(FrontSettings):
     max_queue_ms    most milliseconds until a text that arrives while others wait is computed, as predicted from the
                     profile; a request that would take longer is refused on arrival; 0: any
     pack_tokens     most tokens of texts that share one engine call; 0: from the profile
+    slo_classes     values of the request parameter slo_class, the most urgent first; *: all others, and none
     memory_mb       MiB; while the process, or on a GPU its engines there, take more, no further static engine is
                     loaded
     """
@@ -44,10 +45,12 @@ class ExecutorSettings(FrontSettings):
     queue_rows: int = 4096
     max_queue_ms: float = 30_000.0
     pack_tokens: int = 0
+    slo_classes: str = "interactive,*,batch"
     memory_mb: int = 4096
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        classes_of(self.slo_classes)
         require(0 <= self.engine_threads <= 256, "engine_threads", self.engine_threads, "0 to 256")
         for name in ("queue_rows", "memory_mb"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
@@ -137,7 +140,7 @@ class EngineExecutor:
         self._row_ms = row_costs(self._pack_ms, self._pack_tokens, self._max_rows)
         self._measured = MeasuredFactor()
         self.time_bound = TimeBound("max_queue_ms", settings.max_queue_ms)
-        self.queue = BoundedQueue(settings.queue_rows, self.row_ms)
+        self.queue = BoundedQueue(settings.queue_rows, self.row_ms, classes_of(settings.slo_classes))
         self._stopping = threading.Event()
         self._runtime = PROVIDERS[manifest.provider].open(folder, manifest.precision, 1, device)
         self._manifest = manifest
@@ -186,6 +189,7 @@ class EngineExecutor:
             Gauge("engines_loaded", "Engines in use, of each engine thread", lambda: self.loaded),
             Counter("engine_calls_total", "Engine calls", read=lambda: sum(thread.calls for thread in threads)),
             Counter("engine_rows_total", "Texts computed", read=lambda: sum(thread.rows for thread in threads)),
+            self.queue.order.metric(),
             *engine_set.work_metrics(self._manifest, lambda: [thread.engines for thread in self.threads]),
         ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -13,7 +14,9 @@ import numpy as np
 
 from shapeshift.engines.interfaces import TOKEN_OUTPUTS, Array, Ids
 from shapeshift.errors import OverloadedError
-from shapeshift.serving.bounds import Bound, TimeBound, unloading
+from shapeshift.serving.bounds import OTHERS, Bound, ClassOrder, TimeBound, unloading
+
+_ORDERED_ROWS = 128
 
 
 class Row:
@@ -38,6 +41,10 @@ class Row:
         return len(self.ids)
 
     @property
+    def slo_class(self) -> str | None:
+        return self.request.slo_class
+
+    @property
     def is_open(self) -> bool:
         """Whether it still needs an answer."""
         return not (self.done or self.request.finished)
@@ -55,7 +62,9 @@ class TextRequest:
         texts: Sequence[Ids],
         on_finished: Callable[[TextRequest], None],
         latency_ms: float | None = None,
+        slo_class: str | None = None,
     ) -> None:
+        self.slo_class = slo_class
         self.rows = [Row(self, index, ids) for index, ids in enumerate(texts)]
         self.arrived = time.monotonic()
         self.outputs: dict[str, Array] = {}
@@ -136,10 +145,18 @@ class TextRequest:
 class BoundedQueue:
     """Rows that wait, with a bound on their number; producers never wait, consumers do.
 
-    cost_ms: of a row, by the profile.
+    cost_ms: of a row, by the profile. classes: see `ClassOrder`, which orders the rows at the head.
     """
 
-    def __init__(self, max_rows: int, cost_ms: Callable[[Row], float] = lambda row: 0.0) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        cost_ms: Callable[[Row], float] = lambda row: 0.0,
+        classes: Sequence[str] = (OTHERS,),
+    ) -> None:
+        self.order: ClassOrder[Row] = ClassOrder(classes)
+        # Waiting rows whose request names a class.
+        self._with_class = 0
         self._bound = Bound("queue_rows", max_rows, "rows")
         self._waiting: deque[Row] = deque()
         self._cost_ms = cost_ms
@@ -166,6 +183,7 @@ class BoundedQueue:
             self._bound.require_unless_empty(len(self._waiting), len(rows))
             self._waiting.extend(rows)
             self._waiting_ms += sum(map(self._cost_ms, rows))
+            self._with_class += sum(row.slo_class is not None for row in rows)
             self._ready.notify(len(rows))
 
     def take(self, decide: Callable[[Iterable[int], int], int]) -> list[Row]:
@@ -178,11 +196,29 @@ class BoundedQueue:
                 self._ready.wait()
             if not self._waiting:
                 return []
-            count = decide((row.tokens for row in self._waiting), len(self._waiting))
-            taken = [self._waiting.popleft() for _ in range(count)]
+            taken = (
+                self._take_by_class(decide) if self._with_class or self.order.remembers else self._take_in_order(decide)
+            )
             # An empty queue costs nothing, whatever the rounding of the sums.
             self._waiting_ms = self._waiting_ms - sum(map(self._cost_ms, taken)) if self._waiting else 0.0
             return taken
+
+    def _take_in_order(self, decide: Callable[[Iterable[int], int], int]) -> list[Row]:
+        count = decide((row.tokens for row in self._waiting), len(self._waiting))
+        return [self._waiting.popleft() for _ in range(count)]
+
+    def _take_by_class(self, decide: Callable[[Iterable[int], int], int]) -> list[Row]:
+        # Of a long queue only the head is put in order: that takes time, and the engine waits.
+        head = list(itertools.islice(self._waiting, _ORDERED_ROWS))
+        rest = itertools.islice(self._waiting, len(head), None)
+        ordered = [*self.order.upcoming(head, len(head)), *rest]
+        count = decide((row.tokens for row in ordered), len(ordered))
+        taken = ordered[:count]
+        self.order.pick(head, min(count, len(head)), lambda row: True)
+        gone = {*taken}
+        self._waiting = deque(row for row in self._waiting if row not in gone)
+        self._with_class -= sum(row.slo_class is not None for row in taken)
+        return taken
 
     def waiting(self) -> list[Row]:
         """The rows that wait now, in order."""
@@ -195,11 +231,12 @@ class BoundedQueue:
             self._closed = True
             left = list(self._waiting)
             self._waiting.clear()
-            self._waiting_ms = 0.0
+            self._waiting_ms, self._with_class = 0.0, 0
             self._ready.notify_all()
         return left
 
     def check_integrity(self) -> None:
         """Raise AssertionError where the cost is not that of the rows."""
         with self._ready:
+            assert self._with_class == sum(row.slo_class is not None for row in self._waiting), "classes are off"
             assert math.isclose(self._waiting_ms, sum(map(self._cost_ms, self._waiting)), abs_tol=1e-6), "cost is off"
