@@ -11,17 +11,18 @@ import contextlib
 import multiprocessing
 import os
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
 from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.gateway.catalogue import Target
-from shapeshift.gateway.errors import ApiError
-from shapeshift.serving.chat_templates.conversation import TemplateError, begin, render
+from shapeshift.gateway.errors import ApiError, invalid
+from shapeshift.serving.chat_templates.conversation import TemplateError, UnreadOptionError, begin, render
 
 _MEMORY_BYTES = 1 << 30
 # One template that takes its whole time holds up no other conversation.
@@ -30,16 +31,54 @@ _PATIENCE = 6
 """Times `max_seconds` until the processes count as stuck; a conversation may wait for others."""
 
 
+AUTO, NONE, REQUIRED = "auto", "none", "required"
+
+
 @dataclass(frozen=True)
 class Conversation:
     """What an API makes of its request.
 
-    messages  as chat templates know them, in the form of OpenAI's chat API: role, content, tool_calls and the like
-    tools     those that the template is to show, as the request has them; None without any
+    messages     as chat templates know them, in the form of OpenAI's chat API: role, content, tool_calls and the like
+    tools        in the form of that API, as the request has them
+    tool_choice  AUTO: the model may call tools; NONE: it is not shown any; REQUIRED: it has to call one; or the name of
+                 the tool that it has to call
+    parallel     whether it may call several at once
+    options      what else the template reads
+    reasoning_effort, thinking_budget  how much the model thinks, in a word of the template's and in tokens
+
+    Raises ApiError for a tool that stands there twice, a choice of none of the tools, and a result of no call.
     """
 
     messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str = AUTO
+    parallel: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_effort: str | None = None
+    thinking_budget: int | None = None
+
+    def __post_init__(self) -> None:
+        names = Counter(tool["function"]["name"] for tool in self.tools)
+        if (twice := next((name for name, count in names.items() if count > 1), None)) is not None:
+            raise invalid("tools", twice, "each name once")
+        if self.tool_choice not in (AUTO, NONE, *((REQUIRED,) if names else ()), *names):
+            raise invalid("tool_choice", self.tool_choice, "auto, none, required where there are tools, or one of them")
+        calls: set[str] = set()
+        for place, message in enumerate(self.messages):
+            calls.update(call["id"] for call in message.get("tool_calls") or ())
+            answered = message.get("tool_call_id") if message.get("role") == "tool" else None
+            if answered is not None and answered not in calls:
+                field = f"messages[{place}].tool_call_id"
+                raise invalid(field, answered, "the id of a call in a message before")
+
+    @property
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """The JSON schema of the parameters of each tool that may be called, by name."""
+        if self.tool_choice == NONE:
+            return {}
+        functions = (tool["function"] for tool in self.tools)
+        schemas = {one["name"]: one.get("parameters") or {"type": "object"} for one in functions}
+        return schemas if self.tool_choice in (AUTO, REQUIRED) else {self.tool_choice: schemas[self.tool_choice]}
 
 
 class ChatRenderer:
@@ -63,8 +102,8 @@ class ChatRenderer:
         Raises ApiError for a model without one, InvalidInputError for what the template refuses, and beyond the limits
         of time, memory and length; EngineError where no process can be started.
         """
-        description = target.front.description
-        source = (description.get("tool_use_template") if chat.tools else None) or description.get("chat_template")
+        description, tools = target.front.description, chat.tools if chat.tool_choice != NONE else ()
+        source = (description.get("tool_use_template") if tools else None) or description.get("chat_template")
         if not source:
             reason = (
                 f"model: the checkpoint of {target.name} has no chat template: use /v1/completions, or put a"
@@ -75,8 +114,11 @@ class ChatRenderer:
         try:
             for _ in range(2):
                 with contextlib.suppress(BrokenProcessPool):
-                    return await self._rendered(str(source), tokens, chat.messages, chat.tools)
+                    options = chat.options, chat.reasoning_effort
+                    return await self._rendered(str(source), tokens, chat.messages, tools or None, *options)
             raise EngineError("chat template: its process ends at once; is there memory left?")
+        except UnreadOptionError as error:
+            raise invalid(*error.args) from None
         except TemplateError as error:
             allowed = f"what the model's chat template takes: {error}"
         except TimeoutError:

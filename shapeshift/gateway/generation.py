@@ -70,25 +70,30 @@ class Row:
 
 @dataclass
 class Usage:
-    """The tokens of a request so far."""
+    """The tokens of a request so far. reasoning: those of its answers that are thought; None: no model that thinks."""
 
     choices: int
     prompts: dict[int, int] = field(default_factory=dict)
     completion: int = 0
+    reasoning: int | None = None
 
     def count(self, row: Row, completion: bool = True) -> None:
         """Add what a row holds. completion: whether its tokens are part of the answer."""
-        self.prompts[row.choice // self.choices] = row.prompt_tokens
+        # A turn that goes on behind reasoning has a longer prompt then.
+        self.prompts.setdefault(row.choice // self.choices, row.prompt_tokens)
         self.completion += row.tokens * completion
 
-    def body(self) -> dict[str, int]:
+    def body(self) -> dict[str, Any]:
         """In OpenAI's shape."""
         prompt = sum(self.prompts.values())
-        return {
+        body: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": self.completion,
             "total_tokens": prompt + self.completion,
         }
+        if self.reasoning is not None:
+            body["completion_tokens_details"] = {"reasoning_tokens": self.reasoning}
+        return body
 
 
 async def rows(context: Context, call: GenerationCall) -> AsyncGenerator[list[Row], None]:

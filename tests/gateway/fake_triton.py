@@ -93,7 +93,7 @@ class FakeTriton(AsyncClient):
 
     failure: what every call raises; late_failure: what a stream raises behind its first piece; pause_s: before each.
     cancelled: `id` of the calls of streams that were left early.
-    A generated answer repeats the prompt's words.
+    A generated answer repeats the prompt's words. answers: the tokens of the next ones, where they are other.
     """
 
     def __init__(self, fronts: dict[str, dict[str, Any]] | None = None, url: str = "fake:1") -> None:
@@ -105,6 +105,7 @@ class FakeTriton(AsyncClient):
         self.gone = False
         self.pause_s = 0.0
         self.cancelled: list[int] = []
+        self.answers: list[list[str]] = []
 
     async def models(self, timeout_s: float) -> list[str]:
         self._require_there()
@@ -135,7 +136,7 @@ class FakeTriton(AsyncClient):
             raise self.failure
         ended = False
         try:
-            for tensors in _generated(call):
+            for tensors in _generated(call, self.answers.pop(0) if self.answers else None):
                 await asyncio.sleep(self.pause_s)
                 yield tensors
                 if self.late_failure is not None:
@@ -180,7 +181,7 @@ def _lengths(call: ModelCall) -> Any:
     return np.array([len(text) for (text,) in call.inputs[name]], float)
 
 
-def _generated(call: ModelCall) -> list[Tensors]:
+def _generated(call: ModelCall, said: list[str] | None = None) -> list[Tensors]:
     inputs = call.inputs
     sampling = json.loads(inputs["sampling_parameters"][0]) if "sampling_parameters" in inputs else {}
     if "input_ids" in inputs:
@@ -193,7 +194,8 @@ def _generated(call: ModelCall) -> list[Tensors]:
         # As a front does.
         raise ModelError(f"n: got {n}; a whole number at least 1", "INVALID_ARG")
     most = sampling.get("max_tokens", 16)
-    answers = [prompt.split()[:most] for prompt in prompts for _ in range(n)]
+    answers = [(said or prompt.split())[:most] for prompt in prompts for _ in range(n)]
+    space = "" if said else " "
     several = len(answers) > 1
     logprobs = inputs.get("return_logprobs") is not None and sampling.get("logprobs") is not None
     prompt_tokens = [len(prompts[place // n].split()) for place in range(len(answers))]
@@ -214,7 +216,7 @@ def _generated(call: ModelCall) -> list[Tensors]:
     found = []
     for number, rows in enumerate(pieces):
         tensors: Tensors = {
-            "text_output": _bytes(echo[at] + " ".join(words) + ("" if last else " ") for at, words, last in rows),
+            "text_output": _bytes(echo[at] + space.join(words) + ("" if last else space) for at, words, last in rows),
             "num_input_tokens": np.array([prompt_tokens[place] for place, _, _ in rows], np.uint32),
             "num_output_tokens": np.array([len(words) for _, words, _ in rows], np.uint32),
         }

@@ -19,7 +19,7 @@ SCHEMA = {
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "more": {"type": "array"}},
 }
 TOOLS = {"weather": SCHEMA, "news": {}}
-THINK = ReasoningMarks("<think>", "</think>")
+THINK = ReasoningMarks("<think>", "</think>", "</think>")
 BY_NAME = {family.name: family for family in TOOL_FAMILIES}
 # By family: an answer with a text and a call of each tool.
 ANSWERS = {

@@ -27,6 +27,8 @@ from tests.waiting import wait_for
 PAGE = PROJECT / "docs" / "gateway.md"
 EMBED = {"model": "encode", "input": "a"}
 CHAT = {"model": "generate", "messages": [{"role": "user", "content": "a"}]}
+TOOL = {"type": "function", "function": {"name": "f"}}
+RESULT = {"role": "tool", "tool_call_id": "a", "content": "b"}
 IMAGE = {"model": "classify_image"}
 PNG = "data:image/png;base64,"
 LOOP = "{% for a in range(90000) %}{% for b in range(90000) %}x{% endfor %}{% endfor %}"
@@ -46,19 +48,19 @@ BOMB = b"\x89PNG\r\n\x1a\n" + b"".join(
 PLAIN: dict[str, tuple[str, list[Any]]] = {
     "an unknown model": ("embeddings", [{**EMBED, "model": "nobody"}]),
     "a model of another kind": ("embeddings", [{**EMBED, "model": "generate"}]),
-    "no model": ("embeddings", [{"input": "a"}]),
-    "an unknown field": ("embeddings", [{**EMBED, "x": 1}]),
     "a field of OpenAI's that is not served": ("chat/completions", [{**CHAT, "audio": {}}]),
-    "a number as a text": ("chat/completions", [{**CHAT, "max_tokens": "5"}]),
-    "an empty list of inputs, or an empty text": ("embeddings", [{**EMBED, "input": []}, {**EMBED, "input": [""]}]),
     "2,049 inputs": ("embeddings", [{**EMBED, "input": ["a"] * 2049}]),
     "0 tokens to generate in a chat": ("chat/completions", [{**CHAT, "max_tokens": 0}]),
     "10^9 tokens to generate": ("chat/completions", [{**CHAT, "max_tokens": 10**9}]),
     "10^10 tokens to generate (beyond 32 bits)": ("chat/completions", [{**CHAT, "max_tokens": 10**10}]),
-    "invalid base64": ("classify", [{**IMAGE, "input": f"{PNG}&&"}]),
+    "tools for a model without a form of calls": ("chat/completions", [{**CHAT, "tools": [TOOL]}]),
+    "a tool named twice": ("chat/completions", [{**CHAT, "tools": [TOOL, TOOL]}]),
+    "the result of no call": ("chat/completions", [{**CHAT, "messages": [RESULT]}]),
+    "a budget of 10 tokens to think, for a model that does not": (
+        "chat/completions",
+        [{**CHAT, "thinking_token_budget": 10}],
+    ),
     "an image of another host's URL": ("classify", [{**IMAGE, "input": "https://example.org/a.png"}]),
-    "JSON of depth 10,000": ("embeddings", [b'{"model":"encode","input":' + b"[" * 10_000 + b"]" * 10_000 + b"}"]),
-    "text that is not UTF-8": ("embeddings", [b'{"model":"encode","input":"\xff"}']),
 }
 
 

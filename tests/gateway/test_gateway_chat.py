@@ -120,13 +120,13 @@ def test_a_forced_function(client: openai.OpenAI, triton: FakeTriton) -> None:
 
 
 def test_tools_are_given_to_the_template(start_gateway: Callable[..., str]) -> None:
-    front = {**FRONTS["generate"], "tool_use_template": "{{ tools[0].function.name }}", "stream": "tools"}
+    front = {**FRONTS["generate"], "tool_use_template": "{{ tools[0].function.name }}<tool_call>", "stream": "tools"}
     triton = FakeTriton({"tools": front})
     url = start_gateway(triton)
     ask = {**ASK, "model": "tools", "tools": [TOOL]}
     # A new name has the servers asked again, at most once a second.
     wait_for(lambda: httpx2.post(f"{url}/v1/chat/completions", json=ask).status_code == 200, pause_s=0.3)
-    assert prompt_of(triton) == "f"
+    assert prompt_of(triton) == "f<tool_call>"
     httpx2.post(f"{url}/v1/chat/completions", json={**ask, "tool_choice": "none"})
     assert prompt_of(triton) == "<user>hello you\n<assistant>"
 
@@ -150,7 +150,18 @@ def test_a_model_without_a_template_says_what_to_do(client: openai.OpenAI) -> No
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "invalid_value"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
-        ({"tools": [TOOL, TOOL], "tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+        ({"tools": [TOOL, OTHER, TOOL]}, "tools", "invalid_value"),
+        ({"tools": [TOOL]}, "tools", "model_not_supported"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+        (
+            {"messages": [*ASK["messages"], {"role": "tool", "tool_call_id": "a", "content": "b"}]},
+            "messages[1].tool_call_id",
+            "invalid_value",
+        ),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs", "invalid_value"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "invalid_value"),
+        ({"thinking_token_budget": 0}, "thinking_token_budget", "invalid_value"),
+        ({"thinking_token_budget": 10**10}, "thinking_token_budget", "invalid_value"),
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
             "tool_choice",
@@ -158,7 +169,7 @@ def test_a_model_without_a_template_says_what_to_do(client: openai.OpenAI) -> No
         ),
         ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
         ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "invalid_value"),
         ({"store": True}, "store", "unsupported_parameter"),
         ({"colour": 1}, "colour", "unknown_parameter"),
     ],

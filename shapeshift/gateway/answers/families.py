@@ -17,7 +17,7 @@ class ToolFamily:
     """How calls are written; names are those of vLLM's parsers.
 
     marks   a template that has all texts of one of these groups is of the family
-    begin   the text before one call or several
+    begin   the text before one call or several; empty: a call only starts an answer
     calls   what a call may be, the first one that fits
     end     the text after them; it may be missing
     at_start  whether an answer may also start with a call of the first kind, without `begin`
@@ -37,7 +37,7 @@ class ReasoningMarks:
 
     begin: str
     end: str
-    closing: str = ""
+    closing: str
 
     def opened_by(self, prompt: str) -> bool:
         """Whether the prompt ends with `begin`, so that an answer starts with reasoning."""
@@ -161,13 +161,12 @@ _HARMONY_MARKS = ReasoningMarks(
     "<|channel|>analysis<|message|>", "<|end|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
 )
 _REASONING: Sequence[ReasoningMarks] = (
-    ReasoningMarks("[THINK]", "[/THINK]"),
-    ReasoningMarks("<|channel>thought", "<channel|>"),
-    ReasoningMarks("<seed:think>", "</seed:think>"),
-    ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>"),
-    ReasoningMarks("<mm:think>", "</mm:think>"),
-    ReasoningMarks("◁think▷", "◁/think▷"),
-    ReasoningMarks("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    ReasoningMarks("[THINK]", "[/THINK]", "[/THINK]"),
+    ReasoningMarks("<|channel>thought", "<channel|>", "<channel|>"),
+    ReasoningMarks("<seed:think>", "</seed:think>", "</seed:think>"),
+    ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>", "<|END_THINKING|>"),
+    ReasoningMarks("<mm:think>", "</mm:think>", "</mm:think>"),
+    ReasoningMarks("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", "\n[BEGIN FINAL RESPONSE]\n"),
     ReasoningMarks("<think>", "</think>", "\n</think>\n\n"),
 )
 
@@ -183,6 +182,12 @@ class AnswerFormat:
     def is_harmony(self) -> bool:
         """Whether answers are messages of their own."""
         return self.tools is not None and self.tools.name == HARMONY
+
+    def before_grammar(self, thinks: bool) -> str:
+        """What a prompt ends with before an answer by a grammar. thinks: whether it has opened reasoning."""
+        if self.is_harmony:
+            return "<|channel|>final<|message|>"
+        return self.reasoning.closing if thinks and self.reasoning is not None else ""
 
 
 def format_of(templates: Sequence[str], tool_parser: str = "") -> AnswerFormat:

@@ -71,7 +71,7 @@ class AnswerReader:
             yield from self._thoughts(marks, thinks)
         if family is not None and family.at_start:
             yield from self._section(family, family.calls[:1])
-        begin = () if family is None else (family.begin,)
+        begin = (family.begin,) if family is not None and family.begin else ()
         while True:
             mark = yield from self._pass_on(begin, TextPiece)
             if mark is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,14 +11,15 @@ from fastapi import APIRouter
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
-from shapeshift.gateway.apis.completions import Answer
+from shapeshift.gateway.answers.pieces import ArgumentsPiece, CallBegun, Piece, ReasoningPiece, TextPiece
+from shapeshift.gateway.answers.turn import Answer, Turn, begin
 from shapeshift.gateway.apis.fields import ApiRequest, Int32, JsonObject, bounded, not_served
 from shapeshift.gateway.apis.sampling import SamplingRequest
 from shapeshift.gateway.catalogue import Target
-from shapeshift.gateway.conversation import Conversation
-from shapeshift.gateway.endpoint import BodyRoute, Context
-from shapeshift.gateway.errors import ApiError, invalid
-from shapeshift.gateway.generation import GenerationCall, Row, TokenEntries, likeliest
+from shapeshift.gateway.conversation import AUTO, Conversation
+from shapeshift.gateway.endpoint import BodyRoute, Context, event
+from shapeshift.gateway.errors import invalid
+from shapeshift.gateway.generation import GenerationCall, TokenEntries, likeliest
 from shapeshift.serving.description import GENERATION
 
 router = APIRouter(route_class=BodyRoute, tags=["chat"])
@@ -144,14 +147,18 @@ class ChatRequest(SamplingRequest):
     logprobs: bool | None = None
     max_completion_tokens: Annotated[Int32, Field(ge=1)] | None = None
     max_tokens: Annotated[Int32, Field(ge=1)] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
         None, description="none, auto, required, or an object that names a function"
     )
     tools: Annotated[list[Tool], bounded()] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    # vLLM's.
+    chat_template_kwargs: JsonObject | None = None
+    thinking_token_budget: Annotated[Int32, Field(ge=0)] | None = None
     # They say who asks, or how the service is paid or cached, and change no answer.
     metadata: Annotated[dict[str, str], bounded()] | None = None
-    parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
@@ -164,101 +171,125 @@ class ChatRequest(SamplingRequest):
     modalities: Annotated[Any, not_served(["text"])] = None
     moderation: Annotated[Any, not_served()] = None
     prediction: Annotated[Any, not_served()] = None
-    reasoning_effort: Annotated[Any, not_served("none")] = None
     store: Annotated[Any, not_served(False)] = None
     verbosity: Annotated[Any, not_served("medium")] = None
     web_search_options: Annotated[Any, not_served()] = None
 
     def conversation(self) -> Conversation:
-        """Its messages and tools."""
-        shown = self.tools if self.tools and self.tool_choice != "none" else []
+        """What all APIs make of a request. Raises as Conversation."""
+        choice = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else self.tool_choice
         return Conversation(
-            [one.for_template() for one in self.messages], [tool.for_template for tool in shown] or None
+            [one.for_template() for one in self.messages],
+            [tool.for_template for tool in self.tools or ()],
+            choice or AUTO,
+            self.parallel_tool_calls is not False,
+            self.chat_template_kwargs or {},
+            self.reasoning_effort,
+            self.thinking_token_budget,
         )
 
-    def forced_function(self) -> Function | None:
-        """The function that the answer has to call; None for an answer in text. Raises ApiError."""
-        tools = self.tools or []
-        if self.tool_choice == "required":
-            if len(tools) != 1:
-                text = f"tool_choice: required needs exactly one tool, got {len(tools)}; name the function instead"
-                raise ApiError(400, text, param="tool_choice", code="unsupported_parameter")
-            return tools[0].function
-        if isinstance(self.tool_choice, NamedTool):
-            name = self.tool_choice.function.name
-            function = next((tool.function for tool in tools if tool.function.name == name), None)
-            if function is None:
-                text = f"tool_choice: {name!r} is not one of the tools"
-                raise ApiError(400, text, param="tool_choice", code="invalid_value")
-            return function
-        return None
+    def call(self, target: Target) -> GenerationCall:
+        """The call of the model, without its prompt. Raises ApiError for contradictions."""
+        sampling = self.sampling()
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            raise invalid("max_tokens", self.max_tokens, "left out where max_completion_tokens is given")
+        if (most := self.max_completion_tokens or self.max_tokens) is not None:
+            sampling["max_tokens"] = most
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs", self.top_logprobs, "left out unless logprobs is true")
+        if self.logprobs:
+            sampling["logprobs"] = self.top_logprobs or 0
+        return GenerationCall(
+            target=target,
+            prompts=(),
+            sampling=sampling,
+            stream=bool(self.stream),
+            logprobs=bool(self.logprobs),
+            echo=False,
+            parameters=self.request_parameters(),
+        )
 
 
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatRequest, context: Context) -> dict[str, Any] | AsyncGenerator[bytes, None]:
     """The next message of a conversation, whole or as server-sent events."""
     target = await context.gateway.catalogue.find(body.model, (GENERATION,))
-    prompt = await context.gateway.templates.prompt(target, body.conversation())
-    completion = _ChatCompletion(body, _call(target, body, prompt))
+    turn = await begin(context, body.conversation(), body.call(target))
+    completion = _ChatCompletion(body, turn)
     return completion.events(context) if body.stream else await completion.whole(context)
 
 
-def _call(target: Target, body: ChatRequest, prompt: str) -> GenerationCall:
-    # What stands before a text is the template's own.
-    sampling = {**body.sampling(), "add_special_tokens": False}
-    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
-        raise invalid("max_tokens", body.max_tokens, "left out where max_completion_tokens is given")
-    most = body.max_completion_tokens or body.max_tokens
-    sampling["max_tokens"] = most if most is not None else target.front.number("max_tokens", 16)
-    if body.top_logprobs is not None and not body.logprobs:
-        raise invalid("top_logprobs", body.top_logprobs, "left out unless logprobs is true")
-    if body.logprobs:
-        sampling["logprobs"] = body.top_logprobs or 0
-    if (function := body.forced_function()) is not None:
-        if "structured_outputs" in sampling:
-            raise ApiError(400, "response_format: left out where tool_choice names a function", param="response_format")
-        sampling["structured_outputs"] = {"json": function.parameters or {"type": "object"}}
-    return GenerationCall(
-        target=target,
-        prompts=[prompt],
-        sampling=sampling,
-        stream=bool(body.stream),
-        logprobs=bool(body.logprobs),
-        echo=False,
-        parameters=body.request_parameters(),
-    )
+class _ChatCompletion:
+    """The answer in OpenAI's shape, whole or as a stream of events."""
 
-
-class _ChatCompletion(Answer):
-    def __init__(self, body: ChatRequest, call: GenerationCall) -> None:
-        super().__init__(body, call, "chatcmpl", ("chat.completion", "chat.completion.chunk"))
+    def __init__(self, body: ChatRequest, turn: Turn) -> None:
         self._body = body
-        self._function = body.forced_function()
+        self._turn = turn
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
 
-    def choice(self, row: Row) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": row.text, "refusal": None}
-        if self._function is not None:
-            message |= {"content": None, "tool_calls": [self._tool_call(row, self._function)]}
-        return {"message": message, **self._beside(row)}
+    async def whole(self, context: Context) -> dict[str, Any]:
+        """The answer to a request without `stream`."""
+        choices = [self._choice(answer) for answer in await self._turn.answers(context)]
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._turn.usage.body()}
 
-    def delta(self, row: Row, first: bool) -> dict[str, Any]:
-        delta: dict[str, Any] = {"content": row.text}
-        if self._function is not None:
-            call = self._tool_call(row, self._function) if first else {"function": {"arguments": row.text}}
-            delta = {"tool_calls": [{"index": 0, **call}]}
-        return {"delta": {"role": "assistant", **delta} if first else delta, **self._beside(row)}
+    async def events(self, context: Context) -> AsyncGenerator[bytes, None]:
+        """The events of a stream, without the last one."""
+        head = {**self._head, "object": "chat.completion.chunk"}
+        usage = {"usage": None} if self._body.includes_usage else {}
+        begun: set[int] = set()
+        async for parts in self._turn.parts(context):
+            for part in parts:
+                delta, row = _delta(part.pieces), part.row
+                if not delta and row.finish_reason is None and not row.logprobs:
+                    # What has come may be the beginning of a mark.
+                    continue
+                if row.choice not in begun:
+                    begun.add(row.choice)
+                    delta = {"role": "assistant", **delta}
+                logprobs = self._logprobs(row.logprobs or [])
+                choice = {"index": row.choice, "delta": delta, "logprobs": logprobs, "finish_reason": row.finish_reason}
+                yield event({**head, "choices": [_with_reason(choice, row.stop_reason)], **usage})
+        if self._body.includes_usage:
+            yield event({**head, "choices": [], "usage": self._turn.usage.body()})
 
-    def _tool_call(self, row: Row, function: Function) -> dict[str, Any]:
-        called = {"name": function.name, "arguments": row.text}
-        return {"id": f"call_{self._id}_{row.choice}", "type": "function", "function": called}
+    def _choice(self, answer: Answer) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            calls = [{"id": one.id, "type": "function", "function": _function(one, text)} for one, text in answer.calls]
+            message |= {"content": answer.text or None, "tool_calls": calls}
+        logprobs, reason = self._logprobs(answer.logprobs), answer.finish_reason
+        choice = {"index": answer.choice, "message": message, "logprobs": logprobs, "finish_reason": reason}
+        return _with_reason(choice, answer.stop_reason)
 
-    def _beside(self, row: Row) -> dict[str, Any]:
-        reason = row.finish_reason
-        if reason == "stop" and self._body.tool_choice == "required":
-            # OpenAI's word; of a function that the request names it says stop.
-            reason = "tool_calls"
-        logprobs = _logprobs(row.logprobs or [], self._body.top_logprobs or 0) if self._body.logprobs else None
-        return {"logprobs": logprobs, "finish_reason": reason}
+    def _logprobs(self, tokens: Sequence[TokenEntries]) -> dict[str, Any] | None:
+        return _logprobs(tokens, self._body.top_logprobs or 0) if self._body.logprobs else None
+
+
+def _with_reason(choice: dict[str, Any], stop_reason: str | None) -> dict[str, Any]:
+    return choice if stop_reason is None else {**choice, "stop_reason": stop_reason}
+
+
+def _function(begun: CallBegun, arguments: str) -> dict[str, Any]:
+    return {"name": begun.name, "arguments": arguments}
+
+
+def _delta(pieces: Sequence[Piece]) -> dict[str, Any]:
+    """What an event says. Of each call there is one object, the first one with its name."""
+    delta: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        if isinstance(piece, TextPiece | ReasoningPiece):
+            name = "content" if isinstance(piece, TextPiece) else "reasoning_content"
+            delta[name] = delta.get(name, "") + piece.text
+        elif isinstance(piece, CallBegun):
+            function = _function(piece, "")
+            calls[piece.index] = {"index": piece.index, "id": piece.id, "type": "function", "function": function}
+        elif isinstance(piece, ArgumentsPiece):
+            call = calls.setdefault(piece.index, {"index": piece.index, "function": {"arguments": ""}})
+            call["function"]["arguments"] += piece.text
+    return {**delta, "tool_calls": list(calls.values())} if calls else delta
 
 
 def _logprobs(tokens: Sequence[TokenEntries], top: int) -> dict[str, Any]:

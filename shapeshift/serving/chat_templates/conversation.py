@@ -16,7 +16,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from shapeshift.serving.chat_templates.environment import compiled
+from shapeshift.serving.chat_templates.environment import compiled, names_read
 
 Message = Mapping[str, Any]
 MAX_CHARACTERS = 1 << 22
@@ -30,6 +30,16 @@ _CALL_ID = "call00000"
 # The names of a message's reasoning, the one that most templates read first.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _PR_SET_PDEATHSIG = 1
+# Options of the templates that are asked for most. Others that a template reads may be its own variables, or tools.
+_OPTIONS = frozenset(
+    (
+        *("enable_thinking", "thinking", "reasoning_effort", "thinking_budget", "thinking_mode", "thinking_effort"),
+        *("thinking_option", "reasoning_strength", "add_thoughts", "skip_thinking", "include_thinking"),
+        *("preserve_thinking", "keep_past_thinking", "clear_thinking", "drop_thinking", "truncate_history_thinking"),
+        *("date_string", "current_date", "model_identity", "enable_citations", "add_vision_id"),
+    )
+)
+_EFFORT, _SWITCHES = "reasoning_effort", ("enable_thinking", "thinking")
 
 
 class ChatTemplate:
@@ -39,18 +49,46 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._source = source
         self._template = compiled(source)
         self._special_tokens = dict(special_tokens)
         self._written: dict[tuple[str, bool], bool] = {}
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool = True,
+        options: Mapping[str, Any] | None = None,
     ) -> str:
         """The text of a conversation; with `add_generation_prompt` it ends where the assistant's answer begins.
 
-        messages: as in OpenAI's API; the arguments of calls are JSON text. tools: None for a request without.
+        messages: as in OpenAI's API; the arguments of calls are JSON text. tools: None for a request without. options:
+        see `options_of`.
         """
-        return self._render([self._readable(one) for one in messages], tools, add_generation_prompt)
+        return self._render([self._readable(one) for one in messages], tools, add_generation_prompt, options or {})
+
+    def options_of(self, options: Mapping[str, Any], reasoning_effort: str | None) -> dict[str, Any]:
+        """The options for `render`. Raises UnreadOptionError for those that the template does not read.
+
+        An effort of none turns reasoning off, where the template has a switch for it.
+        """
+        read = self._names_read & _OPTIONS
+        if (unread := next((name for name in options if name not in read), None)) is not None:
+            listed = f"what the chat template reads: {', '.join(sorted(read)) or 'no option'}"
+            raise UnreadOptionError("chat_template_kwargs", unread, listed)
+        chosen: dict[str, Any] = {}
+        if reasoning_effort is not None and _EFFORT in read:
+            chosen[_EFFORT] = reasoning_effort
+        if reasoning_effort == "none":
+            chosen |= dict.fromkeys(read.intersection(_SWITCHES), False)
+        elif reasoning_effort is not None and not chosen:
+            raise UnreadOptionError(_EFFORT, reasoning_effort, "none: the model's chat template has no efforts")
+        return {**chosen, **options}
+
+    @functools.cached_property
+    def _names_read(self) -> frozenset[str]:
+        return names_read(self._source)
 
     def _readable(self, message: Message) -> dict[str, Any]:
         """The message in the form that the template reads."""
@@ -109,18 +147,24 @@ class ChatTemplate:
     def _tried(self, messages: Sequence[Message]) -> str:
         """The text of an example; empty for one that the template refuses."""
         try:
-            return self._render(messages, None, add_generation_prompt=True)
+            return self._render(messages, None, add_generation_prompt=True, options={})
         except Exception:  # noqa: BLE001  a template may raise whatever Python does
             return ""
 
-    def _render(self, messages: Sequence[Message], tools: Any, add_generation_prompt: bool) -> str:
+    def _render(
+        self, messages: Sequence[Message], tools: Any, add_generation_prompt: bool, options: Mapping[str, Any]
+    ) -> str:
         values = {"messages": messages, "tools": tools, "documents": None}
-        parts = self._template.generate(**self._special_tokens, **values, add_generation_prompt=add_generation_prompt)
-        return "".join(_bounded(parts))
+        values["add_generation_prompt"] = add_generation_prompt
+        return "".join(_bounded(self._template.generate({**self._special_tokens, **options, **values})))
 
 
 class TemplateError(Exception):
     """Why a template makes no text of a conversation: its one argument, so that it passes between processes."""
+
+
+class UnreadOptionError(TemplateError):
+    """An option that a template does not read: the field that states it, its name or value, and what is allowed."""
 
 
 def begin(parent: int, memory_bytes: int) -> None:
@@ -137,10 +181,14 @@ def render(
     special_tokens: tuple[tuple[str, str], ...],
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] | None,
+    options: Mapping[str, Any] | None = None,
+    reasoning_effort: str | None = None,
 ) -> str:
     """`ChatTemplate.render`, in a process that keeps the last templates. Raises TemplateError."""
     try:
-        return _template(source, special_tokens).render(messages, tools)
+        template = _template(source, special_tokens)
+        chosen = template.options_of(options or {}, reasoning_effort) if options or reasoning_effort else {}
+        return template.render(messages, tools, options=chosen)
     except TemplateError:
         raise
     except Exception as error:  # noqa: BLE001  a template may raise whatever Python does

@@ -6,7 +6,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -18,6 +18,11 @@ from jinja2.utils import Namespace
 def compiled(source: str) -> Template:
     """The template of `source`. Raises TemplateError, or what Python's compiler raises for a source that it refuses."""
     return _ENVIRONMENT.from_string(source)
+
+
+def names_read(source: str) -> frozenset[str]:
+    """The names that the template of `source` expects to be given. Raises as `compiled`."""
+    return frozenset(meta.find_undeclared_variables(_ENVIRONMENT.parse(source)) - _ENVIRONMENT.globals.keys())
 
 
 class _Generation(Extension):
