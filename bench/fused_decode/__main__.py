@@ -18,6 +18,7 @@ other processes used meanwhile.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -116,27 +117,31 @@ def main() -> int:
     }
     output = Output("fused_decode", settings)
     loads = LoadGenerator(options.seed, random_llama.words(model), scale.new_tokens)
-    cells = Cells(figures, options.seed, scale.budget_s)
+    # The budget is that of the loads.
+    budgets = {"loads": scale.budget_s, "beams": math.inf}
+    cells = {part: Cells(figures, options.seed, budgets[part]) for part in options.parts}
     machine = bound.measure(options.precision)
     memory: dict[str, tuple[float, float]] = {}
     for part in options.parts:
         with ExitStack() as stack:
             if part == "beams":
-                search(cells, loads, scale.rounds, start(stack, model, (OURS, STATIC), options.precision))
+                search(cells[part], loads, scale.rounds, start(stack, model, (OURS, STATIC), options.precision))
                 continue
             workers = start(stack, model, scale.systems, options.precision)
             systems = {name: worker.replay for name, worker in workers.items()}
-            run(cells, loads, scale, {**systems, **serve(stack, model, scale.systems, options.precision)})
+            run(cells[part], loads, scale, {**systems, **serve(stack, model, scale.systems, options.precision)})
             memory = {name: worker.memory_mb() for name, worker in workers.items()}
     limits = report.Limits(
         machine.best_of(bound.measure(options.precision)), bound.Model.read(model), options.precision
     )
-    output.say(f"\n{limits}{cells.tables()}")
-    output.table(f"ours over others, {options.precision}", report.ratios(cells, limits))
+    rows = [row for one in cells.values() for row in report.ratios(one, limits)]
+    output.say("\n".join([f"\n{limits}", *(one.tables() for one in cells.values())]))
+    output.table(f"ours over others, {options.precision}", rows)
     for name, (now, most) in memory.items():
         output.say(f"memory of the process of {name}: {now:.0f} MiB, at most {most:.0f} MiB")
     output.say(f"took {time.monotonic() - start_s:.0f} s")
-    output.data |= {"machine": vars(limits.machine), "cells": cells.records(), "ratios": report.ratios(cells, limits)}
+    records = [row for one in cells.values() for row in one.records()]
+    output.data |= {"machine": vars(limits.machine), "cells": records, "ratios": rows}
     output.data["memory_mb"] = memory
     output.save()
     return 0
