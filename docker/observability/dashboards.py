@@ -128,6 +128,7 @@ _OVERVIEW = {
         *_TRAFFIC,
         shares("Refused", "Which share finds no room? An alert begins at 1%", _REFUSED, rate("requests_total")),
         _LENGTHS,
+        rates("Overtakes", "Do urgent classes go first?", _="overtakes_total"),
         Panel("Gateway", "What does it answer?", "cps", _GATEWAY),
     ),
     "Processes": (
