@@ -41,7 +41,7 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/completions": {**_SAMPLING, "model": "generate", "prompt": "one two", "max_tokens": 4, "logprobs": 1},
     "/v1/chat/completions": {
         **_SAMPLING,
-        "model": "generate",
+        "model": "agent",
         "messages": [
             {"role": "user", "content": "a"},
             {"role": "assistant", "content": [{"type": "text", "text": "b"}]},
@@ -49,6 +49,10 @@ VALID: dict[str, dict[str, Any]] = {
         "max_completion_tokens": 4,
         "tools": [{"type": "function", "function": _FUNCTION}],
         "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning_effort": "low",
+        "chat_template_kwargs": {"enable_thinking": True},
+        "thinking_token_budget": None,
     },
     "/v1/rerank": {"model": "cross", "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "truncate": True},
     "/v1/classify": {"model": "classify_text", "input": ["a text", "b"], "level": 1, "min_accuracy": 0.5},

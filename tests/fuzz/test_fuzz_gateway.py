@@ -18,13 +18,21 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.gateway_bodies import VALID, bodies
-from tests.gateway.fake_triton import FakeTriton
+from tests.gateway.fake_triton import FRONTS, TEMPLATE, FakeTriton
 
 COUNT = int(os.environ.get("SHAPESHIFT_FUZZ", "100000"))
 SEED = 18
 AT_ONCE = 50
 # Of the table in docs/gateway.md; 501 is that of the routes that change adapters.
 ALLOWED = {200, 400, 404, 413, 429, 501}
+
+
+@pytest.fixture(scope="module")
+def triton() -> FakeTriton:
+    """With a model that thinks and calls tools."""
+    marks = "{# <tool_call></think> #}{{ reasoning_effort }}{% if enable_thinking %}<think>{% endif %}"
+    agent = {**FRONTS["generate"], "stream": "agent", "chat_template": TEMPLATE + marks}
+    return FakeTriton({**FRONTS, "agent": agent})
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(COUNT, marks=[pytest.mark.long, pytest.mark.timeout(7200)])])

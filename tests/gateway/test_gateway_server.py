@@ -141,6 +141,35 @@ def test_a_named_tool_and_a_schema_get_what_they_ask_for(client: openai.OpenAI, 
         jsonschema.validate(json.loads(str(text)), schema)
 
 
+def test_one_of_two_tools_is_called_whole_and_streamed(client: openai.OpenAI) -> None:
+    schemas: dict[str, Any] = {
+        name: {
+            "type": "object",
+            "properties": {key: {"enum": values}},
+            "required": [key],
+            "additionalProperties": False,
+        }
+        for name, key, values in (("weather", "unit", ["C", "F"]), ("news", "topic", ["sports", "music"]))
+    }
+    tools: Any = [{"type": "function", "function": {"name": name, "parameters": one}} for name, one in schemas.items()]
+    request: dict[str, Any] = {
+        "model": "generate",
+        "messages": [{"role": "user", "content": "Is it warm?"}],
+        "max_tokens": 100,
+        "temperature": 0,
+        "tools": tools,
+        "tool_choice": "required",
+    }
+    whole = client.chat.completions.create(**request).choices[0]
+    (call,) = whole.message.tool_calls or ()
+    assert whole.finish_reason == "tool_calls"
+    jsonschema.validate(json.loads(call.function.arguments), schemas[call.function.name])
+    pieces = [piece.choices[0] for piece in client.chat.completions.create(**request, stream=True)]
+    (begun, *further) = [one for piece in pieces for one in piece.delta.tool_calls or ()]
+    assert begun.function.name == call.function.name and pieces[-1].finish_reason == "tool_calls"
+    assert "".join(one.function.arguments for one in (begun, *further)) == call.function.arguments
+
+
 def test_what_a_model_refuses_names_the_field(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="temperature: got -1.0") as caught:
         client.completions.create(model="generate", prompt=PROMPT, temperature=-1)

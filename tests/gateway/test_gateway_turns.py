@@ -127,6 +127,9 @@ def test_one_of_several_tools_has_to_be_called(client: openai.OpenAI, triton: Fa
         else:
             choice = ask(client, "plain", tools=TOOLS, tool_choice="required").choices[0]
             assert choice.finish_reason == "tool_calls" and choice.message.tool_calls[0].function.name == "news"
+        triton.answers = [['{"name": "news", "arguments": {"ci']]
+        cut = ask(client, "plain", tools=TOOLS, tool_choice="required", max_tokens=1).choices[0]
+        assert (cut.message.tool_calls[0].function.arguments, cut.finish_reason) == ('{"ci', "length")
         options = sampling_of(triton)["structured_outputs"]["json"]["anyOf"]
         assert [one["properties"]["name"] for one in options] == [{"const": name} for name in NAMES]
 

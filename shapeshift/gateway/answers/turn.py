@@ -134,7 +134,9 @@ class Turn:
             return _Arguments(choice)
         if choice == REQUIRED and len(self._chat.schemas) == 1:
             return _Arguments(*self._chat.schemas)
-        return AnswerReader(self._form, self._chat.schemas, thinks=self._thinks, streams=self._streams)
+        # What a grammar makes is a call, also where it is cut.
+        streams = self._streams or choice == REQUIRED
+        return AnswerReader(self._form, self._chat.schemas, thinks=self._thinks, streams=streams)
 
     def _is_over_budget(self) -> bool:
         budget, reader = self._chat.thinking_budget, self._readers.get(0)
