@@ -161,11 +161,11 @@ def test_one_of_two_tools_is_called_whole_and_streamed(client: openai.OpenAI) ->
         "tool_choice": "required",
     }
     whole = client.chat.completions.create(**request).choices[0]
-    (call,) = whole.message.tool_calls or ()
+    (call,) = list[Any](whole.message.tool_calls or ())
     assert whole.finish_reason == "tool_calls"
     jsonschema.validate(json.loads(call.function.arguments), schemas[call.function.name])
     pieces = [piece.choices[0] for piece in client.chat.completions.create(**request, stream=True)]
-    (begun, *further) = [one for piece in pieces for one in piece.delta.tool_calls or ()]
+    begun, *further = [one for piece in pieces for one in list[Any](piece.delta.tool_calls or ())]
     assert begun.function.name == call.function.name and pieces[-1].finish_reason == "tool_calls"
     assert "".join(one.function.arguments for one in (begun, *further)) == call.function.arguments
 
