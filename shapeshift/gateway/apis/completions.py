@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -73,63 +72,46 @@ def _call(target: Target, body: CompletionRequest) -> GenerationCall:
     )
 
 
-class Answer(ABC):
-    """The answer to a request of one of OpenAI's two APIs, whole or as a stream of events.
+class _Completion:
+    """The answer, whole or as a stream of events."""
 
-    prefix: of its id; kinds: the word `object` of a whole answer, and of an event; is_empty: whether it leaves out what
-    is generated.
-    """
-
-    def __init__(
-        self, body: SamplingRequest, call: GenerationCall, prefix: str, kinds: tuple[str, str], is_empty: bool = False
-    ) -> None:
+    def __init__(self, body: CompletionRequest, call: GenerationCall) -> None:
+        self._body = body
         self._call = call
-        self._is_empty = is_empty
+        # Whether it leaves out what is generated.
+        self._is_empty = body.max_tokens == 0
         self._usage = Usage(call.choices)
-        self._includes_usage = body.includes_usage
-        self._kind, self._event_kind = kinds
-        self._id = uuid.uuid4().hex
-        self._head = {"id": f"{prefix}-{self._id}", "created": int(time.time()), "model": body.model}
-
-    @abstractmethod
-    def choice(self, row: Row) -> dict[str, Any]:
-        """What a choice of a whole answer says."""
-
-    @abstractmethod
-    def delta(self, row: Row, first: bool) -> dict[str, Any]:
-        """What an event says. first: whether it is the first of its choice."""
+        self._logprobs: dict[int, CompletionLogprobs] = {}
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": body.model,
+            "object": "text_completion",
+        }
 
     async def whole(self, context: Context) -> dict[str, Any]:
         """The answer to a request without `stream`."""
-        choices = [self._as_choice(row, self.choice(row)) for row in await all_rows(context, self._call)]
-        return {**self._head, "object": self._kind, "choices": choices, "usage": self._usage.body()}
+        choices = [self._as_choice(row, self._choice(row)) for row in await all_rows(context, self._call)]
+        return {**self._head, "choices": choices, "usage": self._usage.body()}
 
     async def events(self, context: Context) -> AsyncGenerator[bytes, None]:
         """The events of a stream, without the last one."""
-        head = {**self._head, "object": self._event_kind}
-        usage = {"usage": None} if self._includes_usage else {}
+        usage = {"usage": None} if self._body.includes_usage else {}
         begun: set[int] = set()
         async for answers in rows(context, self._call):
             for row in answers:
-                delta = self.delta(row, row.choice not in begun)
+                delta = self._delta(row, row.choice not in begun)
                 begun.add(row.choice)
-                yield event({**head, "choices": [self._as_choice(row, delta)], **usage})
-        if self._includes_usage:
-            yield event({**head, "choices": [], "usage": self._usage.body()})
+                yield event({**self._head, "choices": [self._as_choice(row, delta)], **usage})
+        if self._body.includes_usage:
+            yield event({**self._head, "choices": [], "usage": self._usage.body()})
 
     def _as_choice(self, row: Row, said: dict[str, Any]) -> dict[str, Any]:
         self._usage.count(row, completion=not self._is_empty)
         choice = {"index": row.choice, "finish_reason": row.finish_reason, **said}
         return choice if row.stop_reason is None else {**choice, "stop_reason": row.stop_reason}
 
-
-class _Completion(Answer):
-    def __init__(self, body: CompletionRequest, call: GenerationCall) -> None:
-        super().__init__(body, call, "cmpl", ("text_completion", "text_completion"), body.max_tokens == 0)
-        self._body = body
-        self._logprobs: dict[int, CompletionLogprobs] = {}
-
-    def choice(self, row: Row) -> dict[str, Any]:
+    def _choice(self, row: Row) -> dict[str, Any]:
         logprobs = None
         if self._body.logprobs is not None:
             scored = row.prompt_logprobs or []
@@ -138,8 +120,8 @@ class _Completion(Answer):
             )
         return {"text": self._prompt(row) if self._is_empty else row.text, "logprobs": logprobs}
 
-    def delta(self, row: Row, first: bool) -> dict[str, Any]:
-        choice = self.choice(row)
+    def _delta(self, row: Row, first: bool) -> dict[str, Any]:
+        choice = self._choice(row)
         if self._body.echo:
             prompt = self._prompt(row) if first else ""
             choice["text"] = prompt if self._is_empty else f"{prompt}{row.text}"
