@@ -1,8 +1,8 @@
 """Whether models still answer as they should: now and then one question to an idle model, whose answer is known.
 
 A text model is asked what its build has kept, and its answer held against the reference model's. Where nothing is
-kept, the first answer since the model, its engines and its registry are what they are counts as right: this finds what
-changes while a model serves, not what was wrong from the start.
+kept, the first answer since the model, its configuration and its registry are what they are counts as right: this finds
+what changes while a model serves, not what was wrong from the start.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,11 @@ _MIN_COSINE = 0.999
 # Of a model; adapters and tasks come and go.
 _MOST_FIRST = 16
 _DESCRIPTION = "DESCRIPTION"
-# Of answers that depend on it: what else must be the same for two of them to be compared.
-_CHOICES = ("GAMMA", "LEVEL")
+# What a model chose, and must be the same for two of its answers to be compared.
+_CHOICES = ("GAMMA",)
+# Of a cascade the first level answers: the others are models of their own, whose engines its description does not name.
+_FIRST_LEVEL = {"level": "1"}
+_PARAMETERS, _MANIFEST, _GENERATION = "parameters", "manifest_sha256", "generation"
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -61,11 +64,17 @@ _QUESTIONS: Mapping[str, tuple[Arrays, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Question:
-    """What a model is asked. expected: what it should answer; None: what it answers first. others: outputs to read."""
+    """What a model is asked.
+
+    expected: what it should answer; None: what it answered first with this `config`, the same description and the same
+    outputs `others`.
+    """
 
     inputs: Arrays
     outputs: tuple[str, ...]
     others: tuple[str, ...] = ()
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    config: str = ""
     expected: Arrays | None = None
     min_cosine: float = _MIN_COSINE
 
@@ -94,7 +103,8 @@ class AnswerCheck:
         self._first: dict[str, dict[str, Arrays]] = {}
         # Spent on questions in this step.
         self._took_s = 0.0
-        self._wrong: set[str] = set()
+        # Models whose last answer was wrong, and whether they were loaded again since.
+        self._wrong: dict[str, bool] = {}
         self._next = clock() + settings.check_seconds
 
     def step(self, page: MetricsPage) -> None:
@@ -104,8 +114,10 @@ class AnswerCheck:
         if self._clock() < self._next:
             return
         busy = self._actuator.changing
-        idle = [model for model in beats if model not in busy and not _load(page, model, living)]
-        for model in sorted(idle, key=lambda name: (name not in self._wrong, self._asked_at.get(name, 0.0))):
+        # A process that does not live has left its series: its model may be unloaded, or the page old.
+        alive = [model for model, counts in beats.items() if model not in busy and living & counts.keys()]
+        idle = [model for model in alive if not _load(page, model, living)]
+        for model in sorted(idle, key=lambda name: self._asked_at.get(name, 0.0)):
             self._asked_at[model], self._took_s = self._clock(), 0.0
             try:
                 question = self._question(model)
@@ -114,7 +126,6 @@ class AnswerCheck:
                 self._check(model, question)
             except ShapeshiftError as error:
                 self._journal.log_once("answer", model, f"not checked: {error}")
-                self._took_s = 0.0
             self._next = self._clock() + max(self._settings.check_seconds, self._took_s / self._settings.check_share)
             return
 
@@ -125,64 +136,75 @@ class AnswerCheck:
             # Once more, so that no chance reloads a model.
             differs = self._differs(model, question, "wrong")
         if not differs:
-            if model in self._wrong:
-                self._wrong.discard(model)
+            if self._wrong.pop(model, None) is not None:
                 self._journal.log("answer", model, "answers as it should again")
-        elif model in self._wrong:
+        elif self._wrong.get(model):
             self._journal.log_once("answer", model, f"still differs after a reload: {differs}", logging.ERROR)
         else:
-            self._wrong.add(model)
-            self._journal.clear("answer", model)
-            self._journal.log("answer", model, f"differs: {differs}", logging.ERROR)
-            self._actuator.reload(model, DeadModel("answers differ", False))
+            if model not in self._wrong:
+                self._journal.clear("answer", model)
+                self._journal.log("answer", model, f"differs: {differs}", logging.ERROR)
+            # A sidecar that is frozen, or a load that fails: it is tried at the next wrong answer.
+            self._wrong[model] = self._actuator.reload(model, DeadModel("answers differ", False))
+            if self._wrong[model]:
+                # It comes next.
+                self._asked_at.pop(model)
         self._journal.update_status(wrong_answers=sorted(self._wrong))
 
     def _differs(self, model: str, question: Question, before: str) -> str:
         """In what the model's answer differs from the right one; empty: in nothing."""
+        # Described before it answers: where its registry changes in between, the second answer is compared anew.
+        described = {} if question.expected else self._timed(model, question.inputs, (_DESCRIPTION,), {})
         names = (*question.outputs, *question.others)
-        answer = self._timed(model, question.inputs, names, {"check": before})
+        answer = self._timed(model, question.inputs, names, {**question.parameters, "check": before})
         right = question.expected
         if right is None:
-            described = self._timed(model, question.inputs, (_DESCRIPTION,), {})
             depends = [*described.values(), *(answer[name] for name in question.others if name in answer)]
             first = self._first.setdefault(model, {})
             if len(first) >= _MOST_FIRST:
                 first.clear()
-            right = first.setdefault(str([value.tolist() for value in depends]), answer)
+            right = first.setdefault(str([question.config, *(value.tolist() for value in depends)]), answer)
         return next(filter(None, (_difference(name, answer, right, question) for name in question.outputs)), "")
 
     def _timed(self, model: str, inputs: Arrays, outputs: tuple[str, ...], parameters: Mapping[str, str]) -> Arrays:
         began = self._clock()
-        answer = self._ask(model, inputs, outputs, parameters, _TIMEOUT_S)
-        self._took_s += self._clock() - began
-        return answer
+        try:
+            return self._ask(model, inputs, outputs, parameters, _TIMEOUT_S)
+        finally:
+            self._took_s += self._clock() - began
 
     def _question(self, model: str) -> Question | None:
         config = self._control.config(model)
-        parameters = config.get("parameters", {})
+        parameters = dict(config.get(_PARAMETERS, {}))
         if "worker_of" in parameters or "forward_to" in parameters:
             return None
         outputs = [str(output["name"]) for output in config.get("output", ())]
-        reference = self._reference(model)
+        reference = self._reference(model, parameters.get(_MANIFEST, {}).get("string_value", ""))
         if reference is not None and {*reference.outputs} <= {*outputs}:
             return reference
         others = tuple(name for name in _CHOICES if name in outputs)
+        choice = _FIRST_LEVEL if "LEVEL" in outputs else {}
+        # A reload changes nothing but this.
+        parameters.pop(_GENERATION, None)
+        loaded = json.dumps({**config, _PARAMETERS: parameters}, sort_keys=True)
         inputs = {str(one["name"]) for one in config.get("input", ())}
         for name, (values, answers) in _QUESTIONS.items():
             compared = tuple(answer for answer in answers if answer in outputs)
             if name in inputs and compared:
-                return Question(values, compared, others)
+                return Question(values, compared, others, choice, loaded)
         return None
 
-    def _reference(self, model: str) -> Question | None:
-        """What the build of the model has kept, if it is here."""
+    def _reference(self, model: str, manifest: str) -> Question | None:
+        """What the build of the model has kept, if it is here and is that of the engines that are loaded."""
         for folder in self._settings.repositories:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 values = json.loads((Path(folder) / model / REFERENCE).read_text())
+                if values[_MANIFEST] != manifest:
+                    return None
                 expected = {name: np.array(rows, np.float32) for name, rows in values["outputs"].items()}
                 inputs = _padded(values["ids"])
                 least = float(values["min_cosine"])
-                return Question(inputs, tuple(expected), (), expected, least) if expected else None
+                return Question(inputs, tuple(expected), expected=expected, min_cosine=least) if expected else None
         return None
 
 

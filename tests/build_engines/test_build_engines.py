@@ -233,6 +233,16 @@ def test_serving_parameters_do_not_rebuild(project: Project) -> None:
     assert model_config.parameters(model_config.read(project.generated()))["queue_rows"] == "20"
 
 
+def test_the_reference_of_a_front_says_to_which_engines_it_belongs(project: Project) -> None:
+    """The sidecar asks a server that may still have those of the build before."""
+    project.add()
+    project.make()
+    (project.engines() / "reference.json").write_text('{"ids": [[1, 2]]}')
+    project.make()
+    reference = json.loads((project.generated().parent / "reference.json").read_text())
+    assert reference == {"ids": [[1, 2]], "manifest_sha256": manifest.sha256(project.engines())}
+
+
 def test_only_the_requested_models_are_built(project: Project) -> None:
     project.add("one")
     project.add("two")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from shapeshift.errors import OverloadedError
@@ -23,7 +24,12 @@ from tests.sidecar.fleet import single
 
 PERIOD_S = 60.0
 RIGHT = np.array([[3.0, 4.0, 0.0]], np.float32)
-REFERENCE = {"ids": [[1, 5, 2]], "outputs": {"EMBEDDING": RIGHT.tolist()}, "min_cosine": 0.999}
+REFERENCE = {
+    "ids": [[1, 5, 2]],
+    "outputs": {"EMBEDDING": RIGHT.tolist()},
+    "min_cosine": 0.999,
+    "manifest_sha256": "engines 1",
+}
 
 
 class Case:
@@ -37,12 +43,18 @@ class Case:
         self.took_s, self.now = 0.001, 0.0
         self.running: dict[str, float] = {}
         self.asked: list[tuple[str, str, tuple[str, ...]]] = []
+        self.levels: set[str] = set()
+        self.blocked = ""
+        self.ended: set[str] = set()
+        # Called after each answer, with the name of an output.
+        self.then: Callable[[str], None] = lambda output: None
         self.log: list[str] = []
         self.status: dict[str, Any] = {}
         for model in models or ("m",):
             self.answers[model] = RIGHT
             named = [{"name": name} for name in ("TEXT", "EMBEDDING", "DESCRIPTION")]
-            config = {"name": model, "parameters": {}, "input": named[:1], "output": named[1:]}
+            parameters = {"manifest_sha256": {"string_value": "engines 1"}}
+            config = {"name": model, "parameters": parameters, "input": named[:1], "output": named[1:]}
             self.server.files[model] = self.server.loaded[model] = config
             (folder / model).mkdir()
             if reference is not None:
@@ -50,7 +62,7 @@ class Case:
         journal = Journal(logger(self.log), lambda values: self.status.update(values), {})
         settings = SidecarSettings(repositories=(folder,), check_seconds=PERIOD_S)
         control = single(self.server).control
-        actuator = Actuator(control, (), journal, lambda: "")
+        actuator = Actuator(control, (), journal, lambda: self.blocked)
         self.check = AnswerCheck(settings, control, self.ask, actuator, journal, lambda: self.now)
 
     def ask(
@@ -63,11 +75,16 @@ class Case:
     ) -> dict[str, NDArray[Any]]:
         self.now += self.took_s
         if tuple(outputs) == ("DESCRIPTION",):
-            return {"DESCRIPTION": np.array([self.description.encode()], dtype=object)}
+            answer = {"DESCRIPTION": np.array([self.description.encode()], dtype=object)}
+            self.then("DESCRIPTION")
+            return answer
+        self.levels.add(parameters.get("level", ""))
         self.asked.append((name, parameters["check"], tuple(inputs)))
         if name not in self.answers:
             raise OverloadedError("full")
-        return {"EMBEDDING": self.answers[name]}
+        answer = {"EMBEDDING": self.answers[name]}
+        self.then("EMBEDDING")
+        return answer
 
     def steps(self, seconds: float) -> list[str]:
         """The models that were asked meanwhile."""
@@ -77,7 +94,7 @@ class Case:
             self.now += 1.0
             page: Samples = {}
             for pid, model in enumerate(self.server.loaded, 1):
-                page |= samples(model, pid, self.now)
+                page |= samples(model, pid, 1.0 if model in self.ended else self.now)
                 labels = frozenset({("model", model), ("pid", str(pid))})
                 page[RUNNING, labels] = self.running.get(model, 0.0)
             self.check.step(MetricsPage(page, self.now))
@@ -153,3 +170,79 @@ def test_an_answer_that_is_no_number_is_wrong(tmp_path: Path) -> None:
     case.answers["m"] = RIGHT * np.float32(np.nan)
     case.steps(PERIOD_S + 1)
     assert case.loads == ["m"]
+
+
+def test_a_model_that_stays_wrong_keeps_no_other_from_being_asked(tmp_path: Path) -> None:
+    case = Case(tmp_path, "a", "b", reference=REFERENCE)
+    case.answers["a"] = RIGHT[:, ::-1]
+    asked = case.steps(6 * PERIOD_S + 20)
+    assert asked[:4] == ["a"] * 4, "after its reload it is asked next"
+    assert asked[4:] == ["b", "a", "a", "b", "a", "a"]
+
+
+def test_a_wrong_model_is_reloaded_once_that_is_allowed(tmp_path: Path) -> None:
+    case = Case(tmp_path, reference=REFERENCE)
+    case.answers["m"], case.blocked = RIGHT[:, ::-1], "frozen"
+    case.steps(2 * PERIOD_S + 3)
+    assert case.loads == [] and case.logged("differs: EMBEDDING") == 1 and case.logged("still differs") == 0
+    case.blocked = ""
+    case.steps(PERIOD_S + 1)
+    assert case.loads == ["m"]
+
+
+def test_engines_that_were_built_anew_do_not_judge_those_that_are_loaded(tmp_path: Path) -> None:
+    case = Case(tmp_path, reference={**REFERENCE, "manifest_sha256": "engines 2"})
+    case.answers["m"] = RIGHT[:, ::-1]
+    case.steps(3 * PERIOD_S)
+    assert case.loads == [] and {inputs for *_, inputs in case.asked} == {("TEXT",)}
+
+
+@pytest.mark.parametrize("output", ["DESCRIPTION", "EMBEDDING"])
+def test_a_registry_that_changes_while_a_model_is_asked_makes_no_answer_wrong(output: str, tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.steps(PERIOD_S + 1)
+
+    def change(name: str) -> None:
+        if name == output:
+            case.answers["m"], case.description = RIGHT[:, ::-1], "registry 2"
+
+    case.then = change
+    case.steps(3 * PERIOD_S)
+    assert case.description == "registry 2" and case.loads == []
+
+
+def test_the_first_answer_counts_until_the_configuration_is_another_one(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.steps(PERIOD_S + 1)
+    case.answers["m"] = RIGHT[:, ::-1]
+    case.server.loaded["m"]["parameters"]["kv_precision"] = {"string_value": "int8"}
+    case.steps(PERIOD_S + 1)
+    assert case.loads == []
+    case.server.loaded["m"]["parameters"]["generation"] = {"string_value": "7"}
+    case.answers["m"] = RIGHT
+    case.steps(PERIOD_S + 1)
+    assert case.loads == ["m"]
+
+
+def test_the_first_level_of_a_cascade_answers(tmp_path: Path) -> None:
+    """Its description does not name the engines of the others."""
+    case = Case(tmp_path)
+    case.steps(PERIOD_S + 1)
+    assert case.levels == {""}
+    case.server.loaded["m"]["output"].append({"name": "LEVEL"})
+    case.steps(PERIOD_S + 1)
+    assert case.levels == {"", "1"}
+
+
+def test_a_model_without_a_living_process_is_not_asked(tmp_path: Path) -> None:
+    case = Case(tmp_path, "a", "b")
+    case.ended = {"a"}
+    assert case.steps(2 * PERIOD_S + 2) == ["b", "b"]
+
+
+def test_a_question_without_an_answer_takes_its_share_of_the_time_too(tmp_path: Path) -> None:
+    case = Case(tmp_path, reference=REFERENCE)
+    del case.answers["m"]
+    case.took_s = 10.0
+    assert case.steps(PERIOD_S + 1) == ["m"]
+    assert case.steps(100 * PERIOD_S) == []

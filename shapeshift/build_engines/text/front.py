@@ -119,7 +119,11 @@ def _write_folders(planned: Plan, engines: Path, result: Manifest, paths: BuildP
     device = planned.device if placement.name == "inline" else None
     summary = f"engines: {result.provider}, {result.precision}; {result.tolerance}"
     completed = with_dims(front.config, {output.name: output.dims for output in result.outputs})
-    extra = {REFERENCE: file.read_text()} if (file := engines / REFERENCE).is_file() else {}
+    extra = {}
+    if (file := engines / REFERENCE).is_file():
+        # A server may still have the engines of the build before.
+        belongs_to = {"manifest_sha256": parameters["manifest_sha256"]}
+        extra[REFERENCE] = json.dumps({**json.loads(file.read_text()), **belongs_to})
     config = write_front(front.folder, completed, target, parameters, summary, extra, device)
     write_workers(config, result, paths.generated, planned.gpus)
     return placement
