@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import shutil
 import threading
@@ -20,6 +22,7 @@ from shapeshift.cli import engines
 from shapeshift.cli.main import main
 from shapeshift.engines import failures, manifest
 from shapeshift.triton import model_config
+from tests.waiting import wait_for
 
 
 class Project:
@@ -162,27 +165,22 @@ def test_changed_folder_is_rewritten(project: Project) -> None:
     assert list((project.generated().parent / "1").iterdir()) == []
 
 
-def test_second_build_waits_for_the_first(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_build_waits_for_the_first(project: Project) -> None:
     project.add()
-    held, waits = threading.Event(), threading.Event()
-    said: list[tuple[str, bool]] = []
+    held, said = threading.Event(), io.StringIO()
 
-    def log(text: str) -> None:
-        said.append((text, project.engines().exists()))
-        waits.set()
-
-    def build_first() -> None:
+    def build_first() -> bool:
         with files.exclusive_lock(project.build / engines.LOCK):
             held.set()
-            assert waits.wait(120)
+            wait_for(said.getvalue)
+            return project.engines().exists()
 
-    monkeypatch.setattr(engines, "_log", log)
-    with ThreadPoolExecutor(1) as first:
+    with ThreadPoolExecutor(1) as first, contextlib.redirect_stderr(said):
         building = first.submit(build_first)
         assert held.wait(120)
         assert project.make()[0] == 0
-        building.result(timeout=60)
-    assert said == [(f"waiting for another build in {project.build}", False)]
+        assert not building.result(timeout=60)
+    assert said.getvalue().startswith(f"waiting for another build in {project.build}\n")
     assert project.generated().is_file()
 
 
