@@ -270,3 +270,20 @@ def test_kill_says_whether_the_process_was_running_and_may_be_killed(
 
     monkeypatch.setattr(processes.os, "kill", refuse)
     assert not processes.kill(identity)
+
+
+@pytest.mark.parametrize(("network", "is_ours"), [("net:[1]", True), ("net:[2]", False)])
+def test_a_container_that_listens_in_a_network_of_its_own_does_not_listen_here(
+    network: str, is_ours: bool, table: Table
+) -> None:
+    for name, link in (("self", "net:[1]"), (str(SERVER), network)):
+        (table.folder / name / "ns").mkdir(parents=True)
+        (table.folder / name / "ns" / "net").symlink_to(link)
+    server = table.folder / str(SERVER)
+    (server / "net").mkdir()
+    row = "0: 0100007F:1F41 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 4711 1"
+    (server / "net" / "tcp").write_text(f"  sl  local_address rem_address st\n{row}\n")
+    (server / "fd").mkdir()
+    (server / "fd" / "3").symlink_to("socket:[4711]")
+    assert processes.listens(SERVER, 8001) is is_ours
+    assert not processes.listens(SERVER, 8002)

@@ -96,9 +96,14 @@ def has_successor(ended: Stub) -> bool:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether the process listens on this TCP port; false for one that may not be looked into."""
+    """Whether the process listens on this TCP port, in the network of the calling process.
+
+    False for one that may not be looked into, or in another network: a container has ports of its own.
+    """
     folder, sockets = _PROC / str(pid), set()
     with contextlib.suppress(OSError, ValueError, IndexError):
+        if (folder / "ns" / "net").readlink() != (_PROC / "self" / "ns" / "net").readlink():
+            return False
         for table in ("tcp", "tcp6"):
             with contextlib.suppress(FileNotFoundError):
                 rows = [line.split() for line in (folder / "net" / table).read_text().splitlines()[1:]]
