@@ -140,12 +140,14 @@ def test_auto_with_workers_depends_on_memory(make: Make, tmp_path: Path) -> None
     assert status == 0 and "placement partitioned, 2 workers: 3 engines of about" in out
     assert generated_parameters(tmp_path)["placement"] == "partitioned"
     assert generated_parameters(tmp_path, "encode_w01")["bin"] == "512"
+    status, out, _ = make(placement="auto", workers=2, memory_mb=1)
+    assert status == 0 and "without slo_ms" in out
+    assert generated_parameters(tmp_path)["placement"] == "resident"
 
 
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        ({"placement": "auto", "workers": 2, "memory_mb": 1}, "slo_ms: got 0.0; above 0 with placement partitioned"),
         ({"placement": "partitioned"}, "slo_ms: got 0.0; above 0 with placement partitioned"),
         ({"placement": "everywhere"}, "placement: got 'everywhere'; one of inline, resident, partitioned, auto"),
         ({"placement": "resident", "workers": 3, "max_workers": 2}, "max_workers: got 2; 0, or at least workers (3)"),
@@ -165,7 +167,7 @@ def test_invalid_placements_are_named(make: Make, tmp_path: Path, parameters: di
 def test_failed_placement_keeps_the_previous_folders(make: Make, tmp_path: Path) -> None:
     make(placement="resident", workers=1)
     before = folders(tmp_path), generated_parameters(tmp_path)
-    assert make(placement="auto", workers=2, memory_mb=1)[0] == 1
+    assert make(placement="resident", worker_pool="a", pool_workers=300)[0] == 1
     assert (folders(tmp_path), generated_parameters(tmp_path)) == before
 
 
@@ -197,9 +199,14 @@ def test_workers_are_spread_over_the_gpus(on_gpu: Manifest, tmp_path: Path) -> N
     assert [list(group.gpus) for group in groups] == [[0], [2], [0]]
 
 
-@pytest.mark.parametrize(("memory_mb", "name"), [(300, "resident"), (299, "partitioned")])
-def test_auto_counts_gpus_and_the_memory_of_all_engines(on_gpu: Manifest, memory_mb: int, name: str) -> None:
-    placed = workers.choose_placement(PolymorphSettings(placement="auto", memory_mb=memory_mb), on_gpu, 2)
+@pytest.mark.parametrize(
+    ("memory_mb", "slo_ms", "name"), [(300, 9, "resident"), (299, 9, "partitioned"), (299, 0, "resident")]
+)
+def test_auto_counts_gpus_and_the_memory_of_all_engines(
+    on_gpu: Manifest, memory_mb: int, slo_ms: float, name: str
+) -> None:
+    settings = PolymorphSettings(placement="auto", memory_mb=memory_mb, slo_ms=slo_ms)
+    placed = workers.choose_placement(settings, on_gpu, 2)
     assert (placed.name, placed.workers) == (name, 2)
     assert placed.reason.startswith(f"3 engines of about 100 MiB, {memory_mb} MiB a worker")
 

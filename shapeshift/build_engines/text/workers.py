@@ -50,7 +50,7 @@ def choose_placement(params: PolymorphSettings, manifest: Manifest, devices: int
         # a lower bound of the memory of one engine. On a GPU the memory of all of them is measured.
         engine_mb = manifest.device_mb / len(manifest.engines) or manifest.engine_mb
         workers = params.workers or params.max_workers
-        return placement.decide(len(manifest.engines), engine_mb, params.memory_mb, devices, workers)
+        return placement.decide(len(manifest.engines), engine_mb, params.memory_mb, devices, workers, params.slo_ms > 0)
     if params.placement == "inline":
         return Placement("inline", 0, _NAMED)
     count = params.workers or max(params.min_workers, min(devices or 2, params.max_workers or MAX_WORKERS))
