@@ -181,11 +181,11 @@ class LoraFront(GenerateFront):
         facts = {"adapter": request.label, "adapter_hit": request.source.load[1] <= request.arrived}
         return {**super().facts(job), **facts, "predicted_tokens": request.predicted_tokens}
 
-    def ended(self, job: GenerateJob, line: RequestLine | None, trace: Trace | None) -> None:
+    def ended(self, job: GenerateJob, line: RequestLine | None, trace: Trace | None, code: str) -> None:
         request = _requests(job)[0]
         if trace is not None and request.source is not None and request.source.load[1] > request.arrived:
             trace.span("adapter load", *request.source.load, {"adapter": request.label})
-        super().ended(job, line, trace)
+        super().ended(job, line, trace, code)
 
     def describe(self) -> Description:
         hashes = {adapter.label: adapter.sha256 for adapter in self.catalogue.all()}

@@ -20,11 +20,11 @@ from shapeshift.fused_decode.loading import Loaded
 from shapeshift.fused_decode.policy.admission import Admission, FirstComeFirstServed
 from shapeshift.fused_decode.request import ABORT, Request
 from shapeshift.fused_decode.request_parser import TEXT, ParsedRequest, RequestParser
-from shapeshift.serving import error_codes, parameters
+from shapeshift.serving import parameters
 from shapeshift.serving.description import GENERATION, Description, checkpoint_name, checkpoint_version
 from shapeshift.serving.front import Affinity, Client, Front, RequestLine
 from shapeshift.serving.liveness import StepCounter
-from shapeshift.serving.metrics import CHECKS, Gauge, Metric, RequestMetrics
+from shapeshift.serving.metrics import Gauge, Metric, RequestMetrics
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, InferenceResponse, PbUtils, ResponseSender
@@ -142,16 +142,12 @@ class GenerateFront(Front[GenerateJob]):
         return self.response(job.values)
 
     def answered(self, job: GenerateJob) -> None:
-        """Forget a job, and count how it ended."""
+        """Forget a job."""
         name = job.requests[0].id
         with self._lock:
             others = [other for other in self._live.pop(name, ()) if other.job is not job]
             if others:
                 self._live[name] = others
-        if job.error is None:
-            self.responder.count(CHECKS.get(job.parameters.check or "", "OK"), job.arrived)
-        else:
-            self.responder.count(error_codes.code_name(job.error))
 
     def facts(self, job: GenerateJob) -> RequestLine:
         times = job.requests[0].timings_ms()

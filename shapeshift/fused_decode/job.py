@@ -16,6 +16,7 @@ from shapeshift.fused_decode.engine.sampling.sampler import TokenLogprobs
 from shapeshift.fused_decode.request import STOP, Ids, Request
 from shapeshift.fused_decode.request_parser import TEXT, ParsedRequest
 from shapeshift.fused_decode.sampling_params import SamplingParams
+from shapeshift.serving import error_codes
 from shapeshift.serving.front import Client, Front
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceResponse, ResponseSender
@@ -174,7 +175,7 @@ class GenerateJob:
         self.requests: Sequence[Request] = ()
         self.values: Arrays = {}
         self._front = front
-        self._wants_code, self._line, self._trace = client.wants_code, client.line, client.trace
+        self._wants_code, self._line, self._trace, self._code = client[1:]
         self._outputs = outputs
         self._echo = [prompt.text for prompt in prompts] if parsed.echo else []
         self._sent: dict[Request, tuple[int, int]] = {}
@@ -184,7 +185,7 @@ class GenerateJob:
     @property
     def client(self) -> Client:
         assert self.response_sender is not None, "it has its last response"
-        return Client(self.response_sender, self._wants_code, self._line)
+        return Client(self.response_sender, self._wants_code, self._line, self._trace, self._code)
 
     @property
     def arrived(self) -> float:
@@ -212,7 +213,9 @@ class GenerateJob:
 
     def sent(self, last: bool) -> None:
         if last:
-            self._front.ended(self, self._line, self._trace)
+            code = self._code if self.error is None else error_codes.code_name(self.error)
+            self._front.responder.count(code, self.arrived)
+            self._front.ended(self, self._line, self._trace, code)
 
     def broken(self) -> None:
         self._front.cancel(self)

@@ -214,7 +214,7 @@ class Front(ABC, Generic[J]):
                 self.watch.remove(job)
                 raise
         except Exception as error:
-            self._log_request(line, error)
+            self._log_request(line, error_codes.code_name(error))
             if trace is not None:
                 trace.end({}, error_codes.code_name(error))
             raise
@@ -234,8 +234,8 @@ class Front(ABC, Generic[J]):
         else:
             self.responder.send(sender, partial(self.respond, job), job.arrived, ended, before, code)
 
-    def ended(self, job: J, line: RequestLine | None, trace: Trace | None) -> None:
-        """Count, log and trace a job that has its last answer. Called on the thread that sent it."""
+    def ended(self, job: J, line: RequestLine | None, trace: Trace | None, code: str) -> None:
+        """Log and trace a job that has its last answer, as it was counted. Called on the thread that sent it."""
         self.answered(job)
         if line is None and trace is None:
             return
@@ -243,9 +243,9 @@ class Front(ABC, Generic[J]):
         facts = self.facts(job)
         facts = {"queue_ms": ms - facts.get("compute_ms", 0.0), **facts, "ms": ms}
         if line is not None:
-            self._log_request(line | facts, job.error)
+            self._log_request(line | facts, code)
         if trace is not None:
-            trace.end(facts, "OK" if job.error is None else error_codes.code_name(job.error))
+            trace.end(facts, code)
 
     # What a technique says and does.
 
@@ -319,15 +319,14 @@ class Front(ABC, Generic[J]):
         """A response with these outputs."""
         return self.pb_utils.InferenceResponse([self.pb_utils.Tensor(name, value) for name, value in values.items()])
 
-    def _log_request(self, line: RequestLine | None, error: Exception | None) -> None:
+    def _log_request(self, line: RequestLine | None, code: str) -> None:
         if line is not None:
-            outcome = "OK" if error is None else error_codes.code_name(error)
             rounded = {
                 name: round(value, 2) if isinstance(value, float) else value
                 for name, value in line.items()
                 if value not in (None, "")
             }
-            self.log.info("request " + events.encode({**rounded, "outcome": outcome}))
+            self.log.info("request " + events.encode({**rounded, "outcome": code}))
 
     def _described(self) -> InferenceResponse:
         described = self.describe() if self.peers is None else self.peers.describe()

@@ -10,6 +10,7 @@ from typing import Any
 
 from shapeshift.errors import InvalidInputError, did_you_mean, unknown
 from shapeshift.serving.error_codes import FORWARDED
+from shapeshift.serving.metrics import CHECKS
 
 # Every front accepts these. `utility` weighs requests where a scheduler chooses by utility.
 COMMON = ("latency_ms", "utility", "slo_class", "request_tag")
@@ -124,6 +125,12 @@ def _flag(name: str, value: Any) -> bool:
     raise InvalidInputError(f"parameter {name}", value, "true or false")
 
 
+def _verdict(name: str, value: Any) -> str:
+    if value not in CHECKS:
+        raise InvalidInputError(f"parameter {name}", value, f"one of {', '.join(CHECKS)}")
+    return str(value)
+
+
 def _word(name: str, value: Any) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= _MAX_TEXT:
         raise InvalidInputError(f"parameter {name}", value, f"a text of 1 to {_MAX_TEXT} characters")
@@ -145,6 +152,6 @@ _CHECKS = {
     FORWARDED: _flag,
     FROM_NODE: _word,
     "checkpoint": _word,
-    CHECK: _word,
+    CHECK: _verdict,
 }
 _NONE = RequestParameters()

@@ -200,7 +200,7 @@ class Responder:
                     self.count(error_codes.code_name(error))
                     return self.error_response(error, with_code)
                 self._refusal_slots.acquire()
-                self.fail(response_sender, error, None, with_code, self._refusal_slots.release)
+                self.fail(response_sender, error, None, with_code, lambda _: self._refusal_slots.release())
         return None
 
     def send(
@@ -208,14 +208,14 @@ class Responder:
         response_sender: ResponseSender,
         make: Make,
         arrived: float,
-        after: Callable[[], None] | None = None,
+        after: Callable[[str], None] | None = None,
         before: Callable[[], None] | None = None,
         code: str = "OK",
     ) -> None:
         """Answer with what `make` returns on the sending thread; never blocks.
 
         arrived: monotonic, in seconds. before: called on the sending thread before the response is made. after: called
-        after it was sent and counted, with `code`. Where `make` raises, the client gets that error, and it counts.
+        with the code, after it was sent and counted: `code`, or, where `make` raises, that of the error.
         """
         ended = partial(self._ended, arrived, after)
         self._answers.post([_Served(response_sender, _preceded(make, before), ended, code)])
@@ -226,7 +226,7 @@ class Responder:
         error: Exception,
         before: Callable[[], None] | None = None,
         with_code: bool = False,
-        after: Callable[[], None] | None = None,
+        after: Callable[[str], None] | None = None,
     ) -> None:
         """Answer with `error`, ahead of the answers that wait to be sent; never blocks.
 
@@ -237,7 +237,7 @@ class Responder:
         self._errors.post([SingleResponse(response_sender, _preceded(make, before), ended)])
 
     def count(self, code: str, arrived: float | None = None) -> None:
-        """Count a request that ended with this code; arrived: of one that was served, for its latency."""
+        """Count a request that ended with this code, and its latency if it is OK and has `arrived`."""
         if arrived is not None and code == "OK":
             self._metrics.latency_ms.observe((time.monotonic() - arrived) * 1e3)
         with self._counting:
@@ -248,10 +248,10 @@ class Responder:
         make = error_codes.with_code if with_code else error_codes.error_response
         return make(self._pb_utils, error)
 
-    def _ended(self, arrived: float | None, after: Callable[[], None] | None, code: str) -> None:
-        self.count(code, arrived if code == "OK" else None)
+    def _ended(self, arrived: float | None, after: Callable[[str], None] | None, code: str) -> None:
+        self.count(code, arrived)
         if after is not None:
-            after()
+            after(code)
 
 
 def _preceded(make: Make, before: Callable[[], None] | None) -> Make:

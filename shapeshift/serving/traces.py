@@ -22,6 +22,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from shapeshift.serving.events import TRACE_RATE_VARIABLE, TRACES_VARIABLE
 from shapeshift.serving.front import RequestLine
+from shapeshift.serving.metrics import CHECKS
 from shapeshift.serving.pb_utils import InferenceRequest
 
 HEADER = "traceparent"
@@ -95,7 +96,7 @@ class RequestTrace:
             if name in facts:
                 self.span(name.removesuffix("_ms"), at, at := at + facts[name] / 1e3, {})
         self._describe(self._span, {**facts, "outcome": outcome})
-        if outcome != "OK":
+        if outcome not in ("OK", *CHECKS.values()):
             self._span.set_status(StatusCode.ERROR, outcome)
         self._span.end()
 

@@ -576,6 +576,22 @@ def test_a_request_has_a_line_in_the_log_where_the_setting_says_so(make_front: M
     assert refused == [{"outcome": "INVALID_ARG"}] * 2
 
 
+def test_questions_of_the_sidecar_are_counted_apart(make_front: MakeFront, pb_utils: PbUtils) -> None:
+    front = make_front(log_requests=1)
+    questions = [ids_request([101, 102], parameters={"check": before}) for before in ("right", "wrong")]
+    other = ids_request([101, 102], parameters={"check": "nobody knows"})
+    front.execute([*questions, other])
+    for question in questions:
+        question.vectors()
+    assert "one of right, wrong" in other.refusal()[1]
+    outcomes = {line["outcome"] for line in pb_utils.Logger.requests(3)}
+    assert outcomes == {"CHECK", "CHECK_WRONG", "INVALID_ARG"}
+    metrics = front.request_metrics
+    counted = {code for code, counter in metrics.answered.items() if counter.value}
+    assert counted == outcomes
+    assert metrics.latency_ms.totals()[0][-1] == 0 and metrics.lengths.totals()[0][-1] == 0
+
+
 def test_requests_are_not_logged_by_default(make_front: MakeFront, pb_utils: PbUtils) -> None:
     front = make_front()
     request = text_request("a")

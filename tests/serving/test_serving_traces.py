@@ -86,6 +86,16 @@ def test_what_triton_does_not_trace_has_no_span(receiver: Receiver) -> None:
     assert receiver.spans == []
 
 
+def test_a_question_of_the_sidecar_has_not_failed(receiver: Receiver) -> None:
+    tracer = traces.Tracer("encode")
+    trace = tracer.begin(traced_request())
+    assert trace is not None
+    trace.end({}, "CHECK_WRONG")
+    tracer.close()
+    (span,) = receiver.named("encode")
+    assert not span.failed and span.attributes == {"outcome": "CHECK_WRONG"}
+
+
 def test_calls_belong_to_the_span_of_their_request(receiver: Receiver) -> None:
     tracer = traces.Tracer("classify_text")
     outer = tracer.begin(traced_request())
