@@ -497,9 +497,16 @@ def test_a_hop_is_a_span_between_those_of_two_servers(
         assert texts(request) == on("b", fleet)
         untraced = fleet.a.ask(text_input=_bytes("x"))
         assert texts(untraced) == on("b", fleet)
+        fleet.b.refusal = InvalidInputError("text", 1, "a text")
+        refused = fakes.Request((TEXT, ID), None, "bad", decoupled=stream, text_input=_bytes("x"))
+        refused.trace_header = request.trace_header
+        fleet.a.enter(refused)
+        assert refused.refusal()[0] == fakes.TritonError.INVALID_ARG
     finally:
         fleet.close()
         receiver.close()
+    (failed,) = receiver.named("model", node="b", outcome="INVALID_ARG")
+    assert failed.failed
     (hop,) = receiver.named("model", node="b", outcome="OK")
     assert (hop.trace, hop.parent) == tuple(request.trace_header.split("-")[1:3])
     headers = [there.trace_header for there, _ in fleet.b.served]

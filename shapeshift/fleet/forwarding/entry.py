@@ -149,10 +149,10 @@ class FleetEntry:
         self._watch.add(relay, held.get_response_sender().is_cancelled, lambda: relay.cancel(gone))
         relay.start(self._clients.start, self._clients.calling(node))
 
-    def _ended(self, relay: Relay, outcome: str = "OK") -> None:
+    def _ended(self, relay: Relay, code: str) -> None:
         self._watch.remove(relay)
         if relay.trace is not None:
-            relay.trace.end({"node": relay.node}, outcome)
+            relay.trace.end({"node": relay.node}, code)
         with self._lock:
             del self._relays[relay]
             self.others.count(relay.node, -1)

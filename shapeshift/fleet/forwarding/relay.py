@@ -75,7 +75,7 @@ class HeldRequest:
 class Relay:
     """A request on another node; a `serving.responses.ResponseStream` towards its client.
 
-    finishing(relay): called on the sending thread before the last response, or where the request is not served there.
+    finishing(relay, code): called on the sending thread before the last response, with its outcome.
     refused(relay): called on the event loop where the node has not begun to answer and another one may.
     """
 
@@ -85,7 +85,7 @@ class Relay:
         held: HeldRequest,
         node: str,
         parameters: dict[str, object],
-        finishing: Callable[[Relay], None],
+        finishing: Callable[[Relay, str], None],
         refused: Callable[[Relay], None],
     ) -> None:
         self.response_sender: ResponseSender | None = held.get_response_sender()
@@ -100,7 +100,7 @@ class Relay:
         self._parameters = parameters
         self._finishing = finishing
         self._refused = refused
-        self._pending: deque[tuple[Make, bool]] = deque()
+        self._pending: deque[tuple[Make, bool, str]] = deque()
         self._has_begun = self._has_ended = False
         self._lock = threading.Lock()
         self._task: Future[None] | None = None
@@ -123,9 +123,9 @@ class Relay:
     def next_response(self) -> tuple[InferenceResponse, bool] | None:
         if not self._pending:
             return None
-        make, last = self._pending.popleft()
+        make, last, code = self._pending.popleft()
         if last:
-            self._finishing(self)
+            self._finishing(self, code)
         return make(), last
 
     def sent(self, last: bool) -> None:
@@ -152,7 +152,7 @@ class Relay:
             self._refused(self)
         else:
             respond = error_codes.with_code if error_codes.is_forwarded(self.held) else error_codes.error_response
-            self._post(partial(respond, self._front.pb_utils, error), True)
+            self._post(partial(respond, self._front.pb_utils, error), True, error_codes.code_name(error))
 
     async def _pass_on(self, client: AsyncClient) -> None:
         call = ModelCall(
@@ -175,12 +175,12 @@ class Relay:
         if not self._has_ended:
             raise EngineError(f"{self._front.args.name} of node {self.node} ended its responses without a last one")
 
-    def _post(self, make: Make, last: bool) -> None:
+    def _post(self, make: Make, last: bool, code: str = "OK") -> None:
         # What happens to the stream after its last response is not the client's concern.
         if self._has_ended:
             return
         self._has_ended = last
-        self._pending.append((make, last))
+        self._pending.append((make, last, code))
         self._front.responder.post([self])
 
     def _response(self, outputs: Tensors) -> InferenceResponse:
