@@ -200,6 +200,14 @@ def test_a_call_behind_what_only_looks_like_one_is_read() -> None:
     assert text_of(pieces) == "<tool_call>noand on" and calls_of(pieces) == [("news", {})]
 
 
+def test_behind_many_marks_without_a_call_all_is_text() -> None:
+    """Each may be read up to the end of the answer: of thousands the gateway would stand still for minutes."""
+    call = '{"name": "news", "arguments": {}}</tool_call>'
+    few, many = ("<tool_call>no " * times + f"<tool_call>{call}" for times in (15, 16))
+    assert calls_of(read(few, form("hermes"))) == [("news", {})]
+    assert read(many, form("hermes")) == [TextPiece(many)]
+
+
 def test_in_a_stream_arguments_that_break_stay_those_of_the_call() -> None:
     answer = '<tool_call>{"name": "weather", "arguments": {"city": "Par'
     pieces = read(answer, form("hermes"), step=1, streams=True)

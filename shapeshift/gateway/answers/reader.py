@@ -11,6 +11,8 @@ from shapeshift.gateway.answers.pieces import Piece, ReasoningPiece, TextPiece
 from shapeshift.gateway.answers.source import Reading, Source, literal, skip, until
 from shapeshift.gateway.answers.steps import Arguments, Call, Calls, read_call
 
+# Marks without a call, after which all is text: each is read up to where its call could end.
+_MOST_VAIN = 16
 # White space that is held back until it is known whether a mark follows.
 _MOST_SPACE = 256
 _BEFORE, _BETWEEN = re.compile(r"[\s\[]*"), re.compile(r"[\s,;\]]*")
@@ -72,13 +74,15 @@ class AnswerReader:
         if family is not None and family.at_start:
             yield from self._section(family, family.calls[:1])
         begin = (family.begin,) if family is not None and family.begin else ()
+        vain = 0
         while True:
-            mark = yield from self._pass_on(begin, TextPiece)
+            mark = yield from self._pass_on(begin if vain < _MOST_VAIN else (), TextPiece)
             if mark is None:
                 return
             assert family is not None
             if not (yield from self._section(family, family.calls)):
                 self._pieces.append(TextPiece(mark))
+                vain += 1
 
     def _thoughts(self, marks: ReasoningMarks, thinks: bool) -> Reading[None]:
         start = self._source.at

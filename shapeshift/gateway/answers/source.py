@@ -12,7 +12,6 @@ T = TypeVar("T")
 Reading = Generator[None, None, T]
 
 _SPACE = re.compile(r"\s*")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 _LONGEST_NAME = 512
 
@@ -76,13 +75,19 @@ def json_string(source: Source) -> Reading[str | None]:
     """A string of JSON, behind any white space; None for anything else."""
     if not (yield from skip(source)) or source.text[source.at] != '"':
         return None
-    while (match := _STRING.match(source.text, source.at)) is None:
+    start, scanned = source.at, source.at + 1
+    while (match := _INSIDE.search(source.text, scanned)) is None or match[0] == "\\":
+        if match is not None:
+            # The next character is part of the escape, also where it has not come yet.
+            scanned = match.end() + 1
+            continue
+        scanned = max(scanned, len(source.text))
         if source.is_over:
             return None
         yield
     source.at = match.end()
     try:
-        return str(orjson.loads(match[0]))
+        return str(orjson.loads(source.text[start : source.at]))
     except orjson.JSONDecodeError:
         return None
 
