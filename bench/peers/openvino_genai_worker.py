@@ -50,11 +50,13 @@ class Pipeline:
 
     def step(self) -> list[tuple[int, list[int]]]:
         self._pipe.step()
-        generated = []
+        # One entry a request, also where a handle holds several outputs: with its last token a request is dropped.
+        generated: dict[int, list[int]] = {number: [] for number in self._running}
         for number, handle in self._running.items():
             while handle.can_read():
-                generated += [(number, output.generated_ids) for output in handle.read().values()]
-        return generated
+                for output in handle.read().values():
+                    generated[number] += output.generated_ids
+        return list(generated.items())
 
     def drop(self, number: int) -> None:
         del self._running[number]
