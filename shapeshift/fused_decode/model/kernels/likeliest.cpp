@@ -1,5 +1,5 @@
-// The likeliest tokens of each row, and what is subtracted from its logits to make logprobs. Equal to
-// engine/sampling/logprobs.py, `log_norms` and `largest`, up to the order in which a norm is summed.
+// The likeliest tokens of each row, and what is subtracted from its logits to make logprobs. Equal to `largest` of
+// engine/sampling/sampler.py and `log_norms` of engine/beam_search.py, up to the order in which a norm is summed.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
