@@ -136,7 +136,7 @@ class CandidateTable:
     labels: tuple[str, ...]
     pairs: bool
     tolerance: float
-    origin: Mapping[str, Any]
+    origin: Mapping[str, Any] = field(metadata={"key": "made"})
     models: tuple[LevelModel, ...]
     candidates: tuple[Candidate, ...]
     format: int = FORMAT
@@ -210,8 +210,6 @@ def read(path: Path) -> CandidateTable:
 
 def parse(data: Any) -> CandidateTable:
     """The table in parsed JSON. Raises as `read`."""
-    if isinstance(data, dict):
-        data = {"origin" if name == "made" else name: value for name, value in data.items()}
     table: CandidateTable = _from_json(CandidateTable, data, "table")
     return table
 
@@ -349,7 +347,10 @@ LAYOUT = Layout(KIND, "table", (), file_sha256, _entry)
 
 
 def _from_json(hint: Any, value: Any, name: str) -> Any:
-    """`value`, of parsed JSON, as an instance of the type `hint`. Raises InvalidInputError naming the field."""
+    """`value`, of parsed JSON, as an instance of the type `hint`; a field's `key`, where it has one, is its name there.
+
+    Raises InvalidInputError naming the field.
+    """
     arguments = typing.get_args(hint)
     if isinstance(hint, types.UnionType):
         return None if value is None else _from_json(arguments[0], value, name)
@@ -359,12 +360,14 @@ def _from_json(hint: Any, value: Any, name: str) -> Any:
     if dataclasses.is_dataclass(hint):
         require(isinstance(value, dict), name, value, "an object")
         hints = typing.get_type_hints(hint)
+        fields = {field.metadata.get("key", field.name): field for field in dataclasses.fields(hint)}
         for key in value:
-            require(key in hints, f"{name}.{key}", value[key], f"unknown key; known: {', '.join(hints)}")
-        for field in dataclasses.fields(hint):
-            is_there = field.name in value or field.default is not dataclasses.MISSING
-            require(is_there, f"{name}.{field.name}", None, "this key is required")
-        return hint(**{key: _from_json(hints[key], one, f"{name}.{key}") for key, one in value.items()})  # type: ignore[operator]
+            require(key in fields, f"{name}.{key}", value[key], f"unknown key; known: {', '.join(fields)}")
+        for key, field in fields.items():
+            is_there = key in value or field.default is not dataclasses.MISSING
+            require(is_there, f"{name}.{key}", None, "this key is required")
+        content = {fields[key].name: (key, one) for key, one in value.items()}
+        return hint(**{to: _from_json(hints[to], one, f"{name}.{key}") for to, (key, one) in content.items()})  # type: ignore[operator]
     if hint is float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
         require(is_number, name, value, "a number")

@@ -271,6 +271,8 @@ def test_a_table_without_bounds_is_read(workspace: Workspace, tmp_path: Path) ->
         ({"format": 2}, "format"),
         ({"kind": "other"}, "kind"),
         ({"extra": 1}, "extra"),
+        ({"made": 1}, r"table\.made: got 1"),
+        ({"origin": {}}, r"table\.origin: .*unknown key; known: task, .*, made, models"),
         ({"labels": []}, "labels"),
         ({"candidates": [{"name": "x"}]}, "candidates"),
         ({"models": []}, "one of models"),
