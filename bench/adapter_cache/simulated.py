@@ -116,7 +116,8 @@ def measure_evictions(adapters: Mapping[str, AdapterInfo], capacity: float, uses
     drawn = [names(adapters, uses, np.random.default_rng(seed)) for seed in seeds]
     uncached_bytes = sum(adapters[name].bytes for one in drawn for name in one)
     rows: list[Row] = []
-    for algorithm in EVICTION_RULES:
+    # Without a cache nothing is evicted.
+    for algorithm in [name for name in EVICTION_RULES if name != UNUSED]:
         loaded, hits = np.sum([_evicted(adapters, capacity, one, algorithm) for one in drawn], axis=0).tolist()
         rows.append({"rule": algorithm, "of the bytes": loaded / uncached_bytes, "hits": hits / (uses * len(seeds))})
     share = capacity / sum(one.bytes for one in adapters.values())
