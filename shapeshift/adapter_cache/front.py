@@ -178,7 +178,9 @@ class LoraFront(GenerateFront):
         request = _requests(job)[0]
         if request.source is None:
             return super().facts(job)
-        facts = {"adapter": request.label, "adapter_hit": request.source.load[1] <= request.arrived}
+        # One that got no slot had no adapter in memory.
+        is_hit = request.admitted > 0 and request.source.load[1] <= request.arrived
+        facts = {"adapter": request.label, "adapter_hit": is_hit}
         return {**super().facts(job), **facts, "predicted_tokens": request.predicted_tokens}
 
     def ended(self, job: GenerateJob, line: RequestLine | None, trace: Trace | None, code: str) -> None:

@@ -633,3 +633,13 @@ def test_a_line_of_the_log_names_the_adapter(make_front: MakeFront, pb_utils: Pb
         "small",
     ]
     assert sorted(line["outcome"] for line in lines) == ["NOT_FOUND", "OK", "OK"]
+
+
+def test_an_adapter_that_was_not_loaded_is_no_hit(make_front: MakeFront, folder: Path, pb_utils: PbUtils) -> None:
+    front = make_front(log_requests=1)
+    weights = store.entry_folder(folder, store.read(folder)["large"]) / "adapter_model.safetensors"
+    weights.rename(folder / "away")
+    front.execute([request := asking("large")])
+    assert request.refusal()[0] == TritonError.UNAVAILABLE
+    (line,) = pb_utils.Logger.requests(1)
+    assert (line["adapter"], line["adapter_hit"]) == ("large", False)
