@@ -6,11 +6,11 @@ too slow loses what was overwritten. Records have no texts of requests. `shapesh
 
 from __future__ import annotations
 
-import itertools
 import json
 import mmap
 import os
 import struct
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -76,7 +76,9 @@ class Ring:
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
-        self._numbers = itertools.count()
+        self._next = 0
+        # A thread that is late would take the count back, and so hide what others have written since.
+        self._lock = threading.Lock()
 
     def write(self, kind: str, values: dict[str, Any]) -> None:
         """Add a record. In one that is longer than `RECORD_BYTES` allows each list becomes its length.
@@ -90,11 +92,12 @@ class Ring:
             text = encode([kind, at, counted]).encode()
             if len(text) > _MOST_TEXT:
                 return
-        number = next(self._numbers)
-        start = _START + number % self._records * RECORD_BYTES
-        record = _RECORD.pack(number, _checksum(number, text), len(text)) + text
-        self._memory[start : start + len(record)] = record
-        _WRITTEN.pack_into(self._memory, _WRITTEN_AT, number + 1)
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            start = _START + number % self._records * RECORD_BYTES
+            record = _RECORD.pack(number, _checksum(number, text), len(text)) + text
+            self._memory[start : start + len(record)] = record
+            _WRITTEN.pack_into(self._memory, _WRITTEN_AT, number + 1)
 
     def write_rows(self, kind: str, rows: Iterable[Sequence[Any]]) -> None:
         """Add records with a list `rows`, as many as fit in each. A row that is too long alone is left out."""
@@ -152,7 +155,7 @@ class RingReader:
             elif number > self._next:
                 self.lost += 1
             else:
-                # A thread is still writing it.
+                # It is being written.
                 break
             self._next += 1
         return events

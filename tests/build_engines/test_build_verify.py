@@ -144,7 +144,7 @@ def test_verified_engines_are_published(
     assert status == 0, err
     made = manifest.load(tmp_path / "build" / "engines" / "front")
     made.check_files(tmp_path / "build" / "engines" / "front")
-    assert set(made.files) == {"model.made_up", "tokenizer.json", "tokenizer_config.json"}
+    assert set(made.files) == {"model.made_up", "reference.json", "tokenizer.json", "tokenizer_config.json"}
     assert [(entry.tokens, entry.rows) for entry in made.engines] == [(None, None), (8, 2), (32, 8), (512, 16)]
     assert all(entry.max_error < 1e-6 and entry.min_cosine > 0.999999 for entry in made.engines)
     assert [point.tokens for point in made.engines[2].latency] == [32]
