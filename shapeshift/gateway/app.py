@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 import shapeshift
 from shapeshift.gateway.adapter_commands import AdapterCommands
-from shapeshift.gateway.apis import adapters, chat, classify, completions, embeddings, models, probes, rerank
+from shapeshift.gateway.apis import adapters, chat, classify, completions, embeddings, messages, models, probes, rerank
 from shapeshift.gateway.catalogue import Catalogue
 from shapeshift.gateway.conversation import ChatRenderer
 from shapeshift.gateway.endpoint import Gateway
@@ -29,7 +29,7 @@ from shapeshift.triton.async_client import AsyncClient
 from shapeshift.triton.endpoint import tls_from_environment
 
 _LOG = logging.getLogger("shapeshift.gateway")
-_APIS = (models, chat, completions, embeddings, rerank, classify, adapters, probes)
+_APIS = (models, chat, messages, completions, embeddings, rerank, classify, adapters, probes)
 
 
 def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = (), limits: Limits | None = None) -> FastAPI:
@@ -93,4 +93,6 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = (), lim
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = f"{request.method} {request.url.path[:200]}: {error.detail}; /docs lists what there is"
-    return ApiError(error.status_code, text, code="unknown_url", headers=dict(error.headers or {})).response()
+    return ApiError(error.status_code, text, code="unknown_url", headers=dict(error.headers or {})).response(
+        request.url.path
+    )

@@ -28,6 +28,7 @@ from shapeshift.gateway.upstream import Upstream
 
 T = TypeVar("T")
 Handler = Callable[..., Awaitable[object]]
+Failed = Callable[[ShapeshiftError | ApiError], bytes]
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -98,8 +99,9 @@ class BodyRoute(APIRoute):
             body = bodies.checked(content, first.class_of(content))
             try:
                 return await _while_connected(request.receive, _answer(handler(body, context), body.field_of))
-            except ShapeshiftError as error:
-                return api_error(error, body.field_of).response()
+            except (ShapeshiftError, ApiError) as error:
+                # `Entrance` makes an answer of it.
+                raise api_error(error, body.field_of) from None
 
         return answer
 
@@ -112,13 +114,14 @@ def json_answer(content: object) -> Response:
 async def _answer(work: Awaitable[object], field_of: Callable[[str], str]) -> Response:
     result = await work
     if isinstance(result, AsyncGenerator):
-        return await _stream_of(result, field_of)
+        return await event_stream(result, lambda error: event(api_error(error, field_of).body()), _DONE)
     return result if isinstance(result, Response) else json_answer(result)
 
 
-def event(content: object) -> bytes:
-    """One server-sent event with a JSON object."""
-    return b"data: " + orjson.dumps(content) + b"\n\n"
+def event(content: object, name: str = "") -> bytes:
+    """One server-sent event with a JSON object. name: empty for an API whose events have none."""
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + orjson.dumps(content) + b"\n\n"
 
 
 async def _while_connected(receive: Receive, work: Awaitable[T]) -> T:
@@ -151,19 +154,18 @@ async def _while_connected(receive: Receive, work: Awaitable[T]) -> T:
         watch.cancel()
 
 
-async def _stream_of(events: AsyncGenerator[bytes, None], field_of: Callable[[str], str]) -> _EventStream:
-    """The answer that sends `events` and then `[DONE]`.
+async def event_stream(events: AsyncGenerator[bytes, None], failed: Failed, end: bytes = b"") -> Response:
+    """The answer that sends `events` and then `end`.
 
-    Waits for the first one: an error before it has an HTTP status of its own. Raises as `events` does. field_of: what
-    the request calls an input of the model.
+    Waits for the first one: an error before it has an HTTP status of its own. Raises as `events` does. failed: the
+    event of a later error.
     """
-    return _EventStream(_with_end(await anext(events, None), events, field_of))
+    return _EventStream(_with_end(await anext(events, None), events, failed, end))
 
 
 async def _with_end(
-    first: bytes | None, events: AsyncGenerator[bytes, None], field_of: Callable[[str], str]
+    first: bytes | None, events: AsyncGenerator[bytes, None], failed: Failed, end: bytes
 ) -> AsyncGenerator[bytes, None]:
-    """`first` and the other events; an error is an event too, for the status has been sent."""
     async with contextlib.aclosing(events):
         if first is not None:
             yield first
@@ -171,8 +173,9 @@ async def _with_end(
             async for one in events:
                 yield one
         except (ShapeshiftError, ApiError) as error:
-            yield event(api_error(error, field_of).body())
-    yield _DONE
+            yield failed(error)
+    if end:
+        yield end
 
 
 class _EventStream(StreamingResponse):

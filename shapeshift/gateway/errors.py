@@ -1,10 +1,10 @@
-"""Errors of the project as OpenAI's clients expect them: HTTP status, type, code, and the parameter at fault."""
+"""Errors of the project as clients expect them, in the shape of the API that they speak."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -13,9 +13,20 @@ from starlette.responses import Response
 from shapeshift.errors import InvalidInputError, ModelDiedError, ModelGoneError, ShapeshiftError, TimedOutError
 from shapeshift.serving.error_codes import code_name
 
+MESSAGES = "/v1/messages"
+"""Where Anthropic's API is."""
 INVALID = "invalid_request_error"
 TOO_LONG = "context_length_exceeded"
 _TOKENS = re.compile(r"'?\d+ tokens'?; at most ")
+# Anthropic's words; others of 400 and above are those of `INVALID`, and of 500 and above of `api_error`.
+_ANTHROPICS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 # The field may be followed by a part of it, as in `logit_bias 15`, `stop[0]` and `structured_outputs choice[0]`.
 _FIELD = re.compile(r"(?:row \d+: )?(?:parameter |sampling_parameters )?([A-Za-z_]\w*)(?: \w+)?(?:\[\d+\])*: got ")
 
@@ -31,13 +42,23 @@ class ApiError(Exception):
     code: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
-    def body(self) -> dict[str, Any]:
-        """The body, in OpenAI's shape."""
+    def body(self, path: str = "") -> dict[str, Any]:
+        """The body, in OpenAI's shape, or in Anthropic's below its path."""
+        if path.startswith(MESSAGES):
+            word = _ANTHROPICS.get(self.status, INVALID if self.status < 500 else "api_error")
+            details = {"error_code": self.code, "param": self.param}
+            return {"type": "error", "error": {"type": word, "message": self.message, "details": details}}
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        """The whole answer."""
-        return Response(orjson.dumps(self.body()), self.status, self.headers, "application/json")
+    def response(self, path: str = "") -> Response:
+        """The whole answer, as of `body`."""
+        return Response(orjson.dumps(self.body(path)), self.status, self.headers, "application/json")
+
+    def renamed(self, field_of: Callable[[str], str]) -> ApiError:
+        """The same of the field that the request has in place of `param`."""
+        if self.param is None or (param := field_of(self.param)) == self.param:
+            return self
+        return replace(self, message=self.message.replace(self.param, param, 1), param=param)
 
 
 def invalid(param: str, value: object, allowed: str, code: str = "invalid_value") -> ApiError:
@@ -58,7 +79,7 @@ def unavailable(text: str) -> ApiError:
 def api_error(error: BaseException, field_of: Callable[[str], str] = str) -> ApiError:
     """The answer to a request that ended with `error`. field_of: what the request calls an input of the model."""
     if isinstance(error, ApiError):
-        return error
+        return error.renamed(field_of)
     text = str(error)
     # These say more than the codes that they share.
     if isinstance(error, TimedOutError):

@@ -28,6 +28,26 @@ _SAMPLING = {
     "request_tag": "b",
     "user": "u",
 }
+_MESSAGES = {
+    "model": "agent",
+    "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": "a"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "t", "signature": "s"},
+                {"type": "text", "text": "b"},
+                {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "d", "is_error": False}]},
+    ],
+    "tools": [{"name": "f", "input_schema": {"type": "object"}, "description": "e"}],
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    "thinking": {"type": "adaptive"},
+    "output_config": {"effort": "low"},
+}
 VALID: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {
         "model": "encode",
@@ -54,6 +74,16 @@ VALID: dict[str, dict[str, Any]] = {
         "chat_template_kwargs": {"enable_thinking": True},
         "thinking_token_budget": None,
     },
+    "/v1/messages": {
+        **_MESSAGES,
+        "max_tokens": 4,
+        "stream": True,
+        "stop_sequences": ["x"],
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.9,
+    },
+    "/v1/messages/count_tokens": _MESSAGES,
     "/v1/rerank": {"model": "cross", "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "truncate": True},
     "/v1/classify": {"model": "classify_text", "input": ["a text", "b"], "level": 1, "min_accuracy": 0.5},
     "/embed": {"inputs": ["a text"], "normalize": True, "truncate": False, "dimensions": 4},

@@ -85,4 +85,7 @@ async def _answers(
 
 def _is_coded(said: bytes) -> bool:
     error = json.loads(said).get("error", {})
+    if "details" in error:
+        # In Anthropic's shape.
+        return bool(error["message"] and error["type"] and error["details"]["error_code"])
     return error.keys() == {"message", "type", "param", "code"} and bool(error["message"] and error["code"])

@@ -184,7 +184,8 @@ async def begin(context: Context, chat: Conversation, call: GenerationCall) -> T
     sampling = {"add_special_tokens": False, "max_tokens": front.number("max_tokens", 16), **call.sampling}
     if (grammar := _grammar(chat)) is not None:
         if "structured_outputs" in sampling:
-            raise ApiError(400, "response_format: left out where tool_choice makes a call", param="response_format")
+            reason = "response_format: left out where tool_choice makes a call"
+            raise ApiError(400, reason, param="response_format", code="invalid_value")
         sampling["structured_outputs"] = {"json": grammar}
     elif chat.schemas and form.tools is None:
         raise _no_parser(call.target)

@@ -100,7 +100,7 @@ class ApiRequest(BaseModel):
 
     def field_of(self, name: str) -> str:
         """The field that an input or parameter of the model was made of."""
-        return self.made_of.get(name, name)
+        return self.made_of.get(name.partition("[")[0], name)
 
     def request_parameters(self, *more: str) -> dict[str, Any]:
         """The request parameters for the model, those of the fields `more` too."""

@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -92,7 +93,7 @@ class Entrance:
 
         try:
             if (refusal := self._refusal(scope)) is not None:
-                await refusal.response()(scope, receive, counted)
+                await refusal.response(scope["path"])(scope, receive, counted)
                 return
             self._traffic.in_flight += 1
             try:
@@ -102,7 +103,7 @@ class Entrance:
                     raise
                 if not isinstance(error, ShapeshiftError | ApiError):
                     _LOG.exception("%s %s failed, request id %s", scope["method"], scope["path"], request_id)
-                await api_error(error).response()(scope, receive, counted)
+                await api_error(error).response(scope["path"])(scope, receive, counted)
             finally:
                 self._traffic.in_flight -= 1
         finally:
@@ -120,11 +121,15 @@ class Entrance:
         # What a load balancer asks needs no key.
         if self._keys is None or scope["path"] == _HEALTH:
             return None
-        return self._keys.refusal(
-            [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
-        )
+        # Anthropic's clients send the second one.
+        keys = (f"Bearer {key}" for key in _headers(scope, b"x-api-key"))
+        return self._keys.refusal([*_headers(scope, b"authorization")] or [*keys])
+
+
+def _headers(scope: Scope, name: bytes) -> Iterator[str]:
+    return (value.decode("latin-1") for key, value in scope["headers"] if key == name)
 
 
 def _header(scope: Scope, name: bytes) -> str:
     """The first header of this name; empty where there is none."""
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+    return next(_headers(scope, name), "")

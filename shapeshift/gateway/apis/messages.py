@@ -1,0 +1,160 @@
+"""POST /v1/messages and POST /v1/messages/count_tokens: conversations as Anthropic has them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Response
+
+from shapeshift.errors import ShapeshiftError
+from shapeshift.gateway.answers.pieces import ArgumentsPiece, CallBegun, Piece, ReasoningPiece, TextPiece
+from shapeshift.gateway.answers.turn import Turn, begin
+from shapeshift.gateway.apis.messages_request import CountRequest, MessagesRequest
+from shapeshift.gateway.endpoint import BodyRoute, Context, event, event_stream
+from shapeshift.gateway.errors import MESSAGES, ApiError, api_error
+from shapeshift.gateway.generation import Row
+from shapeshift.serving.description import GENERATION
+
+router = APIRouter(route_class=BodyRoute, tags=["messages"])
+
+_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+
+
+@router.post(MESSAGES)
+async def create_message(body: MessagesRequest, context: Context) -> dict[str, Any] | Response:
+    """The next message of a conversation, whole or as server-sent events."""
+    target = await context.gateway.catalogue.find(body.model, (GENERATION,))
+    message = _Message(body, await begin(context, body.conversation(), body.call(target)))
+    if not body.stream:
+        return await message.whole(context)
+    return await event_stream(message.events(context), message.failed)
+
+
+@router.post(f"{MESSAGES}/count_tokens")
+async def count_tokens(body: CountRequest, context: Context) -> dict[str, Any]:
+    """The tokens of a conversation, as a model reads them."""
+    target = await context.gateway.catalogue.find(body.model, (GENERATION,))
+    turn = await begin(context, body.conversation(), body.call(target))
+    await turn.answers(context)
+    return {"input_tokens": turn.usage.body()["prompt_tokens"]}
+
+
+class _Message:
+    """The answer in Anthropic's shape: its blocks, and the events that tell of them."""
+
+    def __init__(self, body: MessagesRequest, turn: Turn) -> None:
+        self._body = body
+        self._turn = turn
+        self._id = f"msg_{uuid.uuid4().hex}"
+        self._content: list[dict[str, Any]] = []
+        # Of the last block, while it is open.
+        self._texts: list[str] | None = None
+        self._reason: str | None = None
+
+    async def whole(self, context: Context) -> dict[str, Any]:
+        """The answer to a request without `stream`."""
+        async for _ in self._told(context):
+            pass
+        return self._shown(self._content)
+
+    async def events(self, context: Context) -> AsyncGenerator[bytes, None]:
+        """The events of a stream."""
+        async for content in self._told(context):
+            yield event(content, content["type"])
+
+    def failed(self, error: ShapeshiftError | ApiError) -> bytes:
+        """The event of an error."""
+        return event(api_error(error, self._body.field_of).body(MESSAGES), "error")
+
+    async def _told(self, context: Context) -> AsyncGenerator[dict[str, Any], None]:
+        has_begun = False
+        async for parts in self._turn.parts(context):
+            for part in parts:
+                if not has_begun:
+                    has_begun = True
+                    yield {"type": "message_start", "message": self._shown([], part.row)}
+                    yield {"type": "ping"}
+                for piece in part.pieces:
+                    for one in self._added(piece):
+                        yield one
+                self._reason = part.row.finish_reason
+        for one in self._closed():
+            yield one
+        ended = {"stop_reason": self._stop_reason(), "stop_sequence": None}
+        yield {"type": "message_delta", "delta": ended, "usage": self._usage()}
+        yield {"type": "message_stop"}
+
+    def _added(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        if isinstance(piece, TextPiece):
+            yield from self._opened({"type": "text", "text": ""})
+            yield self._delta({"type": "text_delta", "text": piece.text}, piece.text)
+        elif isinstance(piece, ReasoningPiece):
+            yield from self._opened({"type": "thinking", "thinking": "", "signature": ""})
+            yield self._delta({"type": "thinking_delta", "thinking": piece.text}, piece.text)
+        elif isinstance(piece, CallBegun):
+            yield from self._closed()
+            yield from self._opened({"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}})
+        elif isinstance(piece, ArgumentsPiece):
+            yield self._delta({"type": "input_json_delta", "partial_json": piece.text}, piece.text)
+
+    def _opened(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Begin this block, unless one of its type is open."""
+        if self._texts is not None and self._content[-1]["type"] == block["type"]:
+            return
+        yield from self._closed()
+        self._content.append(block)
+        self._texts = []
+        yield {"type": "content_block_start", "index": len(self._content) - 1, "content_block": block}
+
+    def _delta(self, delta: dict[str, Any], text: str) -> dict[str, Any]:
+        assert self._texts is not None
+        self._texts.append(text)
+        return {"type": "content_block_delta", "index": len(self._content) - 1, "delta": delta}
+
+    def _closed(self) -> Iterator[dict[str, Any]]:
+        """End the block that is open."""
+        if self._texts is None:
+            return
+        block, text = self._content[-1], "".join(self._texts)
+        self._texts = None
+        if block["type"] == "tool_use":
+            block["input"] = _object(text)
+        else:
+            block[block["type"]] = text
+        index = len(self._content) - 1
+        if block["type"] == "thinking":
+            # Clients send no thought back that has none. It is not looked at then.
+            block["signature"] = self._id
+            delta = {"type": "signature_delta", "signature": self._id}
+            yield {"type": "content_block_delta", "index": index, "delta": delta}
+        yield {"type": "content_block_stop", "index": index}
+
+    def _stop_reason(self) -> str:
+        if self._reason == "stop" and self._content and self._content[-1]["type"] == "tool_use":
+            return "tool_use"
+        return _REASONS.get(self._reason or "", "end_turn")
+
+    def _shown(self, content: list[dict[str, Any]], first: Row | None = None) -> dict[str, Any]:
+        """The message. first: the row with which it begins; None: it is over."""
+        head = {"id": self._id, "type": "message", "role": "assistant", "model": self._body.model, "content": content}
+        reason = self._stop_reason() if first is None else None
+        usage = self._usage() if first is None else {"input_tokens": first.prompt_tokens, "output_tokens": 0}
+        return {**head, "stop_reason": reason, "stop_sequence": None, "usage": usage}
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self._turn.usage
+        tokens = {"input_tokens": usage.body()["prompt_tokens"], "output_tokens": usage.completion}
+        details = {} if usage.reasoning is None else {"output_tokens_details": {"thinking_tokens": usage.reasoning}}
+        return {**tokens, **details}
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """The arguments of a call; none where the answer was cut within them."""
+    try:
+        value = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}
