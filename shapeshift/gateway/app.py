@@ -14,7 +14,18 @@ from starlette.middleware.cors import CORSMiddleware
 
 import shapeshift
 from shapeshift.gateway.adapter_commands import AdapterCommands
-from shapeshift.gateway.apis import adapters, chat, classify, completions, embeddings, messages, models, probes, rerank
+from shapeshift.gateway.apis import (
+    adapters,
+    chat,
+    classify,
+    completions,
+    embeddings,
+    messages,
+    models,
+    probes,
+    rerank,
+    responses,
+)
 from shapeshift.gateway.catalogue import Catalogue
 from shapeshift.gateway.conversation import ChatRenderer
 from shapeshift.gateway.endpoint import Gateway
@@ -29,7 +40,7 @@ from shapeshift.triton.async_client import AsyncClient
 from shapeshift.triton.endpoint import tls_from_environment
 
 _LOG = logging.getLogger("shapeshift.gateway")
-_APIS = (models, chat, messages, completions, embeddings, rerank, classify, adapters, probes)
+_APIS = (models, chat, responses, messages, completions, embeddings, rerank, classify, adapters, probes)
 
 
 def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = (), limits: Limits | None = None) -> FastAPI:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 Handler = Callable[..., Awaitable[object]]
 Failed = Callable[[ShapeshiftError | ApiError], bytes]
 
-_DONE = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def json_answer(content: object) -> Response:
 async def _answer(work: Awaitable[object], field_of: Callable[[str], str]) -> Response:
     result = await work
     if isinstance(result, AsyncGenerator):
-        return await event_stream(result, lambda error: event(api_error(error, field_of).body()), _DONE)
+        return await event_stream(result, lambda error: event(api_error(error, field_of).body()), DONE)
     return result if isinstance(result, Response) else json_answer(result)
 
 

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
-FORMS = TEXT, TEXT_LIST, TOKENS, LISTS = "<text>", "<texts>", "<tokens>", "<lists>"
+FORMS = TEXT, TEXT_LIST, TOKENS, LISTS, ITEMS = "<text>", "<texts>", "<tokens>", "<lists>", "<items>"
 MOST_ITEMS, MOST_TOKENS = 2048, 1 << 17
 
 
@@ -28,6 +28,11 @@ def form_of(value: Any) -> str | None:
     first = value[0] if isinstance(value, list) and value else None
     forms = {str: TEXT_LIST, int: TOKENS, list: LISTS}
     return forms.get(type(first))
+
+
+def text_or_items(value: Any) -> str | None:
+    """As `form_of` for a field that is a text, or a list of objects."""
+    return TEXT if isinstance(value, str) else ITEMS if isinstance(value, list) else None
 
 
 TEXTS = "a text, a list of texts, the ids of a text's tokens, or a list of these; none of them empty"

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from shapeshift.gateway.apis.fields import (
-    LISTS,
+    ITEMS,
     TEXT,
     ApiRequest,
     Int32,
@@ -18,8 +18,8 @@ from shapeshift.gateway.apis.fields import (
     ModelRequest,
     Strings,
     bounded,
-    form_of,
     not_served,
+    text_or_items,
 )
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.conversation import AUTO, NONE, REQUIRED, Conversation
@@ -75,13 +75,9 @@ class Block(ApiRequest):
         return {"name": self.name, "arguments": orjson.dumps(self.input).decode()}
 
 
-def _form(value: Any) -> str | None:
-    return LISTS if isinstance(value, list) else form_of(value)
-
-
 Content = Annotated[
-    Annotated[str, Tag(TEXT)] | Annotated[Annotated[list[Block], bounded()], Tag(LISTS)],
-    Discriminator(_form, custom_error_type="form", custom_error_message="a text, or a list of blocks"),
+    Annotated[str, Tag(TEXT)] | Annotated[Annotated[list[Block], bounded()], Tag(ITEMS)],
+    Discriminator(text_or_items, custom_error_type="form", custom_error_message="a text, or a list of blocks"),
 ]
 Block.model_rebuild()
 
