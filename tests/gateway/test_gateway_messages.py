@@ -12,11 +12,12 @@ import pytest
 
 from shapeshift.errors import ModelError
 from shapeshift.gateway.http import api_keys
-from tests.gateway.fake_triton import FRONTS, FakeTriton
+from tests.gateway.fake_triton import FRONTS, TEMPLATE, FakeTriton
 from tests.gateway.test_gateway_turns import ANSWER, CALLS, NAMES, TEMPLATES, prompt_of, sampling_of, tokens
 from tests.waiting import wait_for
 
 TOOLS: Any = [{"name": name, "input_schema": {"type": "object", "properties": {}}} for name in NAMES]
+SWITCH = TEMPLATE + "{% if enable_thinking %}<think>{% endif %}{# </think> #}"
 ASK: list[Any] = [{"role": "user", "content": "hello you"}]
 TEXT = "<system>Be short.\n<user>hello you\n<assistant>"
 
@@ -26,7 +27,7 @@ def triton() -> FakeTriton:
     return FakeTriton(
         {
             name: {**FRONTS["generate"], "stream": name, "chat_template": template, "max_tokens": 512}
-            for name, template in TEMPLATES.items()
+            for name, template in {**TEMPLATES, "switch": SWITCH}.items()
         }
     )
 
@@ -170,9 +171,12 @@ def test_an_answer_that_is_cut(client: anthropic.Anthropic, triton: FakeTriton) 
 
 
 def test_thinking(client: anthropic.Anthropic, triton: FakeTriton) -> None:
-    triton.answers = [["a ", "b ", "c ", "d</think>", "e"], ["Yes."], ["No."]]
+    triton.answers = [["a ", "b ", "c ", "d</think>", "e"], ["Yes."]]
     message = ask(client, "thinks", thinking={"type": "enabled", "budget_tokens": 2})
     assert [(one.type, getattr(one, one.type)) for one in message.content] == [("thinking", "a b"), ("text", "Yes.")]
+    for thinking, end in (({"type": "enabled", "budget_tokens": 20}, "<think>"), ({"type": "adaptive"}, "<assistant>")):
+        ask(client, "switch", thinking=thinking)
+        assert prompt_of(triton).endswith(end)
     ask(client, "thinks", thinking={"type": "disabled"})
     assert prompt_of(triton).endswith("<assistant><think></think>")
     ask(client, "efforts", output_config={"effort": "high"})

@@ -248,6 +248,7 @@ class CountRequest(ModelRequest):
             choice is None or not choice.disable_parallel_tool_use,
             reasoning_effort="none" if thinking is not None and thinking.type == "disabled" else effort,
             thinking_budget=None if thinking is None else thinking.budget_tokens,
+            thinks=thinking is not None and thinking.type == "enabled",
         )
 
     def call(self, target: Target) -> GenerationCall:

@@ -68,10 +68,10 @@ class ChatTemplate:
         """
         return self._render([self._readable(one) for one in messages], tools, add_generation_prompt, options or {})
 
-    def options_of(self, options: Mapping[str, Any], reasoning_effort: str | None) -> dict[str, Any]:
+    def options_of(self, options: Mapping[str, Any], reasoning_effort: str | None, thinks: bool) -> dict[str, Any]:
         """The options for `render`. Raises UnreadOptionError for those that the template does not read.
 
-        An effort of none turns reasoning off, where the template has a switch for it.
+        Where the template has a switch for reasoning, an effort of none turns it off, and `thinks` on.
         """
         read = self._names_read & _OPTIONS
         if (unread := next((name for name in options if name not in read), None)) is not None:
@@ -84,6 +84,8 @@ class ChatTemplate:
             chosen |= dict.fromkeys(read.intersection(_SWITCHES), False)
         elif reasoning_effort is not None and not chosen:
             raise UnreadOptionError(_EFFORT, reasoning_effort, "none: the model's chat template has no efforts")
+        elif thinks:
+            chosen |= dict.fromkeys(read.intersection(_SWITCHES), True)
         return {**chosen, **options}
 
     @functools.cached_property
@@ -183,11 +185,13 @@ def render(
     tools: Sequence[Mapping[str, Any]] | None,
     options: Mapping[str, Any] | None = None,
     reasoning_effort: str | None = None,
+    thinks: bool = False,
 ) -> str:
     """`ChatTemplate.render`, in a process that keeps the last templates. Raises TemplateError."""
     try:
         template = _template(source, special_tokens)
-        chosen = template.options_of(options or {}, reasoning_effort) if options or reasoning_effort else {}
+        is_given = options or reasoning_effort or thinks
+        chosen = template.options_of(options or {}, reasoning_effort, thinks) if is_given else {}
         return template.render(messages, tools, options=chosen)
     except TemplateError:
         raise
