@@ -9,8 +9,11 @@ from typing import Any
 import anthropic
 import httpx2
 import pytest
+from anthropic.types.message_count_tokens_params import MessageCountTokensParams
+from anthropic.types.message_create_params import MessageCreateParamsBase
 
 from shapeshift.errors import ModelError
+from shapeshift.gateway.apis.messages_request import Block, CountRequest, MessagesRequest, ToolParam
 from shapeshift.gateway.http import api_keys
 from tests.gateway.fake_triton import FRONTS, TEMPLATE, FakeTriton
 from tests.gateway.test_gateway_turns import ANSWER, CALLS, NAMES, TEMPLATES, prompt_of, sampling_of, tokens
@@ -195,9 +198,6 @@ def test_tokens_are_counted(client: anthropic.Anthropic, triton: FakeTriton) -> 
     assert prompt_of(triton) == TEXT
 
 
-BLOCKS = {"role": "user", "content": [{"type": "text", "text": "a"}]}
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -242,6 +242,22 @@ def test_what_cannot_be_done_is_named(client: anthropic.Anthropic, fields: dict[
     assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
     assert body["error"]["details"]["param"] == param and param in body["error"]["message"]
     assert refused.value.error_code
+
+
+@pytest.mark.parametrize(
+    ("model", "sent"),
+    [
+        (MessagesRequest, MessageCreateParamsBase),
+        (CountRequest, MessageCountTokensParams),
+        (ToolParam, anthropic.types.ToolParam),
+        (Block, anthropic.types.TextBlockParam),
+        (Block, anthropic.types.ThinkingBlockParam),
+        (Block, anthropic.types.ToolUseBlockParam),
+        (Block, anthropic.types.ToolResultBlockParam),
+    ],
+)
+def test_fields_of_the_client_are_served_or_refused_by_name(model: Any, sent: Any) -> None:
+    assert sent.__annotations__.keys() <= model.model_fields.keys()
 
 
 def test_errors_have_the_shape_of_the_api(url: str, client: anthropic.Anthropic, triton: FakeTriton) -> None:

@@ -7,8 +7,11 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types import responses, shared_params
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from shapeshift.errors import ModelError
+from shapeshift.gateway.apis.responses_request import FunctionTool, Item, Part, Reasoning, ResponsesRequest
 from tests.gateway.fake_triton import FakeTriton
 from tests.gateway.test_gateway_turns import ANSWER, CALLS, NAMES, client, prompt_of, sampling_of, tokens, triton
 
@@ -177,6 +180,23 @@ def test_what_cannot_be_done_is_named(client: openai.OpenAI, fields: dict[str, A
     with pytest.raises(openai.BadRequestError) as refused:
         client.post("/responses", body={"model": "plain", "input": "a", **fields}, cast_to=object)
     assert refused.value.param == param and param in refused.value.message and refused.value.code
+
+
+@pytest.mark.parametrize(
+    ("model", "sent"),
+    [
+        (ResponsesRequest, ResponseCreateParamsBase),
+        (Reasoning, shared_params.Reasoning),
+        (FunctionTool, responses.FunctionToolParam),
+        (Item, responses.ResponseFunctionToolCallParam),
+        (Item, responses.ResponseReasoningItemParam),
+        (Item, responses.ResponseOutputMessageParam),
+        (Part, responses.ResponseOutputTextParam),
+        (Part, responses.ResponseInputTextParam),
+    ],
+)
+def test_fields_of_the_client_are_served_or_refused_by_name(model: Any, sent: Any) -> None:
+    assert sent.__annotations__.keys() <= {field.alias or name for name, field in model.model_fields.items()}
 
 
 def test_errors_of_the_model(client: openai.OpenAI, triton: FakeTriton) -> None:

@@ -26,7 +26,7 @@ from shapeshift.gateway.conversation import AUTO, NONE, REQUIRED, Conversation
 from shapeshift.gateway.errors import ApiError, invalid
 from shapeshift.gateway.generation import GenerationCall
 
-_MOST_MESSAGES = 100_000
+_MOST_MESSAGES = 4096
 # The fields that a block of a type needs, and the blocks that a role may have.
 _NEEDS = {
     "text": ("text",),

@@ -24,7 +24,7 @@ from shapeshift.gateway.conversation import AUTO, Conversation
 from shapeshift.gateway.errors import invalid
 from shapeshift.gateway.generation import GenerationCall
 
-_MOST_ITEMS = 16_384
+_MOST_ITEMS = 8192
 # The fields that an item of a type needs.
 _NEEDS = {
     "message": ("role", "content"),
@@ -74,6 +74,7 @@ class Item(ApiRequest):
     arguments: str | None = None
     output: TextOrParts | None = None
     summary: Parts | None = None
+    async_: Annotated[Any, not_served(False)] = Field(None, alias="async")
     caller: Any = None
     encrypted_content: str | None = None
     id: str | None = None
@@ -97,6 +98,7 @@ class FunctionTool(ApiRequest):
     parameters: JsonObject | None = None
     strict: bool | None = None
     allowed_callers: Annotated[Any, not_served(["direct"])] = None
+    async_: Annotated[Any, not_served(False)] = Field(None, alias="async")
     defer_loading: Annotated[Any, not_served(False)] = None
     output_schema: Annotated[Any, not_served()] = None
 
@@ -221,11 +223,12 @@ class ResponsesRequest(ModelRequest):
 
     def chat(self) -> Conversation:
         """What all APIs make of a request. Raises as Conversation."""
-        items = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        text = {"role": "user", "content": self.input}
+        said = [text] if isinstance(self.input, str) else _messages(self.input)
         first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         choice = self.tool_choice
         return Conversation(
-            [*first, *_messages(items)],
+            [*first, *said],
             [tool.for_template() for tool in self.tools or ()],
             (choice.name if isinstance(choice, NamedFunction) else choice) or AUTO,
             self.parallel_tool_calls is not False,
