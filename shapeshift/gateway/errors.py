@@ -47,7 +47,8 @@ class ApiError(Exception):
         if path.startswith(MESSAGES):
             word = _ANTHROPICS.get(self.status, INVALID if self.status < 500 else "api_error")
             details = {"error_code": self.code, "param": self.param}
-            return {"type": "error", "error": {"type": word, "message": self.message, "details": details}}
+            error = {"type": word, "message": self.message, "details": details}
+            return {"type": "error", "error": error, "request_id": None}
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def response(self, path: str = "") -> Response:

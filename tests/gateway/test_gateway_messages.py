@@ -110,7 +110,8 @@ def test_all_events_in_their_order(url: str, triton: FakeTriton) -> None:
     for index, (block, deltas) in enumerate(blocks):
         expected += [("start", index, block), *(("delta", index, one) for one in deltas), ("stop", index, None)]
     assert shown == [*expected, ("message_delta", None, None), ("message_stop", None, None)]
-    assert contents[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    ended = {"stop_reason": "tool_use", "stop_sequence": None, "stop_details": None, "container": None}
+    assert contents[-2]["delta"] == ended
     assert contents[-2]["usage"]["output_tokens_details"]["thinking_tokens"] > 0
 
 

@@ -15,11 +15,13 @@ from shapeshift.gateway.answers.turn import Turn, begin
 from shapeshift.gateway.apis.messages_request import CountRequest, MessagesRequest
 from shapeshift.gateway.endpoint import BodyRoute, Context, event, event_stream
 from shapeshift.gateway.errors import MESSAGES, ApiError, api_error
-from shapeshift.gateway.generation import Row
 from shapeshift.serving.description import GENERATION
 
 router = APIRouter(route_class=BodyRoute, tags=["messages"])
 
+# What the API says beside, of which nothing is known here.
+_CACHED = ("cache_creation_input_tokens", "cache_read_input_tokens", "server_tool_use")
+_SERVICE = ("cache_creation", "inference_geo", "service_tier")
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -58,7 +60,7 @@ class _Message:
         """The answer to a request without `stream`."""
         async for _ in self._told(context):
             pass
-        return self._shown(self._content)
+        return self._shown(self._content, self._stop_reason())
 
     async def events(self, context: Context) -> AsyncGenerator[bytes, None]:
         """The events of a stream."""
@@ -75,7 +77,7 @@ class _Message:
             for part in parts:
                 if not has_begun:
                     has_begun = True
-                    yield {"type": "message_start", "message": self._shown([], part.row)}
+                    yield {"type": "message_start", "message": self._shown([], None)}
                     yield {"type": "ping"}
                 for piece in part.pieces:
                     for one in self._added(piece):
@@ -83,20 +85,20 @@ class _Message:
                 self._reason = part.row.finish_reason
         for one in self._closed():
             yield one
-        ended = {"stop_reason": self._stop_reason(), "stop_sequence": None}
-        yield {"type": "message_delta", "delta": ended, "usage": self._usage()}
+        yield {"type": "message_delta", "delta": _ended(self._stop_reason()), "usage": self._usage()}
         yield {"type": "message_stop"}
 
     def _added(self, piece: Piece) -> Iterator[dict[str, Any]]:
         if isinstance(piece, TextPiece):
-            yield from self._opened({"type": "text", "text": ""})
+            yield from self._opened({"type": "text", "text": "", "citations": None})
             yield self._delta({"type": "text_delta", "text": piece.text}, piece.text)
         elif isinstance(piece, ReasoningPiece):
             yield from self._opened({"type": "thinking", "thinking": "", "signature": ""})
             yield self._delta({"type": "thinking_delta", "thinking": piece.text}, piece.text)
         elif isinstance(piece, CallBegun):
             yield from self._closed()
-            yield from self._opened({"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}})
+            call = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}, "caller": {"type": "direct"}}
+            yield from self._opened(call)
         elif isinstance(piece, ArgumentsPiece):
             yield self._delta({"type": "input_json_delta", "partial_json": piece.text}, piece.text)
 
@@ -137,18 +139,20 @@ class _Message:
             return "tool_use"
         return _REASONS.get(self._reason or "", "end_turn")
 
-    def _shown(self, content: list[dict[str, Any]], first: Row | None = None) -> dict[str, Any]:
-        """The message. first: the row with which it begins; None: it is over."""
+    def _shown(self, content: list[dict[str, Any]], stop_reason: str | None) -> dict[str, Any]:
+        """The message. stop_reason: None while it goes on."""
         head = {"id": self._id, "type": "message", "role": "assistant", "model": self._body.model, "content": content}
-        reason = self._stop_reason() if first is None else None
-        usage = self._usage() if first is None else {"input_tokens": first.prompt_tokens, "output_tokens": 0}
-        return {**head, "stop_reason": reason, "stop_sequence": None, "usage": usage}
+        return {**head, **_ended(stop_reason), "usage": {**self._usage(), **dict.fromkeys(_SERVICE)}}
 
     def _usage(self) -> dict[str, Any]:
         usage = self._turn.usage
+        details = None if usage.reasoning is None else {"thinking_tokens": usage.reasoning}
         tokens = {"input_tokens": usage.body()["prompt_tokens"], "output_tokens": usage.completion}
-        details = {} if usage.reasoning is None else {"output_tokens_details": {"thinking_tokens": usage.reasoning}}
-        return {**tokens, **details}
+        return {**tokens, "output_tokens_details": details, **dict.fromkeys(_CACHED)}
+
+
+def _ended(reason: str | None) -> dict[str, Any]:
+    return {"stop_reason": reason, "stop_sequence": None, "stop_details": None, "container": None}
 
 
 def _object(arguments: str) -> dict[str, Any]:
