@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer
     from shapeshift.triton.settings import ServerSettings
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(300)]
 
 MODELS = ("encode", "classify_image", "generate_lora", "generate_lora_unary", "classify_text", "classify_text_large")
 TRACE, CLIENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -164,6 +164,7 @@ def test_a_slow_model_is_left_alone(foreign: Foreign) -> None:
     assert foreign.pids("slow") == before
 
 
+@pytest.mark.long
 def test_a_model_that_dies_at_each_load_is_left_alone_in_the_end(foreign: Foreign) -> None:
     broken = foreign.repository / "breaks" / "broken"
     broken.touch()
