@@ -25,8 +25,8 @@ from shapeshift.triton.metrics import HEARTBEAT, scrape
 FRONT = "encode_workers"
 COUNT = 4
 FIRST_PLAN = "the first plan, frozen"
-PLAN_S = 2.0
-"""Between two plans: the texts of the demo change within seconds."""
+PLAN_S = 4.0
+"""Between two plans: the texts of the demo change within seconds, and a plan needs 50 of them."""
 _VICTIM = f"{FRONT}_w00"
 _HEALED_S = 15.0
 _SLO_MS = 450
