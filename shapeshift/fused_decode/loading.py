@@ -155,7 +155,7 @@ def load(args: ModelArgs, log: Logger, open_runtime: Load = load_runtime, furthe
         runtime,
         tokenizer,
         table,
-        with_special_tokens(tokenizer_file, table),
+        with_special_tokens(table, tokenizer.special_texts()),
         folder,
         tokenizer_file,
         chat,

@@ -114,6 +114,11 @@ class TextTokenizer:
         """
         return self._encoded(text, None, row, truncate, prompt, add_special_tokens).ids
 
+    def special_texts(self) -> dict[int, str]:
+        """The texts of the special tokens, by id."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token: entry.content for token, entry in added.items() if entry.special}
+
     def encode_piece(self, text: str) -> list[int]:
         """The ids of a piece of a text, without special tokens; none for an empty text."""
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False).ids]

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +42,11 @@ def token_bytes(tokenizer_file: Path) -> list[bytes]:
     return table
 
 
-def with_special_tokens(tokenizer_file: Path, table: Sequence[bytes]) -> list[bytes]:
-    """The `token_bytes` of a tokenizer.json with the texts of its special tokens, which are empty there."""
-    from tokenizers import Tokenizer
-
-    added = Tokenizer.from_file(str(tokenizer_file)).get_added_tokens_decoder()
+def with_special_tokens(table: Sequence[bytes], texts: Mapping[int, str]) -> list[bytes]:
+    """The `token_bytes` of a tokenizer with the texts of its special tokens, by id, which are empty there."""
     whole = list(table)
-    for token, entry in added.items():
-        if entry.special:
-            whole[token] = entry.content.encode()
+    for token, text in texts.items():
+        whole[token] = text.encode()
     return whole
 
 
