@@ -58,17 +58,8 @@ class Demands(Protocol):
     def step(self, server: ServerModels, page: MetricsPage | None, is_blocked: bool) -> None: ...
 
 
-class Ask(Protocol):
-    """A request to a model, as `triton.control.ModelControl.ask`."""
-
-    def __call__(
-        self,
-        name: str,
-        inputs: Mapping[str, NDArray[Any]],
-        outputs: Sequence[str],
-        parameters: Mapping[str, str],
-        timeout_s: float,
-    ) -> dict[str, NDArray[Any]]: ...
+Ask = Callable[[str, Mapping[str, NDArray[Any]], Sequence[str], Mapping[str, str], float], dict[str, NDArray[Any]]]
+"""A request to a model, see `triton.control.ModelControl.ask`."""
 
 
 @dataclass(frozen=True)
