@@ -26,21 +26,21 @@ TokenEntries = dict[str, Any]
 class GenerationCall:
     """What is asked of a generator.
 
-    prompts     texts, or the tokens of each
     sampling    its input `sampling_parameters`
     stream      whether the answer comes piece by piece
+    parameters  its request parameters, without its adapter
+    prompts     texts, or the tokens of each; those of a conversation come with its turn
     logprobs    whether each row has the logprobs of its tokens
     echo        whether whole answers begin with their prompt
-    parameters  its request parameters, without its adapter
     """
 
     target: Target
-    prompts: Sequence[str] | Sequence[Sequence[int]]
     sampling: Mapping[str, Any]
     stream: bool
-    logprobs: bool
-    echo: bool
     parameters: Mapping[str, Any]
+    prompts: Sequence[str] | Sequence[Sequence[int]] = ()
+    logprobs: bool = False
+    echo: bool = False
 
     @property
     def choices(self) -> int:

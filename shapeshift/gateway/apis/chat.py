@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from shapeshift.gateway.answers.pieces import ArgumentsPiece, CallBegun, Piece, ReasoningPiece, TextPiece
 from shapeshift.gateway.answers.turn import Answer, Turn, begin
-from shapeshift.gateway.apis.fields import ApiRequest, Int32, JsonObject, bounded, not_served
+from shapeshift.gateway.apis.fields import ApiRequest, Int32, JsonObject, SaidPart, bounded, not_served
 from shapeshift.gateway.apis.sampling import SamplingRequest
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.conversation import AUTO, Conversation
@@ -27,23 +27,10 @@ router = APIRouter(route_class=BodyRoute, tags=["chat"])
 _MOST_MESSAGES = 4096
 
 
-class ContentPart(ApiRequest):
-    """A part of a message: a text, or what an assistant said in place of one."""
+class ContentPart(SaidPart):
+    """A part of a message."""
 
     type: Literal["text", "refusal"]
-    text: str | None = None
-    refusal: str | None = None
-
-    @model_validator(mode="after")
-    def _says_something(self) -> ContentPart:
-        if self.said is None:
-            raise PydanticCustomError("no_text", "a part of type text with its text, or refusal with its refusal")
-        return self
-
-    @property
-    def said(self) -> str | None:
-        """Its text."""
-        return self.text if self.type == "text" else self.refusal
 
 
 class FunctionCall(ApiRequest):
@@ -201,11 +188,9 @@ class ChatRequest(SamplingRequest):
             sampling["logprobs"] = self.top_logprobs or 0
         return GenerationCall(
             target=target,
-            prompts=(),
             sampling=sampling,
             stream=bool(self.stream),
             logprobs=bool(self.logprobs),
-            echo=False,
             parameters=self.request_parameters(),
         )
 

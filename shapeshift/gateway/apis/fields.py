@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import orjson
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
@@ -110,6 +110,25 @@ class ApiRequest(BaseModel):
     def request_parameters(self, *more: str) -> dict[str, Any]:
         """The request parameters for the model, those of the fields `more` too."""
         return {name: value for name in (*self.common, *more) if (value := getattr(self, name)) is not None}
+
+
+class SaidPart(ApiRequest):
+    """A part of what was said: a text, or what an assistant said in place of one."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.said is None:
+            raise PydanticCustomError("no_text", "a part with its text, or of type refusal with its refusal")
+        return self
+
+    @property
+    def said(self) -> str | None:
+        """Its text."""
+        return self.refusal if self.type == "refusal" else self.text
 
 
 class ModelRequest(ApiRequest):

@@ -260,11 +260,8 @@ class CountRequest(ModelRequest):
             sampling["structured_outputs"] = {"json": self._schema}
         return GenerationCall(
             target=target,
-            prompts=(),
             sampling=sampling,
             stream=stream,
-            logprobs=False,
-            echo=False,
             parameters=self.request_parameters(),
         )
 

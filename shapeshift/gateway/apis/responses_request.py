@@ -15,6 +15,7 @@ from shapeshift.gateway.apis.fields import (
     Int32,
     JsonObject,
     ModelRequest,
+    SaidPart,
     bounded,
     not_served,
     text_or_items,
@@ -34,26 +35,13 @@ _NEEDS = {
 }
 
 
-class Part(ApiRequest):
-    """A part of an item: a text, or what an assistant said in place of one."""
+class Part(SaidPart):
+    """A part of an item."""
 
     type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "refusal"]
-    text: str | None = None
-    refusal: str | None = None
     annotations: Any = None
     logprobs: Any = None
     prompt_cache_breakpoint: Any = None
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Part:
-        if self.said is None:
-            raise PydanticCustomError("no_text", "a part with its text, or of type refusal with its refusal")
-        return self
-
-    @property
-    def said(self) -> str | None:
-        """Its text."""
-        return self.refusal if self.type == "refusal" else self.text
 
 
 Parts = Annotated[list[Part], bounded()]
@@ -243,11 +231,8 @@ class ResponsesRequest(ModelRequest):
             sampling["structured_outputs"] = outputs
         return GenerationCall(
             target=target,
-            prompts=(),
             sampling=sampling,
             stream=bool(self.stream),
-            logprobs=False,
-            echo=False,
             parameters=self.request_parameters(),
         )
 
