@@ -278,7 +278,7 @@ _CASCADE = {
         rates("Texts by level", "How many does the small model answer?", "level", _="level_texts_total"),
         gauges(
             "Answered by level 1",
-            "Which share, of late, and how far is that from the profile?",
+            "Which share recently, and how far is that from the profile?",
             unit="percentunit",
             share="early_share_recent",
             minus_the_profile="early_share_drift",

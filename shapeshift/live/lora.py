@@ -203,7 +203,7 @@ def _queues(view: View, model: str) -> Plot:
     quotas = view.page.by(model, "adapter_queue_quota_tokens", "queue")
     row = 26.0
     names: Sequence[str] = sorted(waiting, key=lambda name: (len(name), name))
-    plot = Plot(12 + row * max(len(names), 2), "Who waits, by size of request", "each size has its own queue and quota")
+    plot = Plot(12 + row * max(len(names), 2), "Waiting requests, by size", "each size has its own queue and quota")
     most = max([*waiting.values(), 8.0])
     for place, name in enumerate(names):
         y = 4 + place * row

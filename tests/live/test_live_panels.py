@@ -207,7 +207,7 @@ def test_lora_shows_what_is_in_memory() -> None:
     assert "2 loads and 1 evictions; evicted by reason: room 1" in label(html, "Loads")
     # 7 requests of 3 MiB and 3 of 1 MiB; 4 MiB were loaded.
     assert "here: 4 MiB, for each request: 24 MiB" in label(html, "Adapters loaded")
-    assert "queue 0: 2 wait" in label(html, "Who waits")
+    assert "queue 0: 2 wait" in label(html, "Waiting requests")
     assert generate.models(now) == [] and lora.models(now) == ["g"], "it has its own panel"
 
 
