@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,10 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return f"{facts.get('model name', platform.machine())}, {family} ({' '.join(flags)})"
 
 
-def cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """The number of cores that this process may use, within the quota of its control group (rounded up)."""
-    allowed = len(os.sched_getaffinity(0))
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return allowed
-    return allowed if quota == "max" else max(1, min(allowed, -(-int(quota) // int(period))))
+def cores(root: Path = Path("/")) -> int:
+    """The number of cores that this process may use, within its control groups (rounded up). root: has /proc, /sys."""
+    quotas = map(_quota, _control_groups(root, "cpu"))
+    return max(1, math.ceil(min([len(os.sched_getaffinity(0)), *quotas])))
 
 
 def gpus(devices: Path = Path("/dev")) -> int:
@@ -56,15 +53,11 @@ def resident_mb() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def available_mb(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> float:
-    """The memory that this process can still allocate, in MiB, within the limit of its control group."""
-    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    free = int(lines["MemAvailable"].split()[0]) / 2**10
-    try:
-        limit, used = ((cgroup / name).read_text().strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return free
-    return free if limit == "max" else min(free, (int(limit) - int(used)) / 2**20)
+def available_mb(root: Path = Path("/")) -> float:
+    """The memory that this process can still allocate, in MiB, within its control groups. root: has /proc and /sys."""
+    lines = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 2**10
+    return max(0.0, min([free, *map(_left, _control_groups(root, "memory"))])) / 2**20
 
 
 def cpu_has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
@@ -120,3 +113,59 @@ def give_back_freed_memory() -> None:
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(ctypes.c_size_t(0))
+
+
+def _control_groups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of the control group that has `controller`, and of those above it, whose limits hold too.
+
+    See cgroups(7). Both versions are read, and their mixture.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    top = root / "sys/fs/cgroup"
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            # The mount of version 2, or what systemd mounts beside version 1.
+            mounts = [top, top / "unified"]
+        elif controller in controllers.split(","):
+            mounts = [top / controller]
+        else:
+            continue
+        for mount in mounts:
+            # A container may see its own group as the mount, and read the path that its host sees.
+            folder = mount / path.lstrip("/")
+            while folder != mount and mount in folder.parents:
+                yield folder
+                folder = folder.parent
+            yield mount
+
+
+def _quota(folder: Path) -> float:
+    """The quota of one group in cores."""
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        # Version 1 writes -1 for none.
+        return math.inf if quota in ("max", "-1") else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return math.inf
+
+
+def _left(folder: Path) -> float:
+    """The bytes that one group may still allocate: pages of files that were not used of late are taken back first."""
+    try:
+        if (folder / "memory.max").exists():
+            names, unused = ("memory.max", "memory.current"), "inactive_file"
+        else:
+            names, unused = ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file"
+        # Only "max" is no number, and no limit.
+        limit, used = (int((folder / name).read_text()) for name in names)
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return limit - used + int(stat[unused])
+    except (OSError, ValueError, KeyError):
+        return math.inf

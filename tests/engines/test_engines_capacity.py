@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from shapeshift.engines import capacity, hardware
+from shapeshift.engines import capacity
 from shapeshift.engines.capacity import Ask, Machine
 from shapeshift.engines.manifest import EngineEntry, FileEntry, Manifest, Output
 from shapeshift.errors import UnsupportedError
@@ -107,11 +106,3 @@ def test_copies_of_weights_do_not_count(tmp_path: Path) -> None:
         (tmp_path / "checkpoint" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "checkpoint" / name).write_bytes(bytes(MIB))
     assert capacity.ask_of("model", tmp_path, {"checkpoint": "checkpoint"}) == Ask("model", 5)
-
-
-def test_cores_are_limited_by_the_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert hardware.cores(tmp_path) == 8
-    for stated, cores in (("max 100000", 8), ("250000 100000", 3), ("50000 100000", 1), ("1600000 100000", 8)):
-        (tmp_path / "cpu.max").write_text(stated + "\n")
-        assert hardware.cores(tmp_path) == cores

@@ -17,38 +17,87 @@ from shapeshift.errors import UnsupportedError
 MB = 2**20
 
 
-@pytest.mark.parametrize(
-    ("limit", "used", "available"),
-    [("max", 500 * MB, 3000.0), (2000 * MB, 500 * MB, 1500.0), (8000 * MB, 500 * MB, 3000.0), (None, None, 3000.0)],
-    ids=["no limit", "a limit", "a limit above the machine's", "no control group"],
-)
-def test_memory_is_bounded_by_the_machine_and_the_control_group(
-    tmp_path: Path, limit: object, used: object, available: float
-) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text(f"MemTotal: {4000 * 1024} kB\nMemAvailable: {3000 * 1024} kB\n")
-    if limit is not None:
-        (tmp_path / "memory.max").write_text(f"{limit}\n")
-        (tmp_path / "memory.current").write_text(f"{used}\n")
-    assert available_mb(meminfo, tmp_path) == available
+def machine(root: Path, groups: str, files: dict[str, object]) -> Path:
+    """A root with 6 GiB available, /proc/self/cgroup, and files below /sys/fs/cgroup."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text(f"MemTotal: {9 * 2**20} kB\nMemAvailable: {6 * 2**20} kB\n")
+    (root / "proc/self/cgroup").write_text(groups)
+    for name, content in files.items():
+        file = root / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{content}\n")
+    return root
+
+
+def memory(folder: str, limit: object, used: int, unused: int) -> dict[str, object]:
+    """The files of a group of version 2 whose pages of files make up `unused` of `used` bytes."""
+    stat = f"anon {used - unused}\ninactive_file {unused}\nactive_file 0"
+    return {f"{folder}memory.max": limit, f"{folder}memory.current": used, f"{folder}memory.stat": stat}
+
+
+def memory_1(folder: str, limit: int, used: int, unused: int) -> dict[str, object]:
+    """The same of version 1, where `inactive_file` leaves out what groups below hold."""
+    stat = f"inactive_file 0\ntotal_inactive_file {unused}"
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
+    return {f"{folder}{name}": value for name, value in zip(names, (limit, used, stat), strict=True)}
+
+
+UNIT = "0::/system.slice/triton.service\n"
+DOCKER_1 = "5:memory:/docker/ab12\n3:cpu,cpuacct:/docker/ab12\n0::/\n"
+NO_LIMIT_1 = 9223372036854771712
 
 
 @pytest.mark.parametrize(
-    ("quota", "count"),
+    ("groups", "files", "available"),
     [
-        ("max 100000", 6),
-        ("100000 100000", 1),
-        ("100001 100000", 2),
-        ("50000 100000", 1),
-        ("600000 100000", 6),
-        ("900000 100000", 6),
-        ("0 100000", 1),
-        ("nonsense", 6),
-        (None, 6),
+        ("0::/\n", {}, 6144),
+        ("0::/\n", memory("", "max", 500 * MB, 0), 6144),
+        ("0::/\n", memory("", 2000 * MB, 500 * MB, 0), 1500),
+        ("0::/\n", memory("", 2000 * MB, 1900 * MB, 1300 * MB), 1400),
+        ("0::/\n", memory("", 20000 * MB, 500 * MB, 0), 6144),
+        ("0::/\n", memory("", 100 * MB, 101 * MB, 0), 0),
+        (UNIT, memory("system.slice/triton.service/", 900 * MB, 400 * MB, 0), 500),
+        (
+            UNIT,
+            memory("system.slice/triton.service/", "max", 0, 0) | memory("system.slice/", 700 * MB, 400 * MB, 0),
+            300,
+        ),
+        (DOCKER_1, memory_1("memory/", 512 * MB, 300 * MB, 100 * MB), 312),
+        (DOCKER_1, memory_1("memory/docker/ab12/", 512 * MB, 300 * MB, 0), 212),
+        (DOCKER_1, memory_1("memory/", NO_LIMIT_1, 300 * MB, 0), 6144),
+        ("", {}, 6144),
+    ],
+    ids=[
+        *("no files", "no limit", "limit", "pages of files", "above the machine", "over", "unit", "slice"),
+        *("container of version 1", "group of version 1", "no limit of version 1", "no groups"),
     ],
 )
-def test_cores_are_those_of_the_affinity_within_the_quota(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str | None, count: int
+def test_memory_is_bounded_by_the_machine_and_the_control_groups(
+    tmp_path: Path, groups: str, files: dict[str, object], available: float
+) -> None:
+    assert available_mb(machine(tmp_path, groups, files)) == available
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "count"),
+    [
+        ("0::/\n", {"cpu.max": "max 100000"}, 6),
+        ("0::/\n", {"cpu.max": "100000 100000"}, 1),
+        ("0::/\n", {"cpu.max": "100001 100000"}, 2),
+        ("0::/\n", {"cpu.max": "50000 100000"}, 1),
+        ("0::/\n", {"cpu.max": "900000 100000"}, 6),
+        ("0::/\n", {"cpu.max": "0 100000"}, 1),
+        ("0::/\n", {"cpu.max": "nonsense"}, 6),
+        ("0::/\n", {}, 6),
+        (UNIT, {"system.slice/triton.service/cpu.max": "250000 100000"}, 3),
+        (UNIT, {"system.slice/triton.service/cpu.max": "max 100000", "system.slice/cpu.max": "200000 100000"}, 2),
+        (DOCKER_1, {"cpu/cpu.cfs_quota_us": 150000, "cpu/cpu.cfs_period_us": 100000}, 2),
+        (DOCKER_1, {"cpu/cpu.cfs_quota_us": -1, "cpu/cpu.cfs_period_us": 100000}, 6),
+        ("1:name=systemd:/\n0::/\n", {"unified/cpu.max": "100000 100000"}, 1),
+    ],
+)
+def test_cores_are_those_of_the_affinity_within_the_quotas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str, files: dict[str, object], count: int
 ) -> None:
     asked: list[int] = []
 
@@ -57,9 +106,7 @@ def test_cores_are_those_of_the_affinity_within_the_quota(
         return set(range(6))
 
     monkeypatch.setattr(os, "sched_getaffinity", affinity)
-    if quota is not None:
-        (tmp_path / "cpu.max").write_text(f"{quota}\n")
-    assert cores(tmp_path) == count
+    assert cores(machine(tmp_path, groups, files)) == count
     # 0 is the process itself.
     assert asked == [0]
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from shapeshift.engines.hardware import available_mb
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.interfaces import Runtime, StepBatch
@@ -203,13 +202,3 @@ def test_a_damaged_checkpoint_is_named(load: Load, folder: Path, damage: Callabl
     damage(folder)
     with pytest.raises(InvalidInputError, match=message):
         load(native=False)
-
-
-def test_available_memory(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 9000 kB\nMemFree:  10 kB\nMemAvailable:    4194304 kB\n")
-    assert available_mb(meminfo, tmp_path) == 4096
-    for limit, held, wanted in (("max", 5, 4096), (3 * 2**30, 2**30, 2048), (9 * 2**30, 2**30, 4096)):
-        (tmp_path / "memory.max").write_text(f"{limit}\n")
-        (tmp_path / "memory.current").write_text(f"{held}\n")
-        assert available_mb(meminfo, tmp_path) == wanted
