@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from shapeshift.errors import InvalidInputError, ShapeshiftError
+from shapeshift.errors import InvalidInputError, ShapeshiftError, TimedOutError
 from shapeshift.fleet.supervision.node_process import NodeCommand
 from shapeshift.fleet.supervision.ray_fleet import RayFleet
 from shapeshift.fleet.supervision.upgrade import UpgradeSettings, requests, upgrade
@@ -31,25 +31,35 @@ def metrics_page(taken: float, died: float = 0.0, **answers: float) -> Samples:
 
 
 class Fleet:
-    """Nodes that count requests. broken: does not start from NEW; failing: answers with errors there."""
+    """Nodes that count requests. broken: does not start from NEW; failing: answers with errors there.
 
-    def __init__(self, broken: str = "", failing: str = "") -> None:
+    interrupts: what happens, the first time, as a user presses Ctrl-C. stuck: does not end its requests a second time.
+    """
+
+    def __init__(self, broken: str = "", failing: str = "", interrupts: Sequence[str] = (), stuck: str = "") -> None:
         self.commands = {name: NodeCommand(name, Path("fleet.toml"), OLD) for name in NAMES}
         self.happened: list[str] = []
-        self._broken, self._failing = broken, failing
+        self._broken, self._failing, self._interrupts, self._stuck = broken, failing, interrupts, stuck
         self.counts = {name: [0, 0] for name in NAMES}
 
     def present_command(self, name: str) -> NodeCommand:
         return self.commands[name]
 
     def drain(self, name: str, timeout_s: float, say: Callable[[str], None]) -> None:
-        self.happened.append(f"drain {name}")
+        self._happens(f"drain {name}")
+        if name == self._stuck and self.happened.count(f"drain {name}") == 2:
+            raise TimedOutError(f"not stopped after {timeout_s:g} s: {name} ()")
 
     def start(self, command: NodeCommand, timeout_s: float, say: Callable[[str], None]) -> None:
-        self.happened.append(f"{command.build} {command.name}")
+        self._happens(f"{command.build} {command.name}")
         self.commands[command.name] = command
         if command.name == self._broken and command.build == NEW:
             raise ShapeshiftError(f"not ready after {timeout_s:g} s: {command.name} (a model is missing)")
+
+    def _happens(self, event: str) -> None:
+        self.happened.append(event)
+        if event in self._interrupts and self.happened.count(event) == 1:
+            raise KeyboardInterrupt
 
     def page(self, name: str) -> Samples:
         answered, failed = self.counts[name]
@@ -100,6 +110,29 @@ def test_a_node_that_does_not_start_takes_back_those_before_it() -> None:
         run(fleet)
     assert {command.build for command in fleet.commands.values()} == {OLD}
     assert [one for one in fleet.happened if one.startswith("old")] == ["old node-2", "old node-1", "old node-0"]
+
+
+def test_a_node_that_cannot_go_back_is_named_and_the_others_go_back() -> None:
+    fleet = Fleet(broken="node-2", stuck="node-1")
+    with pytest.raises(
+        ShapeshiftError, match=r"failed: not ready .*; not taken back: node-1 \(not stopped after 1800 s"
+    ):
+        run(fleet)
+    assert {name for name, command in fleet.commands.items() if command.build == NEW} == {"node-1"}
+
+
+def test_a_node_whose_drain_is_interrupted_is_served_as_before() -> None:
+    fleet = Fleet(interrupts=["drain node-1"])
+    with pytest.raises(ShapeshiftError, match="the upgrade was taken back: it was interrupted"):
+        run(fleet, watch_s=0)
+    assert fleet.happened[-4:] == ["drain node-1", "old node-1", "drain node-0", "old node-0"]
+
+
+def test_a_second_interruption_names_what_is_left() -> None:
+    fleet = Fleet(interrupts=["new node-2", "old node-1"])
+    with pytest.raises(ShapeshiftError, match=r"not taken back: node-1 \(interrupted\), node-0 \(interrupted\)$"):
+        run(fleet)
+    assert {name for name, command in fleet.commands.items() if command.build == NEW} == {"node-0", "node-1"}
 
 
 def test_no_request_is_no_error() -> None:

@@ -54,24 +54,38 @@ def upgrade(
 ) -> None:
     """Serve each node as its command says. Raises ShapeshiftError after taking back all that were upgraded.
 
-    A node that fails, or canaries that answer too many requests with errors, end the upgrade. pause: waits seconds.
+    A node that fails, canaries that answer too many requests with errors, and Ctrl-C end the upgrade. The error names
+    the nodes that could not be taken back. pause: waits seconds.
     """
     num_canaries = math.ceil(settings.canary * len(commands))
     done: list[NodeCommand] = []
     try:
         for command in commands:
-            before = fleet.present_command(command.name)
+            done.append(fleet.present_command(command.name))
             fleet.drain(command.name, _TIMEOUT_S, say)
-            done.append(before)
             fleet.start(command, _TIMEOUT_S, say)
             if len(done) == num_canaries:
                 _watch(fleet, [one.name for one in done], settings, say, pause)
-    except ShapeshiftError as error:
-        say(f"going back: {error}\n")
-        for before in reversed(done):
-            fleet.drain(before.name, _TIMEOUT_S, say)
-            fleet.start(before, _TIMEOUT_S, say)
-        raise ShapeshiftError(f"the upgrade was taken back: {error}") from error
+    except (ShapeshiftError, KeyboardInterrupt) as error:
+        reason = str(error) or "it was interrupted"
+        say(f"going back: {reason}\n")
+        if left := _go_back(fleet, done, say):
+            raise ShapeshiftError(f"the upgrade failed: {reason}; not taken back: {', '.join(left)}") from error
+        raise ShapeshiftError(f"the upgrade was taken back: {reason}") from error
+
+
+def _go_back(fleet: RayFleet, before: Sequence[NodeCommand], say: Say) -> list[str]:
+    """Serve the nodes as before, the last one first. Returns which failed, each with its reason."""
+    left = []
+    for index, command in reversed(list(enumerate(before))):
+        try:
+            fleet.drain(command.name, _TIMEOUT_S, say)
+            fleet.start(command, _TIMEOUT_S, say)
+        except ShapeshiftError as error:
+            left.append(f"{command.name} ({error})")
+        except KeyboardInterrupt:
+            return [*left, *(f"{one.name} (interrupted)" for one in reversed(before[: index + 1]))]
+    return left
 
 
 def _watch(
