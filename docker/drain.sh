@@ -5,16 +5,10 @@
 #   METRICS_URL  the server's metrics page
 set -uo pipefail
 
-url=${METRICS_URL:-http://127.0.0.1:8002/metrics}
-end=$((SECONDS + ${DRAIN_S:-120}))
-sleep "${LEAVE_S:-10}"
-
-# A page is up to a second old: three in turn must show nothing.
-idle=0
-while ((SECONDS < end && idle < 3)); do
-    page=$(curl --fail --silent --max-time 2 "$url") || exit 0
-    held=$(awk '/^(shapeshift_requests_(waiting|running)|nv_inference_pending_request_count)[{ ]/ { sum += $NF }
-                END { print sum + 0 }' <<<"$page")
-    if [[ $held == 0 ]]; then idle=$((idle + 1)); else idle=0; fi
-    sleep 1
-done
+leave=${LEAVE_S:-10}
+sleep "$leave"
+exec python3 -c '
+import sys
+from shapeshift.fleet.own_node import await_idle
+await_idle(sys.argv[1], float(sys.argv[2]) - float(sys.argv[3]), sys.stderr.write)
+' "${METRICS_URL:-http://127.0.0.1:8002/metrics}" "${DRAIN_S:-120}" "$leave"

@@ -75,18 +75,7 @@ class OwnNode:
 
         Who drains a node first takes it out of the fleet file, so that nobody sends it more.
         """
-        deadline, idle, requests = time.monotonic() + self._drain_s, 0, 0.0
-        # A process that has ended may have left requests that nobody answers.
-        pause, reader = threading.Event(), metrics.LiveReader(page)
-        while idle < _IDLE_PAGES and time.monotonic() < deadline:
-            try:
-                requests = in_flight(reader.read())
-            except ShapeshiftError:
-                return
-            idle = 0 if requests else idle + 1
-            pause.wait(self._scrape_s)
-        if idle < _IDLE_PAGES and requests:
-            say(f"{requests:g} requests are still in flight after {self._drain_s:g} s\n")
+        await_idle(page, self._drain_s, say, self._scrape_s)
 
     def _page_address(self) -> tuple[str, int]:
         parts = urlsplit(self._node.metrics)
@@ -97,6 +86,22 @@ class OwnNode:
         host, port = _address(f"{parts.hostname}:{parts.port}", "metrics")
         require(secured or host.startswith("127."), "metrics", self._node.metrics, "other machines need [tls]")
         return host, port
+
+
+def await_idle(page: str, limit_s: float, say: Callable[[str], None], scrape_s: float = 1.0) -> None:
+    """Wait until the server with the metrics page `page` has no request in flight, or is gone, at most `limit_s`."""
+    deadline, idle, requests = time.monotonic() + limit_s, 0, 0.0
+    # A process that has ended may have left requests that nobody answers.
+    pause, reader = threading.Event(), metrics.LiveReader(page)
+    while idle < _IDLE_PAGES and time.monotonic() < deadline:
+        try:
+            requests = in_flight(reader.read())
+        except ShapeshiftError:
+            return
+        idle = 0 if requests else idle + 1
+        pause.wait(scrape_s)
+    if idle < _IDLE_PAGES and requests:
+        say(f"{requests:g} requests are still in flight after {limit_s:g} s\n")
 
 
 def in_flight(samples: Samples) -> float:

@@ -183,24 +183,34 @@ class Page(BaseHTTPRequestHandler):
     """A metrics page with the next of `held` requests in flight; the last number stays."""
 
     held: list[int]
+    looks: list[int]
 
     def do_GET(self) -> None:  # noqa: N802  http.server's name
         number = self.held.pop(0) if len(self.held) > 1 else self.held[0]
+        self.looks.append(number)
+        # The process of another pid has ended with a request: its heartbeat stands still.
+        page = (
+            f'shapeshift_requests_running{{model="encode",pid="2"}} {number}\nup 1\n'
+            f'shapeshift_heartbeat_total{{model="encode",pid="2"}} {len(self.looks)}\n'
+            'shapeshift_requests_running{model="encode",pid="1"} 1\n'
+            'shapeshift_heartbeat_total{model="encode",pid="1"} 7\n'
+        )
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(f'shapeshift_requests_running{{model="encode"}} {number}\nup 1\n'.encode())
+        self.wfile.write(page.encode())
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002  http.server's name
         """Nothing is logged."""
 
 
 def drained(page: str, drain_s: int) -> None:
-    given = {**os.environ, "METRICS_URL": page, "LEAVE_S": "0", "DRAIN_S": str(drain_s)}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    given = {**os.environ, "PATH": path, "METRICS_URL": page, "LEAVE_S": "0", "DRAIN_S": str(drain_s)}
     subprocess.run([DOCKER / "drain.sh"], env=given, check=True, timeout=60)
 
 
 def test_the_drain_waits_until_no_request_is_held() -> None:
-    handler: type[Page] = type("Own", (Page,), {"held": [2, 0, 1, 0, 0, 0]})
+    handler: type[Page] = type("Own", (Page,), {"held": [2, 0, 1, 0, 0, 0], "looks": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         page = f"http://127.0.0.1:{server.server_port}/metrics"
