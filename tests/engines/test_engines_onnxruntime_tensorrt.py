@@ -64,7 +64,6 @@ def test_a_static_length_is_a_graph_with_an_engine_of_its_own(folder: Path, libr
     (own, cuda), second = library.asked[0], library.asked[1]
     assert own[1] == {
         "device_id": "1",
-        "trt_fp16_enable": "1",
         "trt_engine_cache_enable": "1",
         "trt_engine_cache_path": str(folder / "tensorrt" / "8"),
         "trt_timing_cache_enable": "1",
@@ -81,15 +80,16 @@ def test_a_static_length_is_a_graph_with_an_engine_of_its_own(folder: Path, libr
 
 def test_the_engine_of_any_shape_has_a_profile(folder: Path, library: FakeTensorRtProvider) -> None:
     PROVIDER.compile(folder, "bf16", None, None, 2048)
-    least, most = (
+    least, usual, most = (
         "INPUT_IDS:1x1,SEGMENTS:1x1,POSITIONS:1x1,ROWS:1",
+        "INPUT_IDS:1x128,SEGMENTS:1x128,POSITIONS:1x128,ROWS:4",
         "INPUT_IDS:1x2048,SEGMENTS:1x2048,POSITIONS:1x2048,ROWS:16",
     )
-    profile = {"trt_profile_min_shapes": least, "trt_profile_opt_shapes": most, "trt_profile_max_shapes": most}
+    profile = {"trt_profile_min_shapes": least, "trt_profile_opt_shapes": usual, "trt_profile_max_shapes": most}
     assert json.loads((folder / PROFILE_FILE).read_text()) == profile
     PROVIDER.open(folder, "bf16", 1).engine(None, None)
     own = library.asked[0][0][1]
-    assert own | profile == own and own["trt_bf16_enable"] == "1" and "trt_cuda_graph_enable" not in own
+    assert own | profile == own and "trt_cuda_graph_enable" not in own
 
 
 def test_without_tensorrt_nothing_else_is_taken_silently(folder: Path, library: FakeTensorRtProvider) -> None:

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.engines.interfaces import TOKEN_OUTPUTS, Array
+from shapeshift.engines.providers import onnx_precision
 
 MODEL_FILE = "model.onnx"
 _OPSET = 17
 
 
-def export_onnx(module: Any, example: Mapping[str, Array], folder: Path) -> str:
+def export_onnx(module: Any, example: Mapping[str, Array], folder: Path, precision: str = "f32") -> str:
     """Write `module` (see `interfaces.Provider.export`) with dynamic axes, and return the name of the file.
 
-    Uses torch's tracing exporter: its graphs ran faster in ONNX Runtime than those of the dynamo exporter.
+    Products are computed in `precision`, which the types of the graph say; all else stays in f32. Uses torch's tracing
+    exporter: its graphs ran faster in ONNX Runtime than those of the dynamo exporter.
     """
     import torch
 
@@ -34,4 +36,6 @@ def export_onnx(module: Any, example: Mapping[str, Array], folder: Path) -> str:
             opset_version=_OPSET,
             dynamo=False,
         )
+    if precision != "f32":
+        onnx_precision.lower(folder / MODEL_FILE, precision, getattr(module, "f32_modules", ()))
     return MODEL_FILE

@@ -1,5 +1,6 @@
 """ONNX Runtime with its TensorRT execution provider: TensorRT's kernels, and CUDA's for what it does not have.
 
+The types of the ONNX file are the precision: without its options for f16 and bf16 the execution provider obeys them.
 It builds a TensorRT engine when a session opens, and keeps it beside the ONNX file: `make engines` pays for that, not a
 process that serves. Follows the documented options of ONNX Runtime; we have not run it.
 """
@@ -17,7 +18,7 @@ from shapeshift.engines.interfaces import MAX_TOKENS, Array, Runtime
 from shapeshift.engines.providers.onnx_export import MODEL_FILE, export_onnx
 from shapeshift.engines.providers.onnxruntime import CUDA, CudaGraphEngine, OnnxRuntimeEngine, gpu_engine
 from shapeshift.engines.providers.onnxruntime import PROVIDER as PLAIN
-from shapeshift.engines.providers.tensorrt import MOST
+from shapeshift.engines.providers.tensorrt import MOST, USUAL
 from shapeshift.errors import UnsupportedError
 
 _NAME = "TensorrtExecutionProvider"
@@ -25,13 +26,12 @@ PROFILE_FILE = "tensorrt_profile.json"
 """The least and the largest shapes of the engine of any shape, as options of the execution provider."""
 TIMINGS = Path.home() / ".cache" / "shapeshift" / "onnxruntime_tensorrt"
 """The folder that keeps how fast kernels were, so that a second build is quicker."""
-_PRECISION = {"f32": {}, "f16": {"trt_fp16_enable": "1"}, "bf16": {"trt_bf16_enable": "1"}}
 
 
 class OnnxRuntimeTensorRtRuntime:
     """The sessions of one ONNX file on one GPU."""
 
-    def __init__(self, folder: Path, precision: str, threads: int, device: int) -> None:
+    def __init__(self, folder: Path, threads: int, device: int) -> None:
         import onnxruntime
 
         if _NAME not in onnxruntime.get_available_providers():
@@ -41,7 +41,6 @@ class OnnxRuntimeTensorRtRuntime:
             )
         gpu.describe(device)
         self._folder = folder
-        self._precision = precision
         self._threads = threads
         self._device = device
         self._caches: list[Path] = []
@@ -74,7 +73,6 @@ class OnnxRuntimeTensorRtRuntime:
         self._caches.append(cache)
         return {
             "device_id": str(self._device),
-            **_PRECISION[self._precision],
             "trt_engine_cache_enable": "1",
             "trt_engine_cache_path": str(cache),
             "trt_timing_cache_enable": "1",
@@ -91,7 +89,7 @@ class OnnxRuntimeTensorRtProvider:
         return PLAIN.version()
 
     def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:
-        return [export_onnx(module, example, folder)]
+        return [export_onnx(module, example, folder, precision)]
 
     def compile(
         self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = MAX_TOKENS
@@ -99,14 +97,15 @@ class OnnxRuntimeTensorRtProvider:
         if tokens is None:
             least = _shapes(folder, dict.fromkeys((*MOST, "tokens"), 1))
             most = _shapes(folder, {**MOST, "tokens": max_tokens})
-            shapes = {"trt_profile_min_shapes": least, "trt_profile_opt_shapes": most, "trt_profile_max_shapes": most}
+            usual = _shapes(folder, {**USUAL, "tokens": min(USUAL["tokens"], max_tokens)})
+            shapes = {"trt_profile_min_shapes": least, "trt_profile_opt_shapes": usual, "trt_profile_max_shapes": most}
             (folder / PROFILE_FILE).write_text(json.dumps(shapes), encoding="utf-8")
         return MODEL_FILE
 
     def open(
         self, folder: Path, precision: str, threads: int, device: int | None = None, beside: Runtime | None = None
     ) -> OnnxRuntimeTensorRtRuntime:
-        return OnnxRuntimeTensorRtRuntime(folder, precision, threads, device or 0)
+        return OnnxRuntimeTensorRtRuntime(folder, threads, device or 0)
 
 
 PROVIDER = OnnxRuntimeTensorRtProvider()

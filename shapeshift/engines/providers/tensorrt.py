@@ -1,7 +1,7 @@
 """TensorRT: one plan of fixed shape per length, and one with an optimisation profile for any shape.
 
-Follows the documented API of TensorRT 10; we have not run it. `make engines` verifies every plan against the reference
-model on the machine that builds it.
+Follows the documented API of TensorRT 10.13 to 11; a test holds the names against the bindings of both, but we have not
+run it. `make engines` verifies every plan against the reference model on the machine that builds it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ TIMING_CACHE = Path.home() / ".cache" / "shapeshift" / "tensorrt.timing"
 """The file that keeps how fast the kernels of all plans were that this user has built."""
 MOST = {"rows": 16, "images": 64, "tasks": 64}
 """The most of each variable axis other than tokens that the engine of any shape takes."""
+USUAL = {"rows": 4, "images": 8, "tasks": 8, "tokens": 128}
+"""The shape for which that engine is tuned. Longer packs and static shapes have engines of their own."""
 
 
 def plan_name(tokens: int | None) -> str:
@@ -116,7 +118,7 @@ class TensorRtProvider:
         return str(tensorrt.__version__)
 
     def export(self, module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:
-        return [export_onnx(module, example, folder)]
+        return [export_onnx(module, example, folder, precision)]
 
     def compile(
         self, folder: Path, precision: str, tokens: int | None, rows: int | None, max_tokens: int = MAX_TOKENS
@@ -124,18 +126,16 @@ class TensorRtProvider:
         import tensorrt
 
         builder = tensorrt.Builder(tensorrt.Logger(tensorrt.Logger.WARNING))
-        network = builder.create_network(0)
+        # The types of the graph are the precision, as everywhere in TensorRT 11, where the flag says nothing more.
+        strongly_typed = tensorrt.NetworkDefinitionCreationFlag.STRONGLY_TYPED
+        network = builder.create_network(1 << int(strongly_typed))
         parser = tensorrt.OnnxParser(network, tensorrt.Logger(tensorrt.Logger.WARNING))
         if not parser.parse_from_file(str(folder / MODEL_FILE)):
             reasons = "; ".join(str(parser.get_error(i)) for i in range(parser.num_errors))
             raise EngineError(f"TensorRT cannot read {MODEL_FILE}: {reasons}")
         config = builder.create_builder_config()
-        if precision == "bf16":
-            config.set_flag(tensorrt.BuilderFlag.BF16)
-        elif precision == "f16":
-            config.set_flag(tensorrt.BuilderFlag.FP16)
-        else:
-            config.clear_flag(tensorrt.BuilderFlag.TF32)
+        # f32 is f32: TensorRT would multiply it in 19 bits.
+        config.clear_flag(tensorrt.BuilderFlag.TF32)
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
         if tokens is not None and rows is not None:
             # Not by a profile of one shape: the plan says then that it takes any, and Triton's own backend refuses it.
@@ -146,7 +146,8 @@ class TensorRtProvider:
             for tensor in inputs:
                 least = _shape(tensor, dict.fromkeys((*MOST, "tokens"), 1))
                 most = _shape(tensor, {**MOST, "tokens": max_tokens})
-                profile.set_shape(tensor.name, least, most, most)
+                usual = _shape(tensor, {**USUAL, "tokens": min(USUAL["tokens"], max_tokens)})
+                profile.set_shape(tensor.name, least, usual, most)
             config.add_optimization_profile(profile)
         _set_timings(config)
         plan = builder.build_serialized_network(network, config)
