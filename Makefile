@@ -37,7 +37,7 @@ TORCH := requirements/torch-$(if $(GPU),gpu,cpu).txt
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup engines serve demo test test-long lint bench gpu clean
+.PHONY: help setup engines serve demo image test test-long lint bench gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,9 @@ serve: setup ## start Triton; each front model is built and loaded beside those 
 
 demo: engines ## see it work, 5 minutes: a server, its live page, a load that changes shape, and a table of what each technique gained (ARGS=--seconds=60)
 	@$(BIN)/python -m bench.demo $(ARGS)
+
+image: setup ## build the container image for CPUs (BASE=...: from another one with this Python; ARGS goes to docker build)
+	@TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m docker.image $(ARGS)
 
 test: .venv/.test engines ## run the tests (ARGS goes to pytest; ARGS=--cov: fails below the floor in pyproject.toml)
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
