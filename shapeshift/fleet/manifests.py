@@ -35,7 +35,7 @@ class ManifestSettings:
     image: str = _field("shapeshift-triton", "built from docker/Dockerfile")
     ready_model: str = _field("encode", "a node takes requests once it has loaded this model")
     nodes: int = _field(2, "with which the fleet starts, and below which it never falls")
-    max_nodes: int = _field(8, "most nodes")
+    max_nodes: int = _field(8, "most nodes of plain Kubernetes, whose number follows the load")
     cpu: str = _field("4", "of a node")
     memory: str = _field("16Gi", "of a node, /dev/shm included")
     gpus: int = _field(0, "of a node")

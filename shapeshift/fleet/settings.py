@@ -31,7 +31,6 @@ from typing import Any, TypeVar
 from shapeshift import settings
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.fleet.node import Node, check_node_name
-from shapeshift.fleet.policy.node_count import NodeLimits
 from shapeshift.settings import require
 from shapeshift.triton.endpoint import Endpoint, Tls
 from shapeshift.triton.settings import ServerSettings
@@ -78,8 +77,7 @@ class RaySettings:
     """The section [ray] of a fleet file. Relative paths are relative to the file.
 
     address     of a Ray cluster, HOST:PORT of its head; empty: one on this machine, which `fleet up` starts
-    nodes       how many, named node-0, node-1, ...; the fewest, where their number follows the latency
-    max_nodes   the most that are started then; 0: `nodes`
+    nodes       how many, named node-0, node-1, ...
     grpc_port   of the first node; each further one has the next port, so that machines may have several. The page of
                 metrics of each is METRICS_OFFSET above
     cpus, gpus  that Ray reserves for each node
@@ -91,7 +89,6 @@ class RaySettings:
 
     address: str = ""
     nodes: int = 1
-    max_nodes: int = 0
     grpc_port: int = 18001
     cpus: float = 1.0
     gpus: float = 0.0
@@ -102,23 +99,11 @@ class RaySettings:
     def __post_init__(self) -> None:
         for name in ("build", "folder"):
             require(bool(getattr(self, name)), name, getattr(self, name), "must name a file or folder")
-        most = self.limits.most
         require(1 <= self.nodes <= 1000, "nodes", self.nodes, "must be 1 to 1000")
-        require(self.nodes <= most <= 1000, "max_nodes", self.max_nodes, f"must be nodes ({self.nodes}) to 1000, or 0")
         allowed = f"each node needs a port of 1 to 65535, and that {METRICS_OFFSET} above it"
-        require(0 < self.grpc_port <= 65536 - METRICS_OFFSET - most, "grpc_port", self.grpc_port, allowed)
+        require(0 < self.grpc_port <= 65536 - METRICS_OFFSET - self.nodes, "grpc_port", self.grpc_port, allowed)
         for name in ("cpus", "gpus"):
             require(0 <= getattr(self, name) <= 4096, name, getattr(self, name), "must be 0 to 4096")
-
-    @property
-    def limits(self) -> NodeLimits:
-        """The fewest and the most nodes."""
-        return NodeLimits(self.nodes, self.max_nodes or self.nodes)
-
-    @property
-    def is_scaled(self) -> bool:
-        """Whether the number of nodes follows the latency."""
-        return self.limits.least < self.limits.most
 
 
 @dataclass(frozen=True)

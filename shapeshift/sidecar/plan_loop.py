@@ -19,7 +19,7 @@ from shapeshift.sidecar.policy.front_state import FrontState
 from shapeshift.sidecar.policy.moves import Action, at_start, batches, under_load
 from shapeshift.sidecar.policy.pools import FrontPeriod
 from shapeshift.sidecar.policy.spare import in_order, slot
-from shapeshift.sidecar.servers import Demands, ModelReader
+from shapeshift.sidecar.servers import ModelReader
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.sidecar.workers import ServerModels, Worker
 from shapeshift.triton.names import split
@@ -38,7 +38,6 @@ class PlanLoop:
         actuator: Actuator,
         journal: Journal,
         page: Callable[[], MetricsPage | None],
-        demands: Demands | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -46,7 +45,6 @@ class PlanLoop:
         self._actuator = actuator
         self._journal = journal
         self._page = page
-        self._demands = demands
         self._clock = clock
         self._fronts: dict[str, FrontState] = {}
         # The nodes that answered the last time.
@@ -83,8 +81,6 @@ class PlanLoop:
             # At most one of these per step: the next step reads the result.
             if not adopted and not self._restore(group, server) and not server.pending:
                 self._plan_or_scale(group, server, page)
-        if self._demands is not None:
-            self._demands.step(server, page, bool(self._actuator.blocked))
         self._answered = server.nodes
         fronts = [model for front in server.fronts.values() for model in front.models]
         ready = [
@@ -222,9 +218,6 @@ class PlanLoop:
         elif state.fast_since is None:
             state.fast_since = before.at
         fast_since_s = 0.0 if state.fast_since is None else page.at - state.fast_since
-        if self._demands is not None:
-            workers = decide.wanted_workers(front, traffic, fast_since_s, len(state.target))
-            self._demands.record(front, workers)
         alive = {worker for worker in state.target if observe.was_alive(worker, before, page)}
         spare = in_order(front, _spare(server.workers[front.name]), state.target, ())
         action, reason = decide.decide_scaling(front, traffic, fast_since_s, state.target, spare, alive)

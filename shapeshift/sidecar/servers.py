@@ -13,7 +13,6 @@ from typing import Any, Protocol, cast
 from numpy.typing import NDArray
 
 from shapeshift.errors import ShapeshiftError
-from shapeshift.sidecar.front_config import Front
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.observe import MetricsPage
 from shapeshift.sidecar.settings import SidecarSettings
@@ -50,14 +49,6 @@ class ModelReader(Protocol):
     def read(self) -> ServerModels: ...
 
 
-class Demands(Protocol):
-    """Hears what each front wants, whether or not the nodes have it. record: so many workers; step: once a second."""
-
-    def record(self, front: Front, workers: int) -> None: ...
-
-    def step(self, server: ServerModels, page: MetricsPage | None, is_blocked: bool) -> None: ...
-
-
 Ask = Callable[[str, Mapping[str, NDArray[Any]], Sequence[str], Mapping[str, str], float], dict[str, NDArray[Any]]]
 """A request to a model, see `triton.control.ModelControl.ask`."""
 
@@ -74,7 +65,6 @@ class Servers:
     reader: ModelReader
     scrape: Callable[[], MetricsPage]
     versions: Callable[[], tuple[Mapping[str, str], Mapping[str, str]]]
-    demands: Demands | None = None
     ask: Ask | None = None
 
 

@@ -64,9 +64,7 @@ class Sidecar:
             *(servers.scrape, servers.control, actuator, self._journal, processes),
             others=others if settings.watch_all else None,
         )
-        self._plan = PlanLoop(
-            settings, servers.reader, actuator, self._journal, lambda: self._health.page, servers.demands
-        )
+        self._plan = PlanLoop(settings, servers.reader, actuator, self._journal, lambda: self._health.page)
         self._has_solver = False
         log = partial(self._journal.log, "error", "sidecar", level=logging.ERROR)
         self._loops = [

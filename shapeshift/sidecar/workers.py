@@ -62,8 +62,7 @@ class ServerModels:
 
     fronts: the loaded ones; workers: the worker models of each front, by node and number; states: of every model;
     problems: by model, why it is ignored. nodes: those that have answered and are not gone; pending: those that have
-    not answered this time, but are not gone either. objectives: of every loaded model that is neither front nor worker
-    of a placement, its latency objective `slo_ms`, 0 without.
+    not answered this time, but are not gone either.
     """
 
     fronts: Mapping[str, Front] = field(default_factory=dict)
@@ -72,7 +71,6 @@ class ServerModels:
     problems: Mapping[str, str] = field(default_factory=dict)
     nodes: frozenset[str] = frozenset()
     pending: frozenset[str] = frozenset()
-    objectives: Mapping[str, float] = field(default_factory=dict)
 
 
 class ServerModelReader:
@@ -99,20 +97,16 @@ class ServerModelReader:
         self._configs = {model: parameters for model, parameters in self._configs.items() if states.get(model) == READY}
         problems: dict[str, str] = {}
         fronts: dict[str, Front] = {}
-        objectives: dict[str, float] = {}
         for model, state in states.items():
             parameters = self._parameters(model) if state == READY else None
-            if parameters is None or "worker_of" in parameters:
-                continue
-            if "placement" not in parameters:
-                objectives[model] = _objective_ms(parameters)
+            if parameters is None or "worker_of" in parameters or "placement" not in parameters:
                 continue
             try:
                 fronts[model] = read_front(model, parameters)
             except ShapeshiftError as error:
                 problems[model] = f"ignored: {error}"
         workers = {name: self._workers(front, states, problems) for name, front in fronts.items() if front.has_workers}
-        return ServerModels(fronts, workers, states, problems, frozenset({""}), objectives=objectives)
+        return ServerModels(fronts, workers, states, problems, frozenset({""}))
 
     def _workers(self, front: Front, states: Mapping[str, str], problems: dict[str, str]) -> tuple[Worker, ...]:
         numbered = [(number, model) for model in states if (number := front.worker_number(model)) is not None]
@@ -142,15 +136,6 @@ class ServerModelReader:
             except ShapeshiftError:
                 return None
         return self._configs[model]
-
-
-def _objective_ms(parameters: Mapping[str, str]) -> float:
-    """What the model's own process refuses is no objective."""
-    try:
-        slo_ms = float(parameters.get("slo_ms") or 0.0)
-    except ValueError:
-        return 0.0
-    return slo_ms if 0 < slo_ms < float("inf") else 0.0
 
 
 def _states(index: list[ModelState]) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shapeshift.cli import sidecar
-from shapeshift.fleet.sidecar import demands
 from shapeshift.sidecar import actuate, health, plan_loop, run_files
 from shapeshift.sidecar.policy import plan, pools
 from shapeshift.sidecar.settings import SidecarSettings
@@ -20,7 +19,6 @@ def test_files_are_those_of_the_code() -> None:
         run_files.LOCK_FILE,
         run_files.FREEZE_FILE,
         run_files.OWED_FILE,
-        demands.DEMAND_FILE,
     }
 
 

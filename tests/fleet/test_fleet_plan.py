@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from shapeshift.fleet import settings
 from shapeshift.fleet.node import Node
 from shapeshift.fleet.settings import RaySettings
 from shapeshift.fleet.supervision.actors import ensure_fleet_file, write_private
-from shapeshift.fleet.supervision.plan import FleetPlan, authority_files, free_host, make_plan, rooms, write_authority
+from shapeshift.fleet.supervision.plan import FleetPlan, free_host, make_plan, rooms
 from shapeshift.fleet.supervision.ray_fleet import RayFleet
 from shapeshift.triton.endpoint import Endpoint, Tls
 
@@ -66,20 +65,12 @@ def test_a_further_node_goes_where_the_fewest_are_and_room_is_left() -> None:
 
 
 def test_nodes_that_run_stay_on_their_machines(tmp_path: Path) -> None:
-    scaled = RAY + "max_nodes = 5\n"
     placed = {"node-0": "10.0.0.9", "node-1": "10.0.0.2", "node-3": "10.0.0.1"}
-    assert plan_of(tmp_path, scaled, placed=placed).hosts == placed | {"node-2": "10.0.0.1"}
-    assert list(plan_of(tmp_path, placed=placed).hosts) == ["node-0", "node-1", "node-2"], "as the file says"
-    few = scaled.replace("nodes = 3", "nodes = 1")
-    assert list(plan_of(tmp_path, few, placed={"node-2": "10.0.0.1"}).hosts) == ["node-0", "node-1", "node-2"]
-
-
-def test_another_machine_makes_certificates_with_the_same_authority(tmp_path: Path) -> None:
-    (tmp_path / "here").mkdir()
-    plan = plan_of(tmp_path / "here")
-    moved = replace(plan, folder=tmp_path / "there")
-    write_authority(moved.home, authority_files(plan.home))
-    assert moved.with_node("node-3", "10.0.0.4").nodes[-1].files["ca.pem"] == plan.nodes[0].files["ca.pem"]
+    assert plan_of(tmp_path, placed=placed).hosts == {
+        "node-0": "10.0.0.9",
+        "node-1": "10.0.0.2",
+        "node-2": "10.0.0.1",
+    }, "as many as the file says"
 
 
 def test_a_node_reads_its_file_with_the_certificate_that_was_made_for_it(tmp_path: Path) -> None:
@@ -151,8 +142,8 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
         ("metrics_port = 108", "the page of a node is 1000 above its grpc_port"),
         ("cpus = -1", "cpus: got -1"),
         ('build = ""', "build: got ''"),
-        ("nodes = 2\nmin_nodes = 1", "this setting is gone: `nodes` is the fewest"),
-        ("nodes = 2\nmax_nodes = 1", r"max_nodes: got 1; must be nodes \(2\) to 1000, or 0"),
+        ("nodes = 2\nmin_nodes = 1", "this setting is gone: `nodes` is how many"),
+        ("nodes = 2\nmax_nodes = 3", "this setting is gone: a fleet on Ray has `nodes`"),
         ('serve = ["--models", "encode"]', r"serve: got \['--models', 'encode'\]; must be one text or number"),
         ("node = 3", "unknown parameter; .*did you mean nodes"),
     ],

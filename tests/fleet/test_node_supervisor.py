@@ -14,7 +14,7 @@ import pytest
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet import settings
-from shapeshift.fleet.supervision.node_process import LOAD, OPERATOR, NodeCommand, NodeProcess, kept_here
+from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess, kept_here
 from shapeshift.fleet.supervision.node_supervisor import READY, STARTING, STOPPED, NodeStatus, NodeSupervisor
 from tests import waiting
 from tests.fleet.stub_program import stub_program
@@ -89,30 +89,28 @@ def test_a_drained_node_leaves_before_it_stops_and_can_be_started_again(
     wait_for(lambda: found.status().state == READY)
 
 
-@pytest.mark.parametrize("reason", [OPERATOR, LOAD])
 def test_the_next_supervisor_goes_on_with_a_drain(
-    supervise: Callable[..., NodeSupervisor], command: NodeCommand, reason: str
+    supervise: Callable[..., NodeSupervisor], command: NodeCommand
 ) -> None:
     first = supervise()
     wait_for(lambda: first.status().state == READY)
-    first.drain(reason)
+    first.drain()
     first.close()
     assert NodeProcess(command).identity is not None
     second = supervise()
     wait_for(lambda: second.status().state == STOPPED)
-    assert second.status().drained_for == reason and second.status().starts == 0
+    assert second.status().is_drained and second.status().starts == 0
     second.close()
     third = supervise()
     wait_for(lambda: third.status().state == STOPPED)
     assert third.status().starts == 0
-    # Under a new head nobody waits for a node that the load did not need, while an operator's drain stays.
     third.close()
     fourth = supervise(continues=False)
-    wait_for(lambda: fourth.status().state == (STOPPED if reason == OPERATOR else READY))
+    wait_for(lambda: fourth.status().state == STOPPED)
     fourth.start()
     wait_for(lambda: fourth.status().state == READY)
     fourth.close()
-    assert supervise().status().drained_for == ""
+    assert not supervise().status().is_drained
 
 
 def test_the_next_supervisor_serves_what_an_upgrade_has_left(
@@ -163,11 +161,6 @@ def test_what_is_kept_on_a_machine_is_what_runs_there_or_was_drained(
     found = supervise()
     wait_for(lambda: found.status().state == READY)
     assert kept() == ["a"] and kept("10.0.0.2") == [], "another machine with the same folder"
-    found.drain(LOAD)
-    wait_for(lambda: found.status().state == STOPPED)
-    assert kept() == []
-    found.start()
-    wait_for(lambda: found.status().state == READY)
     found.drain()
     wait_for(lambda: found.status().state == STOPPED)
     assert kept() == ["a"]

@@ -63,7 +63,6 @@ class Case:
             self.actuator,
             journal,
             lambda: self.page,
-            None,
             lambda: self.now,
         )
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from shapeshift.fleet.policy.node_count import WorkerDemand
-from shapeshift.fleet.sidecar.demands import FleetDemands, read
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.observe import MetricsPage
-from shapeshift.sidecar.plan_loop import SCALE_PERIOD_S, PlanLoop
+from shapeshift.sidecar.plan_loop import PlanLoop
 from shapeshift.sidecar.settings import SidecarSettings
 from tests.fakes import logger
-from tests.sidecar.fakes import FakeServer, config, cumulative, page, samples
+from tests.sidecar.fakes import FakeServer, cumulative, page, samples
 from tests.sidecar.fleet import single
 
 Lengths = dict[float, float]
@@ -20,8 +16,6 @@ Lengths = dict[float, float]
 
 class Case:
     """A plan loop with a fake server and a fake clock. `period` lets time pass and makes one step."""
-
-    demand_file: Path | None = None
 
     def __init__(self, server: FakeServer | None = None, **settings: object) -> None:
         self.server = server or FakeServer()
@@ -41,8 +35,7 @@ class Case:
         journal = Journal(logger(self.log), self.report.update, {})
         fleet = single(self.server)
         actuator = Actuator(fleet.control, (), journal, lambda: self.blocked)
-        demands = FleetDemands(self.demand_file, SCALE_PERIOD_S) if self.demand_file else None
-        self.loop = PlanLoop(self.settings, fleet.reader, actuator, journal, self.page, demands, lambda: self.now)
+        self.loop = PlanLoop(self.settings, fleet.reader, actuator, journal, self.page, lambda: self.now)
         self.actuator = actuator
 
     def page(self) -> MetricsPage:
@@ -361,47 +354,6 @@ def test_a_front_that_was_slow_in_between_is_fast_from_then_on_only() -> None:
         counts.append(len(server.bins()))
     # A minute after the slow period has ended, and not sooner.
     assert counts == [3] * 8 + [2] * 2
-
-
-def test_a_front_says_how_many_workers_it_wants_beyond_those_that_there_are(tmp_path: Path) -> None:
-    file = tmp_path / "demand.json"
-    server = FakeServer()
-    server.add_front(workers=2, min_workers=1, max_workers=2)
-    case = Case(server)
-    case.demand_file = file
-    case.begin()
-    case.step()
-    case.step()
-    case.period(10.0, latencies={300.0: 100.0})
-    assert len(server.bins()) == 2
-    assert read(file) == {"enc": WorkerDemand(3, 2)}
-    for _ in range(16):
-        case.period(10.0, latencies={150.0: 100.0})
-    assert len(server.bins()) == 1
-    assert read(file) == {"enc": WorkerDemand(1, 2)}
-    case.blocked = "frozen"
-    case.period(10.0, latencies={150.0: 100.0})
-    assert read(file) == {}
-
-
-def test_fronts_with_workers_that_do_not_follow_the_load_want_nodes(tmp_path: Path) -> None:
-    server = FakeServer()
-    server.add_front("fixed", workers=2, min_workers=2, max_workers=2)
-    for name in ("busy", "calm"):
-        server.add_front(name, worker_pool="cpu", pool_workers=4, workers=2, min_workers=1, max_workers=4)
-    server.files["inline"] = server.loaded["inline"] = config("inline", placement="inline", slo_ms=300)
-    case = Case(server)
-    case.demand_file = tmp_path / "demand.json"
-    case.begin()
-    case.step()
-    case.step()
-    wanted = {}
-    for name in ("fixed", "busy", "inline"):
-        case.period(10.0, front=name, latencies={300.0: 100.0})
-        wanted[name] = read(case.demand_file)[name]
-    assert wanted == dict.fromkeys(("fixed", "busy", "inline"), WorkerDemand(2, 1))
-    case.period(10.0, front="calm", latencies={150.0: 100.0})
-    assert read(case.demand_file)["calm"] == WorkerDemand(1, 1)
 
 
 def test_a_pool_moves_workers_to_the_busy_front() -> None:

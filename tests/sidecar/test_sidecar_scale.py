@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shapeshift.sidecar.observe import Traffic
-from shapeshift.sidecar.policy.decide import decide_scaling, is_fast, tail_ms, wanted_workers
+from shapeshift.sidecar.policy.decide import decide_scaling, is_fast, tail_ms
 from shapeshift.sidecar.policy.moves import Action
 from tests.sidecar.fakes import front
 
@@ -56,16 +56,6 @@ def test_an_idle_front_is_fast_and_a_stuck_front_is_unknown() -> None:
         action, reason = decide_scaling(FRONT, stuck, 1000.0, CURRENT, ["enc_w03"], ALIVE)
         assert action is None
         assert "unknown" in reason
-
-
-def test_workers_are_wanted_beyond_the_limits_of_the_front() -> None:
-    slow, fast, usual = (Traffic(10, p98_ms=value) for value in (285.0, 100.0, 200.0))
-    assert wanted_workers(FRONT, slow, 0.0, 4) == 5
-    assert wanted_workers(FRONT, usual, 0.0, 4) == 4
-    assert wanted_workers(FRONT, fast, 59.0, 4) == 4
-    assert wanted_workers(FRONT, fast, 60.0, 4) == 3
-    assert wanted_workers(FRONT, fast, 60.0, 1) == 1
-    assert wanted_workers(FRONT, Traffic(10, waiting=1), 60.0, 4) == 4, "unknown"
 
 
 def test_workers_with_all_bins() -> None:

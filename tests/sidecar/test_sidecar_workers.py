@@ -41,7 +41,7 @@ def server() -> CountingServer:
     made = CountingServer()
     made.add_front(models=2, workers=2)
     made.load("enc_w01", config("enc_w01", worker_of="enc", bin=EDGES[0], generation=3))
-    made.loaded["lora"] = config("lora", slo_ms=250)
+    made.loaded["lora"] = config("lora")
     return made
 
 
@@ -50,7 +50,7 @@ def test_fronts_workers_and_others_are_told_apart(server: CountingServer) -> Non
     assert list(found.fronts) == ["enc"]
     assert found.workers == {"enc": (Worker("enc_w00", ""), Worker("enc_w01", "READY", EDGES[0], 3))}
     assert found.states == {"enc": "READY", "enc_w00": "", "enc_w01": "READY", "lora": "READY"}
-    assert (found.problems, found.objectives) == ({}, {"lora": 250.0})
+    assert found.problems == {}
 
 
 def test_workers_are_ordered_by_their_numbers(server: CountingServer) -> None:
@@ -120,7 +120,6 @@ def test_a_worker_without_its_parameters_has_all_bins(server: CountingServer) ->
     server.load("enc_w00", config("enc_w00"))
     found = ServerModelReader(server).read()
     assert found.workers["enc"][0] == Worker("enc_w00", "READY", ALL_BINS, 0, beats=True)
-    assert "enc_w00" in found.objectives, "a model that says of no front that it is its worker may be another one"
 
 
 @pytest.mark.parametrize("name", ["bin", "generation"])
@@ -140,15 +139,6 @@ def test_a_worker_of_tritons_own_backend_has_no_heartbeat(server: CountingServer
 def test_an_inline_front_has_no_workers(server: CountingServer) -> None:
     server.loaded["enc"] = config("enc", placement="inline")
     assert ServerModelReader(server).read().workers == {}
-
-
-@pytest.mark.parametrize(
-    ("stated", "objective_ms"),
-    [("", 0.0), ("0", 0.0), ("-1", 0.0), ("0.5", 0.5), ("inf", 0.0), ("nan", 0.0), ("soon", 0.0)],
-)
-def test_what_a_model_would_refuse_is_no_objective(server: CountingServer, stated: str, objective_ms: float) -> None:
-    server.loaded["lora"] = config("lora", slo_ms=stated)
-    assert ServerModelReader(server).read().objectives == {"lora": objective_ms}
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,7 @@ def _upgrade(options: argparse.Namespace) -> int:
     settings = UpgradeSettings(options.canary, options.watch, options.max_errors)
     fleet = RayFleet(options.file)
     fleet.connect()
-    with fleet.nodes_held():
-        upgrade(fleet, [fleet.command_of(name) for name in fleet.names], settings, _say)
+    upgrade(fleet, [fleet.command_of(name) for name in fleet.names], settings, _say)
     return 0
 
 

@@ -11,12 +11,10 @@ from shapeshift.fleet import settings as fleet_settings
 from shapeshift.fleet.membership import open_membership
 from shapeshift.fleet.sidecar.connections import FleetConnections, NodeServer
 from shapeshift.fleet.sidecar.control import FleetControl
-from shapeshift.fleet.sidecar.demands import DEMAND_FILE, FleetDemands
 from shapeshift.fleet.sidecar.models import FleetModelReader
 from shapeshift.fleet.sidecar.node_calls import NodeCalls, Presence, nobody_answers
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.observe import MetricsPage
-from shapeshift.sidecar.plan_loop import SCALE_PERIOD_S
 from shapeshift.sidecar.servers import Servers
 from shapeshift.sidecar.settings import SidecarSettings
 
@@ -64,7 +62,6 @@ def servers_of(
     connections: FleetConnections,
     journal: Journal,
     limit_s: float = _LIMIT_S,
-    demands: FleetDemands | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Servers:
     """All nodes, as the sidecar watches and changes them. limit_s: within which a node answers."""
@@ -79,7 +76,6 @@ def servers_of(
         FleetModelReader(connections, presence, limit_s),
         FleetScrape(connections, presence, limit_s, clock),
         versions,
-        demands,
     )
 
 
@@ -94,7 +90,4 @@ class Fleet:
     def connect(self, settings: SidecarSettings, journal: Journal) -> Servers:
         """See `sidecar.servers.Fleet`. Raises ShapeshiftError for an invalid section of the file."""
         connections = FleetConnections(open_membership(self._file, self._node), journal)
-        demands = None
-        if not settings.dry_run:
-            demands = FleetDemands(settings.run_directory / DEMAND_FILE, SCALE_PERIOD_S)
-        return servers_of(connections, journal, demands=demands)
+        return servers_of(connections, journal)

@@ -92,8 +92,8 @@ def merged(by_node: Mapping[str, ServerModels], pending: frozenset[str] = frozen
                 for node in alike
                 for worker in by_node[node].workers.get(name, ())
             )
-    states, objectives = of_all(lambda one: one.states), of_all(lambda one: one.objectives)
-    return ServerModels(fronts, workers, states, problems, frozenset(by_node), pending, objectives)
+    states = of_all(lambda one: one.states)
+    return ServerModels(fronts, workers, states, problems, frozenset(by_node), pending)
 
 
 def _joined(common: Front, on_nodes: Mapping[str, Front]) -> Front:

@@ -25,8 +25,6 @@ from shapeshift.triton.embedded.run_record import Identity, Record
 
 _PROBE_TIMEOUT_S = 2.0
 LOG_FILE = "node.log"
-# Why a node is drained: somebody asked for it, or fewer nodes are enough for the load.
-OPERATOR, LOAD = "operator", "load"
 _FILE = "node.json"
 
 
@@ -140,22 +138,22 @@ class NodeProcess:
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """command: how the node is served, or was before it was drained; drained_for: OPERATOR, LOAD, or empty."""
+    """command: how the node is served, or was before it was drained; is_drained: whether somebody asked for that."""
 
     command: NodeCommand
-    drained_for: str = ""
+    is_drained: bool = False
 
     @property
     def is_kept(self) -> bool:
         """Whether there is a node to take over: one that runs, or that somebody has drained."""
-        return self.drained_for == OPERATOR or NodeProcess(self.command).identity is not None
+        return self.is_drained or NodeProcess(self.command).identity is not None
 
 
 def write_record(record: NodeRecord) -> None:
     """Replace the record of the node. Raises OSError."""
     command = asdict(record.command)
     values = {"build": str(command["build"]), "options": list(command["options"]), "python": command["python"]}
-    text = json.dumps({**values, "drained_for": record.drained_for})
+    text = json.dumps({**values, "is_drained": record.is_drained})
     file = record.command.file.with_name(_FILE)
     file.parent.mkdir(parents=True, exist_ok=True)
     files.replace_text(file, text + "\n")
@@ -167,7 +165,7 @@ def read_record(name: str, fleet_file: Path) -> NodeRecord | None:
         values = json.loads(fleet_file.with_name(_FILE).read_text(encoding="utf-8"))
         options = tuple(map(str, values["options"]))
         command = NodeCommand(name, fleet_file, Path(values["build"]), options, str(values["python"]))
-        return NodeRecord(command, str(values["drained_for"]))
+        return NodeRecord(command, bool(values["is_drained"]))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from shapeshift import files
 from shapeshift.errors import ShapeshiftError
 from shapeshift.fleet.supervision.node_process import (
-    LOAD,
-    OPERATOR,
     NodeCommand,
     NodeProcess,
     NodeRecord,
@@ -33,15 +31,14 @@ LEAVE_S = 4.0
 @dataclass(frozen=True)
 class NodeStatus:
     """state: as above; pid: of `shapeshift serve`, 0 without one; starts: how often this supervisor started it;
-    problem: why it is not ready, as far as known; build: the folder that it serves from; drained_for: OPERATOR or LOAD,
-    empty for a node that is to run."""
+    problem: why it is not ready, as far as known; build: the folder that it serves from; is_drained: not to run."""
 
     state: str
     pid: int = 0
     starts: int = 0
     problem: str = ""
     build: str = ""
-    drained_for: str = ""
+    is_drained: bool = False
 
     @property
     def is_member(self) -> bool:
@@ -68,8 +65,8 @@ class NodeSupervisor:
         if record is None or not (continues or record.is_kept):
             record = NodeRecord(command)
         self._process = NodeProcess(record.command)
-        self._drained_for = record.drained_for
-        self._leaves_at: float | None = time.monotonic() + leave_s if record.drained_for else None
+        self._is_drained = record.is_drained
+        self._leaves_at: float | None = time.monotonic() + leave_s if record.is_drained else None
         self._is_ending = False
         self._ready: Identity | None = None
         self._starts, self._started_at, self._start_at = 0, 0.0, 0.0
@@ -81,7 +78,7 @@ class NodeSupervisor:
 
     def status(self) -> NodeStatus:
         """The state found last, at most a period old."""
-        return replace(self._status, drained_for=self._drained_for)
+        return replace(self._status, is_drained=self._is_drained)
 
     def command(self) -> NodeCommand:
         """How the node is served, or was before it was stopped."""
@@ -94,13 +91,12 @@ class NodeSupervisor:
             file.parent.mkdir(parents=True, exist_ok=True)
             files.replace_text(file, text, durable=False)
 
-    def drain(self, reason: str = OPERATOR) -> None:
-        """Leave the fleet, end the requests in flight, and stop. Returns at once. reason: LOAD takes precedence."""
+    def drain(self) -> None:
+        """Leave the fleet, end the requests in flight, and stop. Returns at once."""
         with self._lock:
-            if not self._drained_for:
+            if not self._is_drained:
                 self._is_ending, self._leaves_at = False, time.monotonic() + self._leave_s
-            if reason == LOAD or not self._drained_for:
-                self._drained_for = reason
+                self._is_drained = True
                 self._remember()
 
     def forget(self) -> None:
@@ -113,13 +109,13 @@ class NodeSupervisor:
         Raises ShapeshiftError while it is still running.
         """
         with self._lock:
-            if not self._drained_for:
+            if not self._is_drained:
                 return
             if self._process.identity is not None:
                 raise ShapeshiftError(f"node {self._process.command.name} is still stopping")
             if command is not None:
                 self._process = NodeProcess(command)
-            self._drained_for, self._backoff, self._start_at = "", Backoff(), 0.0
+            self._is_drained, self._backoff, self._start_at = False, Backoff(), 0.0
             self._remember()
 
     def close(self) -> None:
@@ -130,7 +126,7 @@ class NodeSupervisor:
         with self._lock:
             problem = ""
             try:
-                state = self._end() if self._drained_for else self._keep()
+                state = self._end() if self._is_drained else self._keep()
             except (ShapeshiftError, OSError) as error:
                 state, problem = STARTING, str(error)
             running = self._process.identity
@@ -173,4 +169,4 @@ class NodeSupervisor:
     def _remember(self) -> None:
         # Where the disk is full, only the next supervisor does not know it.
         with contextlib.suppress(OSError):
-            write_record(NodeRecord(self._process.command, self._drained_for))
+            write_record(NodeRecord(self._process.command, self._is_drained))

@@ -1,4 +1,4 @@
-"""What `shapeshift fleet up` and the fleet's actor ask Ray for: nodes, their addresses, and the files of each."""
+"""What `shapeshift fleet up` asks Ray for: nodes, their addresses, and the files of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shapeshift import files
 from shapeshift.errors import UnsupportedError
 from shapeshift.fleet import settings as fleet_settings
 from shapeshift.fleet.node import Node
@@ -16,13 +15,11 @@ from shapeshift.fleet.settings import METRICS_OFFSET, FleetSettings, RaySettings
 from shapeshift.fleet.supervision.node_process import NodeCommand
 from shapeshift.triton.endpoint import Endpoint, Tls
 
-# The node that is never taken away.
-FIRST = "node-0"
 # The folder of the sidecar among those of the nodes, and its name in certificates.
 SIDECAR = "sidecar"
 _FLEET_FILE = "fleet.toml"
-# As `certificates` names them.
-_CA_FILE, _CA_KEY_FILE = "ca.pem", "ca.key"
+# As `certificates` names it.
+_CA_FILE = "ca.pem"
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class FleetPlan:
 
     def with_node(self, name: str, host: str) -> FleetPlan:
         """The plan with one node more, on the machine `host`. Raises as `made_files` does."""
-        settings, number = self.settings, node_number(name)
+        settings, number = self.settings, int(name.rpartition("-")[2])
         grpc, metrics = (
             f"{host}:{settings.grpc_port + number}",
             f"https://{host}:{settings.grpc_port + METRICS_OFFSET + number}/metrics",
@@ -68,9 +65,10 @@ class FleetPlan:
         node = Node(name, Endpoint(grpc, tls_of(self.given_tls, name)), metrics, command.run_directory / "key")
         return replace(self, nodes=(*self.nodes, NodePlan(node, command, host, contents)))
 
-    def without(self, name: str) -> FleetPlan:
-        """The plan without a node."""
-        return replace(self, nodes=tuple(one for one in self.nodes if one.node.name != name))
+    @property
+    def addresses(self) -> dict[str, str]:
+        """By node, the address of its gRPC."""
+        return {one.node.name: one.node.grpc.address for one in self.nodes}
 
     def fleet_file(self, members: Sequence[str], reader: str, keys: Mapping[str, Path] | None = None) -> str:
         """The fleet file with the nodes `members`, as `reader`, a node or the sidecar, reads it.
@@ -92,11 +90,6 @@ def node_names(count: int) -> list[str]:
     return [f"node-{number}" for number in range(count)]
 
 
-def node_number(name: str) -> int:
-    """The number in a name of `node_names`."""
-    return int(name.rpartition("-")[2])
-
-
 def rooms(machines: Iterable[tuple[str, Mapping[str, float]]], settings: RaySettings) -> dict[str, int]:
     """By address, how many nodes a machine has room for, if any: a head is often started without processors.
 
@@ -106,7 +99,7 @@ def rooms(machines: Iterable[tuple[str, Mapping[str, float]]], settings: RaySett
     room: Counter[str] = Counter()
     for host, resources in machines:
         fits = [int(resources.get(name, 0.0) / count) for name, count in reserved.items() if count]
-        room[host] += min(fits, default=settings.limits.most)
+        room[host] += min(fits, default=settings.nodes)
     return {host: count for host, count in sorted(room.items()) if count}
 
 
@@ -133,9 +126,7 @@ def make_plan(
     assert isinstance(ray, RaySettings)
     placed = dict(placed or {})
     plan = FleetPlan(fleet.name, folder, ray, (), fleet.tls)
-    # Nodes that were added since stay, and none is missing among them.
-    added = [node_number(name) + 1 for name in placed if node_number(name) < ray.limits.most]
-    names = node_names(max([ray.nodes, *added]))
+    names = node_names(ray.nodes)
     for name in names:
         if name not in placed:
             # Nodes beyond the room are placed all the same: Ray starts them once there is some.
@@ -167,14 +158,3 @@ def made_files(home: Path, name: str, hosts: Sequence[str] = ()) -> dict[str, by
         raise UnsupportedError(f"{error.name} is not installed: pip install 'shapeshift[fleet]'") from None
     tls = certificates.ensure(home / "tls", name, hosts)
     return {file.name: file.read_bytes() for file in (tls.ca, tls.certificate, tls.key)}
-
-
-def authority_files(home: Path) -> dict[str, bytes]:
-    """Certificate and key of the authority that `made_files` uses, for a machine that is to make more certificates."""
-    return {name: (home / "tls" / name).read_bytes() for name in (_CA_FILE, _CA_KEY_FILE)}
-
-
-def write_authority(home: Path, contents: Mapping[str, bytes]) -> None:
-    """Write what `authority_files` has read, on another machine."""
-    for name, content in contents.items():
-        files.replace_private(home / "tls" / name, content)

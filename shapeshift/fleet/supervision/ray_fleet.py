@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,10 @@ from shapeshift.fleet.supervision import node_process
 from shapeshift.fleet.supervision import plan as plans
 from shapeshift.fleet.supervision.actors import write_private
 from shapeshift.fleet.supervision.cluster import Cluster
-from shapeshift.fleet.supervision.fleet_actor import FLEET_ACTOR, HOLD_S, FleetActor
+from shapeshift.fleet.supervision.fleet_actor import FLEET_ACTOR, FleetActor
 from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
 from shapeshift.fleet.supervision.node_supervisor import READY, STOPPED, NodeStatus
 from shapeshift.fleet.supervision.plan import FleetPlan
-from shapeshift.loops import Loop
 from shapeshift.triton import metrics
 from shapeshift.triton.metrics import Samples
 
@@ -31,8 +30,6 @@ Say = Callable[[str], None]
 OPERATOR = "operator"
 _POLL_S = 0.5
 _ANSWER_S = 60.0
-# An autoscaler may have to start machines for the first nodes.
-_MACHINES_S = 600.0
 # The resource that Ray gives the machine of the head.
 _HEAD = "node:__internal_head__"
 
@@ -57,9 +54,8 @@ class RayFleet:
 
     @property
     def names(self) -> list[str]:
-        """The nodes that there are, those that were added for the load included; before `up` those of the file."""
-        present = list(self._hosts()) if self.settings.is_scaled else []
-        return present or plans.node_names(self.settings.nodes)
+        """The nodes of the file."""
+        return plans.node_names(self.settings.nodes)
 
     def connect(self) -> None:
         """Connect to the cluster of a fleet that is up. Raises NotFoundError if there is none."""
@@ -74,8 +70,7 @@ class RayFleet:
         commands on this machine.
         """
         self._home.mkdir(parents=True, exist_ok=True)
-        self._ray = self._cluster.connect(self._namespace, self.settings.cpus * self.settings.limits.most + 1)
-        self._await_machines()
+        self._ray = self._cluster.connect(self._namespace, self.settings.cpus * self.settings.nodes + 1)
         plan, before = self.plan(), self._hosts()
         self.write_nodes_file(plan)
         if before:
@@ -86,13 +81,12 @@ class RayFleet:
         # No other lost machine ends it, and without its head there is no cluster.
         at_head = {"num_cpus": 0, "resources": {_HEAD: 0.001}}
         actor = self._ray.remote(FleetActor).options(**at_head, **ray_actors.lasting(FLEET_ACTOR))
-        authority = plans.authority_files(self._home) if self.settings.is_scaled and not plan.given_tls else {}
-        actor.remote(plan, actors, certificates, plan_period_s, authority)
+        actor.remote(plan, actors, certificates, plan_period_s)
 
     def plan(self) -> FleetPlan:
-        """The nodes that the file asks for and those that were added, on their machines; raises as `make_plan`.
+        """The nodes that the file asks for, on their machines; raises as `make_plan`.
 
-        Under a new head these are the nodes that run.
+        Under a new head they stay on the machines on which they run.
         """
         room = ray_actors.rooms(self._ray, self.settings)
         placed = self._hosts() or ray_actors.kept_nodes(self._ray, self._home, self.settings)
@@ -128,7 +122,7 @@ class RayFleet:
         while left:
             statuses = self.statuses(left)
             for name, status in statuses.items():
-                is_drained = bool(status.drained_for) and state == READY
+                is_drained = status.is_drained and state == READY
                 if status.state == state or is_drained:
                     say(f"{name}: {'is drained' if is_drained else state}\n")
                     left.remove(name)
@@ -183,15 +177,12 @@ class RayFleet:
             self._stop_left(timeout_s, say)
             return
         self.connect()
-        names = plans.node_names(self.settings.limits.most)
-        statuses = self.statuses(names)
+        names = self.names
+        statuses = self.statuses()
         try:
-            with self.nodes_held():
-                if self.settings.is_scaled:
-                    ray_actors.request_machines(self.settings, 0)
-                for name in statuses:
-                    self._call(self._actor(name).drain)
-                self.wait(statuses, STOPPED, timeout_s, say)
+            for name in statuses:
+                self._call(self._actor(name).drain)
+            self.wait(statuses, STOPPED, timeout_s, say)
         finally:
             with contextlib.suppress(ShapeshiftError):
                 self._ray.kill(self._actor(FLEET_ACTOR))
@@ -202,15 +193,6 @@ class RayFleet:
                     self._ray.kill(self._actor(name))
             self._ray.shutdown()
             self._cluster.stop()
-
-    def nodes_held(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, nodes are neither added nor taken away for the load, whatever actor decides that."""
-        return renewed(self._hold, HOLD_S)
-
-    def _hold(self, seconds: float) -> None:
-        # An actor that is being started again holds the nodes at first, and is told by the next call.
-        with contextlib.suppress(ShapeshiftError):
-            self._call(self._actor(FLEET_ACTOR).hold_nodes, seconds)
 
     def _require(self, name: str) -> str:
         if name not in self.names:
@@ -227,7 +209,7 @@ class RayFleet:
     def _stop_left(self, timeout_s: float, say: Say) -> None:
         build = self._file.parent / self.settings.build
         left = []
-        for name in plans.node_names(self.settings.limits.most):
+        for name in self.names:
             file = plans.fleet_file_of(self._home, name)
             record = node_process.read_record(name, file)
             left.append(NodeProcess(record.command if record else NodeCommand(name, file, build)))
@@ -247,10 +229,9 @@ class RayFleet:
 
     def _end_other_membership(self, plan: FleetPlan) -> None:
         """End the actor that passes membership on if it knows other nodes than `plan` has: it keeps nothing."""
-        scope = {one.node.name: one.node.grpc.address for one in plan.nodes}, self.settings.limits
         with contextlib.suppress(NotFoundError):
             actor = self._actor(FLEET_ACTOR)
-            if self._call(actor.scope) == scope:
+            if self._call(actor.addresses) == plan.addresses:
                 return
             self._ray.kill(actor)
             deadline = time.monotonic() + _ANSWER_S
@@ -267,18 +248,6 @@ class RayFleet:
             return hosts
         return {}
 
-    def _await_machines(self) -> None:
-        """Wait until there is room for the first nodes where an autoscaler may provide it, at most ten minutes."""
-        if not self.settings.is_scaled or self._hosts():
-            return
-        ray_actors.request_machines(self.settings, self.settings.nodes)
-        deadline = time.monotonic() + _MACHINES_S
-        while sum(ray_actors.rooms(self._ray, self.settings).values()) < self.settings.nodes:
-            if time.monotonic() > deadline:
-                setting = f"nodes = {self.settings.nodes}"
-                raise TimedOutError(f"the Ray cluster had no room for {setting} within {_MACHINES_S:g} s")
-            time.sleep(_POLL_S)
-
     def _actor(self, name: str) -> Any:
         try:
             return self._ray.get_actor(name)
@@ -294,22 +263,3 @@ class RayFleet:
             raise ShapeshiftError(str(error.cause)) from error
         except self._ray.exceptions.RayError as error:
             raise ShapeshiftError(f"a supervisor does not answer: {error}") from error
-
-
-@contextlib.contextmanager
-def renewed(hold: Callable[[float], None], seconds: float) -> Iterator[None]:
-    """Within the block, `hold(seconds)` is called again and again; after it `hold(0)`. hold: raises nothing."""
-
-    def renew() -> float:
-        hold(seconds)
-        return seconds / 5
-
-    renewal = Loop("hold", renew, lambda text: None)
-    hold(seconds)
-    renewal.start()
-    try:
-        yield
-    finally:
-        # A renewal that waits for an actor ends with its time limit.
-        renewal.stop()
-        hold(0.0)

@@ -155,19 +155,6 @@ def decide_scaling(
     return None, reason
 
 
-def wanted_workers(front: Front, traffic: Traffic, fast_since_s: float, workers: int) -> int:
-    """How many workers the tail latency asks for, beyond the front's limits too.
-
-    One more or one fewer than the present `workers`, or as many, also where it is unknown: the nodes that can hold them
-    are provided by others.
-    """
-    tail = tail_ms(traffic)
-    if tail is None:
-        return workers
-    scaling = autoscale.decide(tail, front.settings.slo_ms, fast_since_s, [0] * workers, 1, workers + 1)
-    return workers + {"out": 1, "keep": 0, "in": -1}[scaling.action]
-
-
 def tail_ms(traffic: Traffic) -> float | None:
     """The tail latency for scaling; 0 for an idle front, None if it is unknown."""
     if traffic.p98_ms is not None:
