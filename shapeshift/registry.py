@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shapeshift import files, settings
+from shapeshift import files
 from shapeshift.errors import InvalidInputError
-from shapeshift.settings import Choices, require
+from shapeshift.settings import require
 
 FILE = "registry.json"
 FORMAT = 2
@@ -27,30 +27,18 @@ _KEEP_S = 60.0
 """Seconds that files stay after no entry names them, for servers that have not read the registry since."""
 
 
+def require_folder(field: str, place: str) -> str:
+    """`place`, of the setting or option `field`. Raises InvalidInputError for a URL."""
+    require("://" not in place, field, place, "a folder, such as a bucket that each machine has mounted; not a URL")
+    return place
+
+
 @dataclass
 class Content:
     """What a registry holds: the entries by name, and the time at which each file or folder of old ones was removed."""
 
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     removed: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the entries of a kind of registry lie in it.
-
-    kind    what they are, in the plural
-    place   the field that names the folder or the file of an entry
-    files   names of the files of such a folder; empty: `place` names a file
-    digest  the hash of an entry's folder or file, which its sha256 states; raises ShapeshiftError or OSError
-    check   raises ShapeshiftError for a name and fields that no server would accept
-    """
-
-    kind: str
-    place: str
-    files: tuple[str, ...]
-    digest: Callable[[Path], str]
-    check: Callable[[str, dict[str, Any]], object]
 
 
 class Registry:
@@ -151,58 +139,3 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-# Registries at a URL.
-
-
-@dataclass(frozen=True)
-class RegistrySettings:
-    """Parameters of a registry at a URL.
-
-    registry_period_s  seconds between two looks at the URL, from the end of one to the start of the next
-    """
-
-    registry_period_s: float = 10.0
-
-    def __post_init__(self) -> None:
-        valid = 1 <= self.registry_period_s <= 86_400
-        require(valid, "registry_period_s", self.registry_period_s, "1 to 86400 seconds")
-
-
-@dataclass(frozen=True)
-class GeneratedRegistrySettings:
-    """Parameters that `make engines` adds to the generated config.pbtxt.
-
-    registry_url  where the registry is, whose copy the model reads; empty: nowhere else
-    """
-
-    registry_url: str = ""
-
-
-class Follower:
-    """Keeps a folder equal to a registry at a URL. This one is for a folder that is the registry itself.
-
-    metrics: what it counts, see `serving.metrics`.
-    """
-
-    metrics: Sequence[Any] = ()
-
-    def close(self) -> None:
-        """Change nothing from now on."""
-
-
-# A server without a URL imports none of it.
-_FOLLOWERS: Choices[Callable[[str, float, Path, Layout, Callable[[str], None]], Follower]] = Choices(
-    "registry_url", {"fsspec": "shapeshift.registry_mirror.follower:open_url"}
-)
-
-
-def follow(parameters: Mapping[str, str], folder: Path, layout: Layout, log: Callable[[str], None]) -> Follower:
-    """Follow the URL that the parameters name, if any, with a copy in `folder`.
-
-    Raises InvalidInputError for an invalid URL, UnsupportedError without its packages.
-    """
-    url = settings.read(GeneratedRegistrySettings, parameters).registry_url
-    period_s = settings.read(RegistrySettings, parameters).registry_period_s
-    return _FOLLOWERS["fsspec"](url, period_s, folder, layout, log) if url else Follower()

@@ -9,9 +9,15 @@ import pytest
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.registry import FILE, FolderWatch, Registry
-from tests.registry_mirror.remote_registry import let_a_minute_pass
 
 ENTRY = {"sha256": "0" * 64, "folder": "x"}
+
+
+def let_a_minute_pass(folder: Path, kind: str) -> None:
+    """For what was removed from the registry in `folder`."""
+    with Registry(folder, kind).changing() as content:
+        for name in content.removed:
+            content.removed[name] -= 61.0
 
 
 def test_without_a_file_there_are_no_entries(tmp_path: Path) -> None:

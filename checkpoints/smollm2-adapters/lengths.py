@@ -52,7 +52,6 @@ from shapeshift.fused_decode.model.architecture import Architecture  # noqa: E40
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed  # noqa: E402
 from shapeshift.fused_decode.request import Request  # noqa: E402
 from shapeshift.fused_decode.sampling_params import SamplingParams  # noqa: E402
-from shapeshift.registry import GeneratedRegistrySettings, RegistrySettings  # noqa: E402
 from shapeshift.serving import model_args  # noqa: E402
 from shapeshift.triton import model_config  # noqa: E402
 
@@ -212,8 +211,7 @@ def generate(model: Path, asked: Sequence[Answer]) -> list[Answer]:
         }
     )
     load = partial(loading.load_runtime, extra_bytes=16 << 20)
-    further = (AdapterCacheSettings, RegistrySettings, GeneratedRegistrySettings)
-    base = loading.load(args, print, load, further)  # type: ignore[arg-type]
+    base = loading.load(args, print, load, (AdapterCacheSettings,))  # type: ignore[arg-type]
     add_adapters(base)
     ended: queue.SimpleQueue[Request] = queue.SimpleQueue()
 

@@ -115,7 +115,6 @@ _BETWEEN = times("Between tokens", "How evenly does text come?", "between_tokens
 _SLOTS = gauges(
     "Slots", "Are there enough?", slots="slots", taken="requests_running", waiting="requests_waiting", how="sum"
 )
-_FETCHES = rates("Failed fetches", "Does the registry's URL answer?", _="registry_fetch_failures_total")
 _GATEWAY = {
     "{{status}}": "sum by (status) (rate(shapeshift_gateway_answers_total[$__rate_interval]))",
     "running": "sum(shapeshift_gateway_requests_running)",
@@ -190,7 +189,6 @@ _TOKEN_ADAPT = {
     "Registry": (
         gauges("Tasks", "How many are served?", _="tasks"),
         rates("Refused entries", "Is an entry wrong?", _="tasks_refused_total"),
-        _FETCHES,
     ),
 }
 _FUSED_DECODE = {
@@ -270,7 +268,7 @@ _ADAPTER_CACHE = {
             put_back="adapter_squashes_total",
         ),
     ),
-    "Registry": (rates("Refused entries", "Is an entry wrong?", _="adapter_refusals_total"), _FETCHES),
+    "Registry": (rates("Refused entries", "Is an entry wrong?", _="adapter_refusals_total"),),
 }
 _CASCADE = {
     "Levels": (

@@ -27,7 +27,7 @@ from shapeshift.adapter_cache.policy.length_prediction import (
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
 from shapeshift.adapter_cache.registry.catalogue import Catalogue
 from shapeshift.adapter_cache.registry.peft import BaseModel
-from shapeshift.adapter_cache.registry.store import LAYOUT, read_multi_lora
+from shapeshift.adapter_cache.registry.store import read_multi_lora
 from shapeshift.adapter_cache.settings import (
     EVICTION_RULES,
     HOST_TIERS,
@@ -49,7 +49,6 @@ from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
 from shapeshift.fused_decode.request import LENGTH, STOP, Request
 from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.loops import Loop
-from shapeshift.registry import GeneratedRegistrySettings, RegistrySettings, follow
 from shapeshift.serving.description import Description, registry_version
 from shapeshift.serving.front import Client, RequestLine, Trace
 from shapeshift.serving.metrics import OTHER, Gauge, Info, Metric
@@ -121,7 +120,6 @@ class LoraFront(GenerateFront):
         else:
             runtime.linear_hook = LoraHook(*hook)
         folder = (args.folder / params.adapters_dir).resolve()
-        self._follower = follow(args.parameters, folder, LAYOUT, log.warning)
         base_model = _base_model(args.parameters, base.folder, architecture, params)
         multi_lora, element_bytes = read_multi_lora(args.folder / "1"), runtime.memory.element_size()
         self.catalogue = Catalogue(folder, multi_lora, base_model, cache, element_bytes, log.warning)
@@ -207,11 +205,9 @@ class LoraFront(GenerateFront):
             Gauge("adapters_known", "Adapters that requests may name", lambda: len(self.catalogue)),
             Gauge("adapters_resident", "Adapters in memory, ready or loading", lambda: len(cache.resident_names())),
             Gauge("adapter_vacant_bytes", "Free bytes of the memory reserved for adapters", cache.free_reserve_bytes),
-            *self._follower.metrics,
         ]
 
     def stop(self) -> None:
-        self._follower.close()
         self._watching.stop(5.0)
         # Before what it uses.
         self.loop.close()
@@ -310,8 +306,7 @@ def _load_base(args: ModelArgs, params: AdapterCacheSettings, log: Logger) -> Lo
     """The base model, with memory for adapters. Raises the errors of `shapeshift.errors`."""
     require_one_rank(settings.read(FusedDecodeSettings, args.parameters))
     load_runtime = partial(loading.load_runtime, extra_bytes=params.adapter_mb << 20)
-    further = (AdapterCacheSettings, RegistrySettings, GeneratedRegistrySettings)
-    return loading.load(args, log, load_runtime, further)
+    return loading.load(args, log, load_runtime, (AdapterCacheSettings,))
 
 
 def _load_kernels(

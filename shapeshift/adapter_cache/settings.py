@@ -55,7 +55,7 @@ LORA_HOOKS: Choices[Callable[..., Any]] = Choices("device", {"cuda": f"{_PACKAGE
 class AdapterCacheSettings:
     """Parameters of adapters and of the memory that holds them.
 
-    adapters_dir   the registry: a folder with registry.json, or a URL; empty: adapters/<model> in the build folder
+    adapters_dir   the registry: a folder with registry.json; empty: adapters/<model> in the build folder
     starter_dir    folder of PEFT folders, a path or under checkpoints/, that `make engines` registers if there is no
                    registry yet, or none for this base model
     base_names     further names of the base model in adapter_config.json, separated by commas

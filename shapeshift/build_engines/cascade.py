@@ -11,14 +11,13 @@ from typing import Any
 from shapeshift import settings
 from shapeshift.build_engines.model_folder import gpus_of, write_front
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.build_engines.store import registry_copy
 from shapeshift.cascade import candidates, local_candidates
 from shapeshift.cascade.settings import CascadeSettings, signature
 from shapeshift.engines import device_plan, manifest
 from shapeshift.engines.manifest import FILE_NAME as MANIFEST_FILE
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import NotFoundError
-from shapeshift.registry import RegistrySettings
+from shapeshift.registry import require_folder
 from shapeshift.triton import model_config
 
 BACKEND = "cascade"
@@ -36,8 +35,7 @@ class CascadeFrontConfig:
 
 def read(folder: Path, config: Any, values: Mapping[str, str]) -> CascadeFrontConfig:
     """The front in `folder`. Raises InvalidInputError naming the field."""
-    settings.refuse_unknown(values, settings.names(CascadeSettings, RegistrySettings))
-    settings.read(RegistrySettings, values)
+    settings.refuse_unknown(values, settings.names(CascadeSettings))
     completed = model_config.complete(config, signature(values))
     return CascadeFrontConfig(folder.name, folder, completed, settings.read(CascadeSettings, values))
 
@@ -47,7 +45,6 @@ def check(front: CascadeFrontConfig, paths: BuildPaths) -> tuple[candidates.Serv
 
     Raises NotFoundError for a task without candidates, InvalidInputError for inputs that do not fit them.
     """
-    registry_copy.update("candidates_dir", front.settings.candidates_dir, candidates.LAYOUT, front.name, paths)
     chosen = candidates.serving(candidates_folder(front, paths), front.settings.task)
     return chosen, model_config.complete(front.config, signature({}, pairs=chosen.table.pairs))
 
@@ -69,7 +66,6 @@ def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
     parameters = {
         "candidates_dir": paths.portable(folder, target),
         "engines_dir": paths.portable(paths.engines, target),
-        **registry_copy.parameters(front.settings.candidates_dir),
     }
     first = manifest.load(paths.engines / levels[0])
     gpus = lookup.usable(first.provider, gpus_of(front.folder))
@@ -83,13 +79,7 @@ def publish(front: CascadeFrontConfig, paths: BuildPaths) -> str:
 
 
 def _local_folder(front: CascadeFrontConfig, paths: BuildPaths, profiled: candidates.ServingCandidate) -> Path:
-    """The folder of `profiled`, or for a table from another CPU one in `build/` with latencies and a choice for this.
-
-    A table from a URL is used as it is.
-    """
-    if registry_copy.folder(front.settings.candidates_dir, front.name, paths) is not None:
-        # A changed table would not follow the URL.
-        return candidates_folder(front, paths)
+    """The folder of `profiled`, or for a table from another CPU one in `build/` measured here."""
     models = [one.name for one in profiled.table.models]
     engines = {name: manifest.load(paths.engines / name) for name in models if _has_engines(paths, name)}
     if not set(profiled.candidate.levels) <= set(engines) or not local_candidates.is_foreign(profiled.table, engines):
@@ -113,20 +103,12 @@ def _has_engines(paths: BuildPaths, model: str) -> bool:
 
 def levels(front: CascadeFrontConfig, paths: BuildPaths) -> tuple[str, ...]:
     """The models of the chosen candidate. Raises NotFoundError for a task without candidates."""
-    name = front.settings.candidates_dir
-    # `check` warns of a URL that cannot be read.
-    registry_copy.update("candidates_dir", name, candidates.LAYOUT, front.name, paths, warn=lambda text: None)
     return candidates.serving(candidates_folder(front, paths), front.settings.task).candidate.levels
 
 
 def candidates_folder(front: CascadeFrontConfig, paths: BuildPaths) -> Path:
-    """The folder that `candidates_dir` names, of a URL its copy.
-
-    Raises NotFoundError listing every folder that was searched.
-    """
-    name = front.settings.candidates_dir
-    if (copy := registry_copy.folder(name, front.name, paths)) is not None:
-        return copy
+    """The folder that `candidates_dir` names. Raises NotFoundError listing every folder that was searched."""
+    name = require_folder("candidates_dir", front.settings.candidates_dir)
     candidates = [front.folder / name, *(folder / name for folder in paths.checkpoints)]
     for candidate in candidates:
         if candidate.is_dir():

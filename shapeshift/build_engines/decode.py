@@ -18,7 +18,7 @@ from shapeshift.build_engines.decoding import perplexity, reference
 from shapeshift.build_engines.hub.sources import base_names, find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG, VERSION, gpus_of, is_placed, write_front
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.build_engines.store import registry_copy, starter
+from shapeshift.build_engines.store import starter
 from shapeshift.engines import device_plan
 from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.engines.gguf import families, tensors
@@ -41,7 +41,7 @@ from shapeshift.fused_decode.settings import (
     signature,
 )
 from shapeshift.progress import ProgressCallback
-from shapeshift.registry import RegistrySettings
+from shapeshift.registry import require_folder
 from shapeshift.triton import model_config
 
 BACKEND, WITH_ADAPTERS = "fused_decode", "adapter_cache"
@@ -71,7 +71,7 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> DecodeFrontCon
         ForwardSettings if "forward_to" in values else FusedDecodeSettings
     )
     completed = model_config.complete(config, signature(values))
-    adapters = settings.names(AdapterCacheSettings, RegistrySettings)
+    adapters = settings.names(AdapterCacheSettings)
     if config.backend == BACKEND or kind is ForwardSettings:
         unfit = {f'goes with backend "{WITH_ADAPTERS}" only': adapters}
         if kind is ForwardSettings:
@@ -80,7 +80,6 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> DecodeFrontCon
         settings.refuse_unknown(values, settings.names(kind), unfit)
         return DecodeFrontConfig(folder.name, folder, completed, settings.read(kind, values))
     settings.refuse_unknown(values, settings.names(kind) | adapters)
-    settings.read(RegistrySettings, values)
     decoding, adapter_cache = settings.read(FusedDecodeSettings, values), settings.read(AdapterCacheSettings, values)
     require_one_rank(decoding)
     return DecodeFrontConfig(folder.name, folder, completed, decoding, adapter_cache)
@@ -176,7 +175,6 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths, progress: ProgressCallb
         names = base_names(params.checkpoint, checkpoint.folder, front.adapters.base_names)
         parameters["base_names"] = ",".join(sorted(names))
         parameters["adapters_dir"] = paths.portable(_registry_folder(front.name, front.adapters, paths), target)
-        parameters |= registry_copy.parameters(front.adapters.adapters_dir)
         extra_files |= _multi_lora_files(version)
         registry = _prepare_registry(front.name, front.adapters, checkpoint, names, version, paths)
         capacity += f", {registry}"
@@ -302,9 +300,8 @@ def _compile(native: bool, kernels: Path, lora: bool, progress: ProgressCallback
 
 def _registry_folder(name: str, params: AdapterCacheSettings, paths: BuildPaths) -> Path:
     """The registry of the front model `name`."""
-    if (copy := registry_copy.folder(params.adapters_dir, name, paths)) is not None:
-        return copy
-    return Path(params.adapters_dir).absolute() if params.adapters_dir else paths.build / "adapters" / name
+    place = require_folder("adapters_dir", params.adapters_dir)
+    return Path(place).absolute() if place else paths.build / "adapters" / name
 
 
 def _prepare_registry(
@@ -326,7 +323,6 @@ def _prepare_registry(
     from shapeshift.adapter_cache.registry import peft
 
     folder = _registry_folder(name, params, paths)
-    registry_copy.update("adapters_dir", params.adapters_dir, store.LAYOUT, name, paths, params.starter_dir)
     names = {str(checkpoint.folder), *base_names}
     base = peft.BaseModel(
         Architecture.read(checkpoint.folder), names, params.max_rank, checkpoint.folder, checkpoint.sha256

@@ -27,7 +27,7 @@ from shapeshift.engines import manifest
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from shapeshift.files import file_sha256
-from shapeshift.registry import FILE, Layout, Registry
+from shapeshift.registry import FILE, Registry
 from shapeshift.settings import require
 
 KIND = "candidates"
@@ -341,9 +341,6 @@ def put(folder: Path, table: CandidateTable, candidate: str, pinned: bool) -> Pa
 def _entry(name: str, fields: dict[str, Any]) -> Entry:
     entry: Entry = _from_json(Entry, fields, f"{FILE} {name}")
     return entry
-
-
-LAYOUT = Layout(KIND, "table", (), file_sha256, _entry)
 
 
 def _from_json(hint: Any, value: Any, name: str) -> Any:

@@ -14,13 +14,13 @@ import numpy as np
 
 from shapeshift import settings
 from shapeshift.cascade import candidates
-from shapeshift.cascade.candidates import LAYOUT, ServingCandidate
+from shapeshift.cascade.candidates import ServingCandidate
 from shapeshift.cascade.level_client import LevelClient, LevelGoneError
 from shapeshift.cascade.service import CascadeService, ClassifyRequest, Row
 from shapeshift.cascade.settings import CascadeSettings, GeneratedCascadeSettings
 from shapeshift.errors import CancelledRequestError, InvalidInputError
 from shapeshift.loops import Loop
-from shapeshift.registry import FILE, FolderWatch, GeneratedRegistrySettings, RegistrySettings, follow
+from shapeshift.registry import FILE, FolderWatch
 from shapeshift.serving import description, events
 from shapeshift.serving.description import Description
 from shapeshift.serving.front import Client, Front, RequestLine
@@ -33,7 +33,7 @@ from shapeshift.serving.text_inputs import NUM_TOKENS, TEXT_PAIR, texts_of_reque
 from shapeshift.triton.async_client import AsyncClient
 from shapeshift.triton.endpoint import own_endpoint
 
-_PARAMETERS = settings.names(CascadeSettings, GeneratedCascadeSettings, RegistrySettings, GeneratedRegistrySettings)
+_PARAMETERS = settings.names(CascadeSettings, GeneratedCascadeSettings)
 # The longest text that the length histogram tells apart.
 _MAX_LENGTH = 512
 _CHECK_S = 1.0
@@ -66,7 +66,6 @@ class CascadeFront(Front[ClassifyRequest]):
         self._engines = (args.folder / generated.engines_dir).resolve()
         self._candidates = (args.folder / self._settings.candidates_dir).resolve()
         self._levels = levels or _level_client(self.log.error, self._settings.queue_rows)
-        self._follower = follow(args.parameters, self._candidates, LAYOUT, self.log.warning)
         self._check_s = check_s
         self._registry_file = FolderWatch(self._candidates / FILE)
         # The state that is read next is not a change.
@@ -151,14 +150,12 @@ class CascadeFront(Front[ClassifyRequest]):
             Gauge("requests_running", "Texts that it computes", lambda: self._service.executor.running),
             *self._cascade_metrics.exported(),
             *self._levels.metrics(),
-            *self._follower.metrics,
         ]
 
     def steps(self) -> Sequence[StepCounter]:
         return self._service.executor.steps
 
     def stop(self) -> None:
-        self._follower.close()
         self._changes.stop(5.0)
         self._service.close()
         self._levels.close()

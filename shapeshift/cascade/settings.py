@@ -30,7 +30,7 @@ class CascadeSettings(ExecutorSettings):
     """Parameters of the serving process. Those of `ExecutorSettings` are about the first level; but `queue_rows` is
     also the most calls to later levels that run: a text whose call does not fit keeps its answer so far.
 
-    candidates_dir   registry.json and the candidate tables: a URL, or a folder, absolute, in the model's folder, or
+    candidates_dir   registry.json and the candidate tables: a folder, absolute, in the model's folder, or
                      under build/checkpoints/ or checkpoints/
     task             the task to serve, by the candidate that the registry names
     slo_ms           latency objective; half of it and 95% of it become bounds of the latency histogram; 0: none
@@ -42,7 +42,7 @@ class CascadeSettings(ExecutorSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(bool(self.candidates_dir), "candidates_dir", self.candidates_dir, "a folder or a URL")
+        require(bool(self.candidates_dir), "candidates_dir", self.candidates_dir, "a folder")
         require(bool(self.task), "task", self.task, "a task of the registry")
         require(self.slo_ms >= 0, "slo_ms", self.slo_ms, "0 or more")
 

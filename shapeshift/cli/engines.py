@@ -19,8 +19,7 @@ from shapeshift.cli.running.server import Loader, running_server
 from shapeshift.cli.stop_signals import stop_on_sigterm
 from shapeshift.errors import EngineError, NotFoundError, ShapeshiftError
 from shapeshift.progress import say, warn
-from shapeshift.registry_mirror.mirror import is_url
-from shapeshift.settings import require
+from shapeshift.registry import require_folder
 from shapeshift.sidecar import run_files
 
 LOCK = ".engines.lock"
@@ -58,9 +57,8 @@ def run(options: argparse.Namespace) -> int:
 
     Raises ShapeshiftError, also for an unexpected error outside of any model.
     """
-    allowed = "a folder that several machines see, such as a bucket that each of them has mounted; not a URL"
-    require(not is_url(options.store or ""), "store", options.store, allowed)
-    paths = replace(paths_of(options), store=Path(options.store).resolve() if options.store else None)
+    store = require_folder("store", options.store or "")
+    paths = replace(paths_of(options), store=Path(store).resolve() if store else None)
     try:
         with stop_on_sigterm("engines"):
             if options.until_eof:

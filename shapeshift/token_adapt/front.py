@@ -17,7 +17,6 @@ from shapeshift import settings
 from shapeshift.engines import hardware
 from shapeshift.engines.manifest import GeneratedSettings
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
-from shapeshift.registry import GeneratedRegistrySettings, RegistrySettings, follow
 from shapeshift.serving import description
 from shapeshift.serving.bounds import Bound
 from shapeshift.serving.description import Description
@@ -50,7 +49,6 @@ from shapeshift.token_adapt.settings import (
     ImageEngineSettings,
     TokenAdaptSettings,
 )
-from shapeshift.token_adapt.tasks.registry import LAYOUT
 
 _CHANNELS = 3
 # Of a batch whose size nobody states: at most so many images, and no more than for this share of the best throughput.
@@ -60,8 +58,6 @@ _PARAMETERS = settings.names(
     EmulatedSettings,
     ImageEngineSettings,
     GeneratedSettings,
-    RegistrySettings,
-    GeneratedRegistrySettings,
 )
 Open = Callable[[ModelArgs, TokenAdaptSettings], ImageModel]
 _EMULATED: Choices[Callable[[Path], ImageModel]] = Choices(
@@ -106,7 +102,6 @@ class ImageFront(Front[ImageJob]):
         super().__init__(pb_utils, args)
         settings.refuse_unknown(args.parameters, _PARAMETERS)
         self._settings = serving = settings.read(TokenAdaptSettings, args.parameters)
-        self._follower = follow(args.parameters, (args.folder / serving.tasks_dir).resolve(), LAYOUT, self.log.warning)
         self._model = (open_model or open_vision_model)(args, serving)
         for message in self._model.reload_tasks():
             self.log.warning(message)
@@ -191,14 +186,12 @@ class ImageFront(Front[ImageJob]):
             Gauge("requests_running", "Images in the running and the next batch", lambda: self._executor.num_running),
             Gauge("tasks", "Tasks served", lambda: len(self._model.tasks)),
             Gauge("cost_factor", "Measured over profiled time of recent batches", lambda: self._costs.factor),
-            *self._follower.metrics,
         ]
 
     def steps(self) -> Sequence[StepCounter]:
         return [self._decoders.steps, *self._executor.steps]
 
     def stop(self) -> None:
-        self._follower.close()
         self._decoders.close()
         self._executor.close()
 

@@ -85,7 +85,7 @@ class EmulatedSettings:
 class TokenAdaptSettings(SchedulerSettings, FrontSettings):
     """Parameters of the serving process, with those of its scheduler.
 
-    tasks_dir          folder or URL of the task registry; empty: build/tasks/<model>
+    tasks_dir          folder of the task registry; empty: build/tasks/<model>
     starter_dir        folder of task folders, a path or under checkpoints/, that `make engines` registers if there is
                        no registry yet, or none for this checkpoint
     task               default task; empty: with several tasks, a request must name one

@@ -12,7 +12,6 @@ from shapeshift.fused_decode.model import kernel_build
 from tests.adapter_cache.lora_models import MIXED, make_adapter
 from tests.fused_decode.checkpoints import make_checkpoint
 from tests.gpu_kernels import interpreted
-from tests.registry_mirror.remote_registry import remote as remote
 
 PROJECT = Path(__file__).resolve().parents[2]
 

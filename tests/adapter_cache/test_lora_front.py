@@ -27,7 +27,6 @@ from tests.adapter_cache.lora_models import MIXED, Spec, make_adapter, peft_text
 from tests.fakes import PbUtils, Request, TritonError
 from tests.fused_decode.fronts import answer_of, arguments, ask
 from tests.fused_decode.toy import FreeTokens
-from tests.registry_mirror.remote_registry import RemoteRegistry
 from tests.waiting import wait_for
 
 MakeFront = Callable[..., LoraFront]
@@ -409,38 +408,6 @@ def test_an_adapter_that_is_added_again_serves_again(
     front.execute([request])
     assert answer_of(request)["text_output"] == peft_answers["small"]
     assert catalogue.find("large") is known["large"], "an unchanged adapter stays loaded"
-
-
-def test_a_registry_at_a_url_is_followed_while_it_serves(
-    make_front: MakeFront,
-    folder: Path,
-    mixed_adapters: dict[str, Path],
-    peft_answers: dict[str | None, str],
-    remote: RemoteRegistry,
-    tmp_path: Path,
-    pb_utils: PbUtils,
-) -> None:
-    store.remove(folder, "large")
-    remote.upload(folder)
-    front = make_front(adapters_dir=tmp_path / "copy", registry_url=remote.url, registry_period_s=1)
-    request = asking("small")
-    front.execute([request])
-    assert answer_of(request)["text_output"] == peft_answers["small"], "a new node serves what the URL has"
-    store.add(folder, "large", mixed_adapters["large"], pinned=False)
-    remote.upload(folder)
-    wait_for(lambda: len(front.catalogue) == len(mixed_adapters))
-    request = asking("large")
-    front.execute([request])
-    assert answer_of(request)["text_output"] == peft_answers["large"]
-    versions = [made.describe().registry for made in (front, make_front())]
-    assert versions[0] == versions[1], "it is the version of what is served, wherever it comes from"
-    remote.break_off(ConnectionError("refused"))
-    wait_for(lambda: pb_utils.metric("shapeshift_registry_fetch_failures_total") > 0)
-    told = [line for line in pb_utils.Logger.lines if "the copy of the registry is left as it is" in line]
-    assert len(told) == 1 and f"{remote.url}/registry.json cannot be read" in told[0]
-    request = asking("large")
-    front.execute([request])
-    assert answer_of(request)["text_output"] == peft_answers["large"]
 
 
 def bad_adapters(small_base: Path, root: Path) -> dict[str, tuple[Path, str]]:

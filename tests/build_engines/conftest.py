@@ -12,7 +12,6 @@ import pytest
 from shapeshift.engines import gpu, hardware
 from tests.build_engines import hub_server
 from tests.build_engines.hub_server import Hub
-from tests.registry_mirror.remote_registry import remote as remote
 
 
 @pytest.fixture(scope="session")

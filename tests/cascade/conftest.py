@@ -30,7 +30,6 @@ from shapeshift.triton import model_config
 from shapeshift.triton.async_client import AsyncClient, ModelCall
 from tests.conftest import LIGHT_WIDTH
 from tests.fakes import InferenceResponse, PbUtils, Request, Tensor, TritonError, as_served, values_of
-from tests.registry_mirror.remote_registry import remote as remote
 
 LABELS = ("LABEL_0", "LABEL_1")
 _LEVEL_OUTPUTS = """output [

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import time
-from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from shapeshift.build_engines import cascade as build_cascade
-from shapeshift.cascade import candidates, service
+from shapeshift.cascade import candidates
 from shapeshift.cascade.front import CascadeFront
 from shapeshift.cascade.policy.routing import softmax
 from shapeshift.cli import served_models
@@ -24,8 +20,6 @@ from shapeshift.triton import model_config
 from tests.cascade.conftest import ALL, LABELS, FakeLevel, candidate, gap
 from tests.conftest import LIGHT_WIDTH
 from tests.fakes import Request, TritonError, text_request, values_of
-from tests.recording import recording
-from tests.registry_mirror.remote_registry import RemoteRegistry
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -460,86 +454,6 @@ def test_candidates_are_swapped_while_serving(workspace: Workspace) -> None:
     assert workspace.pb_utils.metric("shapeshift_candidate_errors_total") >= 1
 
 
-def test_candidates_at_a_url_are_followed(workspace: Workspace, remote: RemoteRegistry) -> None:
-    workspace.check_s = 0.02
-    large(workspace)
-    # A table of another CPU is served as it is: one chosen anew would not follow the URL.
-    made = {"hardware": "another CPU"}
-    table = workspace.table(candidate("alone", ["small"], []), candidate("both", TWO, [gap()]), origin=made)
-    workspace.put(table)
-    remote.upload(workspace.folder)
-    front = workspace.open(candidates_dir=remote.url, registry_period_s=1)
-    stated = workspace.args().parameters
-    copy = workspace.paths.build / "registries" / "classify"
-    assert (workspace.args().folder / stated["candidates_dir"]).resolve() == copy
-    assert stated["registry_url"] == remote.url and ask(front, "one")["LEVEL"].item() == 1
-    workspace.put(table, "both")
-    remote.upload(workspace.folder)
-    wait_for(lambda: ask(front, "one")["LEVEL"].item() == 2)
-    changed = workspace.table(candidate("alone", ["small"], []), origin={"hardware": "a third CPU"})
-    workspace.put(changed)
-    remote.write(candidates.entries(workspace.folder)["task"].table, b"{}")
-    remote.write("registry.json", (workspace.folder / "registry.json").read_bytes())
-    wait_for(lambda: any("task is not taken over: sha256" in line for line in workspace.pb_utils.Logger.lines))
-    assert ask(front, "one")["LEVEL"].item() == 2
-
-
-def test_a_build_without_the_url_warns_once(
-    workspace: Workspace, remote: RemoteRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
-    large(workspace)
-    workspace.put(workspace.table(candidate("both", TWO, [gap()])))
-    remote.upload(workspace.folder)
-    workspace.publish(candidates_dir=remote.url)
-    remote.break_off(ConnectionError("refused"))
-    folder = workspace.publish(candidates_dir=remote.url)
-    stated = model_config.read(workspace.paths.repository / folder.name / "config.pbtxt")
-    front = build_cascade.read(workspace.paths.repository / folder.name, stated, model_config.parameters(stated))
-    assert build_cascade.levels(front, workspace.paths) == tuple(TWO)
-    (said,) = caplog.messages
-    assert f"classify: candidates_dir: {remote.url}/registry.json cannot be read" in said
-
-
-def test_targets_of_a_configuration_are_named_by_the_command_that_has_them(workspace: Workspace) -> None:
-    workspace.put(workspace.table(candidate("alone", ["small"], [])))
-    with pytest.raises(InvalidInputError, match="this setting is gone: choose by `shapeshift cascade select --min-acc"):
-        workspace.publish(min_accuracy=0.9)
-
-
-def test_control_and_engine_times_are_in_milliseconds(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that moves by 3 ms whenever it is read: twice for the decisions after each level."""
-    ticks = itertools.count()
-    clock = SimpleNamespace(perf_counter=lambda: 0.003 * next(ticks), monotonic=time.monotonic, sleep=time.sleep)
-    monkeypatch.setattr(service, "time", clock)
-    large(workspace)
-    front = workspace.open(workspace.table(candidate("both", TWO, [gap()])))
-    values = ask(front, "one")
-    assert values["LEVEL"].item() == 2
-    assert values["CONTROL_MS"].item() == pytest.approx(6.0, rel=1e-4)
-    # The level states 7 ms; the first one's engine takes a fraction of one.
-    assert 7.0 < values["ENGINE_MS"].item() < 1000.0
-    front.close()
-    assert workspace.pb_utils.metric("shapeshift_control_ms_sum") == pytest.approx(6.0)
-
-
-def test_a_line_of_the_log_says_which_levels_answered(workspace: Workspace) -> None:
-    large(workspace)
-    front = workspace.open(workspace.table(candidate("both", TWO, [gap(c=1.0)])), log_requests=1)
-    ask(front, "one two", "three")
-    ask(front, "one", level=1)
-    first, second = workspace.pb_utils.Logger.requests(2)
-    assert (first["texts"], first["levels"], second["levels"]) == (2, [2], [1])
-    assert first["tokens"] > second["tokens"] > 0 and first["compute_ms"] > 0
-    assert first["outcome"] == second["outcome"] == "OK"
-
-
-def test_texts_are_recorded_whose_time_is_their_own(workspace: Workspace, tmp_path: Path) -> None:
-    large(workspace)
-    front = workspace.open(workspace.table(candidate("both", TWO, [gap(c=1.0)])))
-    with recording(tmp_path / "events") as reader:
-        ask(front, "one")
-        ask(front, "two", "three")
-        ask(front, "four", level=1)
-        recorded = [event for event in reader.read() if event.kind == "text"]
-    assert [event.values["level"] for event in recorded] == [2]
-    assert 0 < recorded[0].values["confidence"] <= 1 and recorded[0].values["ms"] > 0
+def test_candidates_are_in_a_folder(workspace: Workspace) -> None:
+    with pytest.raises(InvalidInputError, match="candidates_dir: got 's3://bucket'; a folder"):
+        workspace.publish(candidates_dir="s3://bucket")

@@ -29,7 +29,7 @@ from shapeshift.cascade.profiling.search import CandidateSearch, Plan
 from shapeshift.cli.main import main
 from shapeshift.errors import InvalidInputError, NotFoundError
 from tests.cascade.conftest import candidate, gap
-from tests.registry_mirror.remote_registry import let_a_minute_pass
+from tests.test_registry import let_a_minute_pass
 
 if TYPE_CHECKING:
     from tests.cascade.conftest import Workspace

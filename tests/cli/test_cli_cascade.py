@@ -97,6 +97,6 @@ def test_the_wait_is_announced(server: Server, folder: Path, capsys: pytest.Capt
     assert "waiting until classify_text has swapped its candidate, at most 90 s\n" in capsys.readouterr().out
 
 
-def test_a_registry_at_a_url_is_not_changed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_registry_is_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cascade", "list", "--dir", "s3://bucket/candidates"]) == 2
-    assert "dir: got 's3://bucket/candidates'; a folder: commands do not change a registry" in capsys.readouterr().err
+    assert "dir: got 's3://bucket/candidates'; a folder, such as a bucket" in capsys.readouterr().err

@@ -129,7 +129,6 @@ PACKAGES_HOLD = {
     "backends": "Triton's entry points, thin: tensors in, one library call, tensors out",
     "shapeshift": "errors, settings, files, choices by name, the JSON API of policies, restarts",
     "shapeshift.serving": "what every backend shares: `Front`, responses, bounds, metrics, parameters",
-    "shapeshift.registry_mirror": "local copies of registries at URLs, and the threads that renew them",
     "shapeshift.engines": "compiled engines: providers, manifest, verification, tokenizer, engine threads",
     "shapeshift.polymorph": "texts of any length: bins, allocation, dispatch, router and workers",
     "shapeshift.token_adapt": "images by deadline and utility: plans, token merging, prompts, tasks",

@@ -29,7 +29,6 @@ SETTINGS = {
     "forwarding": "ForwardSettings",
     "adapters": "AdapterCacheSettings",
     "cascade": "CascadeSettings",
-    "registries": "RegistrySettings",
 }
 COMMANDS = {
     "serve": "shapeshift.cli.serve",

@@ -208,7 +208,7 @@ METRICS = DOCS / "observability.md"
 NO_METRICS = {"shapeshift_key"}
 # Series that a server without workers, fleets and size queues lacks, or that begin with the first event.
 ABSENT = re.compile(
-    r"shapeshift_(workers?_|retries|timeouts|fleet_nodes|requests_(forwarded|on_other)|registry_fetch|adapter_(requests|queue|bypass|squash))"
+    r"shapeshift_(workers?_|retries|timeouts|fleet_nodes|requests_(forwarded|on_other)|adapter_(requests|queue|bypass|squash))"
 )
 
 

@@ -36,11 +36,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(900)]
 
 PROMETHEUS = shutil.which("prometheus")
-# Parameters with which each metric exists: workers, queues by size, proposed tokens, a registry at a URL.
+# Parameters with which each metric exists: workers, queues by size, proposed tokens.
 CHANGED = {
-    "classify_image": {"registry_url": "file:///nothing/here"},
     "generate": {"num_speculative_tokens": "4"},
-    "generate_lora": {"scheduler": "chameleon", "registry_url": "file:///nothing/here"},
+    "generate_lora": {"scheduler": "chameleon"},
 }
 MODELS = ("classify_image", "generate", "generate_lora", "classify_text", "classify_text_large")
 ENCODE, WORKER = "encode", "encode_w00"

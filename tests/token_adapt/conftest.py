@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from shapeshift.build_engines.image import front as images
-from tests.registry_mirror.remote_registry import remote as remote
 from tests.token_adapt.token_tasks import front, paths
 
 

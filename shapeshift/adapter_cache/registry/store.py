@@ -15,7 +15,7 @@ from typing import Any
 
 from shapeshift import files
 from shapeshift.errors import InvalidInputError, NotFoundError, listed
-from shapeshift.registry import FILE, Content, Layout, Registry
+from shapeshift.registry import FILE, Content, Registry
 from shapeshift.settings import require
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -192,9 +192,6 @@ def _entry(name: str, fields: dict[str, Any]) -> Entry:
     recorded = tuple(tuple(one) if isinstance(one, list) else one for one in fields.get("stamps", []))
     base, origin = fields.get("base", ""), fields.get("origin", "")
     return Entry(fields["folder"], fields["sha256"], fields.get("pinned", False), recorded, base, origin)
-
-
-LAYOUT = Layout("adapters", "folder", FILES, digest, _entry)
 
 
 # vLLM's multi_lora.json in a model's version folder names further adapters.

@@ -23,11 +23,11 @@ from shapeshift.build_engines.image.plan import (
 )
 from shapeshift.build_engines.model_folder import write_front
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.build_engines.store import registry_copy, shared_engines, starter
+from shapeshift.build_engines.store import shared_engines, starter
 from shapeshift.engines import device_plan, manifest
 from shapeshift.errors import InvalidInputError
 from shapeshift.progress import ProgressCallback
-from shapeshift.registry import RegistrySettings
+from shapeshift.registry import require_folder
 from shapeshift.settings import require
 from shapeshift.token_adapt.model import emulated
 from shapeshift.token_adapt.model import manifest as image_manifest
@@ -51,14 +51,13 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> ImageFrontConf
     """The front in `folder`. Raises InvalidInputError naming the field."""
     serving = settings.read(TokenAdaptSettings, values)
     completed = model_config.complete(config, signature(values))
-    engine, emulation = settings.names(ImageEngineSettings, RegistrySettings), settings.names(EmulatedSettings)
+    engine, emulation = settings.names(ImageEngineSettings), settings.names(EmulatedSettings)
     if values.get("provider") == EMULATED:
         unfit = {f"does not go with provider {EMULATED}, which runs no model": engine}
         settings.refuse_unknown(values, emulation | settings.names(TokenAdaptSettings), unfit)
         return EmulatedFrontConfig(folder.name, folder, completed, settings.read(EmulatedSettings, values), serving)
     unfit = {f"goes with provider {EMULATED} only": emulation}
     settings.refuse_unknown(values, engine | settings.names(TokenAdaptSettings), unfit)
-    settings.read(RegistrySettings, values)
     return ImageFrontConfig(folder.name, folder, completed, settings.read(ImageEngineSettings, values), serving)
 
 
@@ -74,8 +73,7 @@ def check(front: ImageFrontConfig, paths: BuildPaths) -> ImagePlan:
 
     Raises InvalidInputError for a tasks_dir that is no folder, or a default task that is not served.
     """
-    tasks_dir, setting = tasks_folder(front, paths), front.serving.tasks_dir
-    registry_copy.update("tasks_dir", setting, registry.LAYOUT, front.name, paths, front.serving.starter_dir)
+    tasks_dir, setting = tasks_folder(front, paths), require_folder("tasks_dir", front.serving.tasks_dir)
     require(not setting or tasks_dir.is_dir(), "tasks_dir", setting, f"a folder: there is none at {tasks_dir}")
     planned = plan(front, paths)
     started = _registry_of(planned, paths)
@@ -174,7 +172,6 @@ def _write_folder(planned: ImagePlan, engines: Path, result: ImageManifest, path
         "checkpoint_name": front.settings.checkpoint,
         "profile": json.dumps(image_manifest.profile(result)),
         "tasks_dir": paths.portable(tasks_folder(front, paths), target),
-        **registry_copy.parameters(front.serving.tasks_dir),
         **device_plan.of_engines(result.provider, result.device_mb, result.files),
     }
     summary = f"engines: {result.provider}, {result.precision}, {result.threads} threads; {result.tolerance}"

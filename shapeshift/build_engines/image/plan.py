@@ -12,7 +12,6 @@ from typing import Any
 from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.model_folder import provider_of
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.build_engines.store import registry_copy
 from shapeshift.engines import hardware, manifest
 from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.gpu import with_cpu
@@ -120,8 +119,6 @@ def built_gammas(front: ImageFrontConfig, described: Description, has_tasks: boo
 def tasks_folder(front: ImageFrontConfig, paths: BuildPaths) -> Path:
     """The task registry of the front, which may be missing."""
     setting = front.serving.tasks_dir
-    if (copy := registry_copy.folder(setting, front.name, paths)) is not None:
-        return copy
     return paths.root / setting if setting else paths.build / "tasks" / front.name
 
 

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     model, values = front_model.read(options)
     if "adapters_dir" not in values:
         raise NotFoundError(f"model: {options.model} serves no adapters")
-    folder = front_model.registry_folder(options, model, values, "adapters_dir", options.action != "list")
+    folder = front_model.registry_folder(options, model, values, "adapters_dir")
     fixed = store.read_multi_lora(model / "1")
     if options.action == "list":
         _list(store.read(folder), fixed, options.json)

@@ -17,7 +17,7 @@ from shapeshift.cascade.profiling.register import ProfilingSettings
 from shapeshift.cascade.profiling.samples import read
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError
 from shapeshift.progress import Progress, say
-from shapeshift.registry_mirror.mirror import require_folder
+from shapeshift.registry import require_folder
 from shapeshift.settings import require
 from shapeshift.triton import metrics
 from shapeshift.triton.control import ModelControl
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run one action; 1 where no candidate meets the targets."""
-    options.dir = require_folder("dir", options.dir)
+    options.dir = Path(require_folder("dir", options.dir))
     return {"register": _register, "select": _select, "list": _list}[str(options.action)](options)
 
 

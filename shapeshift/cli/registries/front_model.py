@@ -6,10 +6,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shapeshift import settings
 from shapeshift.errors import NotFoundError
-from shapeshift.registry import GeneratedRegistrySettings
-from shapeshift.registry_mirror.mirror import require_folder
+from shapeshift.registry import require_folder
 from shapeshift.triton import model_config
 
 
@@ -39,15 +37,6 @@ def read(options: argparse.Namespace) -> tuple[Path, dict[str, str]]:
     return folder, dict(model_config.parameters(model_config.read(config)))
 
 
-def registry_folder(
-    options: argparse.Namespace, folder: Path, values: Mapping[str, str], field: str, changes: bool
-) -> Path:
-    """The registry that --dir names, or that the parameter `field` of the model in `folder` names.
-
-    changes: whether the command changes it. Raises InvalidInputError then for one at a URL, of which a copy is read.
-    """
-    if options.dir:
-        return require_folder("dir", options.dir)
-    if changes:
-        require_folder(field, settings.read(GeneratedRegistrySettings, values).registry_url)
-    return (folder / values[field]).resolve()
+def registry_folder(options: argparse.Namespace, folder: Path, values: Mapping[str, str], field: str) -> Path:
+    """The registry that --dir names, or that the parameter `field` of the model in `folder` names."""
+    return Path(require_folder("dir", options.dir)) if options.dir else (folder / values[field]).resolve()

@@ -85,8 +85,7 @@ def _read_image_model(options: argparse.Namespace) -> ImageModel:
         )
     engine = settings.read(ImageEngineSettings, values)
     checkpoint, engines = ((model / path).resolve() for path in (engine.checkpoint, generated.engines))
-    changes = options.action in ("register", "remove")
-    tasks = front_model.registry_folder(options, model, values, "tasks_dir", changes)
+    tasks = front_model.registry_folder(options, model, values, "tasks_dir")
     return ImageModel(checkpoint, engines, tasks, serving.task, serving.threads, engine, generated)
 
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.errors import NotFoundError
-from shapeshift.registry import FILE, Content, Layout, Registry
+from shapeshift.registry import FILE, Content, Registry
 from shapeshift.settings import require
-from shapeshift.token_adapt.tasks import folder as task_folder
 
 KIND = "tasks"
 COPY = re.compile(r"task-[0-9a-f]{12}")
@@ -81,8 +80,3 @@ def _entry(tasks_dir: Path, name: str, fields: dict[str, Any]) -> TaskEntry:
 def _path_of(tasks_dir: Path, folder: Path) -> str:
     """The folder path to write, relative to tasks_dir: the project may be moved, or mounted elsewhere."""
     return os.path.relpath(folder.resolve(), tasks_dir.resolve())
-
-
-LAYOUT = Layout(
-    KIND, "folder", task_folder.FILES, task_folder.sha256, lambda name, fields: _entry(Path(), name, fields)
-)

@@ -1,5 +1,0 @@
-"""Registries at URLs."""
-
-from __future__ import annotations
-
-from tests.registry_mirror.remote_registry import remote as remote
