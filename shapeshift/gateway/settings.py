@@ -67,16 +67,12 @@ class Limits:
     """What a gateway of any size gets by with, so that no option sets it.
 
     max_body_bytes   longest body of a request
-    max_connections  most connections; a further one gets status 429. Fewer where the process may open fewer files
-    head_timeout_s   most seconds from the first byte of a connection or request to the end of its headers
+    max_connections  most connections; beyond them the status is 503. Fewer where the process may open fewer files
     body_timeout_s   most seconds that a client may take to send its body
-    stall_timeout_s  most seconds that a client may read nothing of its answer
     refresh_s        seconds between two looks at what the servers serve
     """
 
     max_body_bytes: int = 32 << 20
     max_connections: int = 8192
-    head_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
-    stall_timeout_s: float = 60.0
     refresh_s: float = 5.0

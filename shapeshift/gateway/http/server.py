@@ -1,21 +1,17 @@
-"""The HTTP server: uvicorn, with bounds on connections, on the head of a request, and on clients that do not read."""
+"""The HTTP server: uvicorn, with bounds on connections and on the head of a request."""
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import logging
 import resource
 from collections.abc import Sequence
-from dataclasses import replace
-from http import HTTPStatus
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from shapeshift.gateway.app import make_app
-from shapeshift.gateway.errors import ApiError, overloaded
+from shapeshift.gateway.errors import ApiError
 from shapeshift.gateway.settings import GatewaySettings, Limits
 from shapeshift.triton.async_client import AsyncClient
 
@@ -43,14 +39,13 @@ def make_server(
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     if connections < limits.max_connections:
         _LOG.warning("max_connections: %d, not %d: ulimit -n is %d", connections, limits.max_connections, files)
-    limits = replace(limits, max_connections=connections)
-    protocol: Any = functools.partial(BoundedHttp, limits)
     config = uvicorn.Config(
         make_app(settings, clients, limits),
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=protocol,
+        http=BoundedHttp,
+        limit_concurrency=connections,
         ws="none",
         access_log=False,
         log_config=None,
@@ -72,38 +67,14 @@ def within(soft: int, hard: int, connections: int) -> tuple[int, int]:
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """uvicorn's protocol, which waits for ever: for the end of a head, and for a client to read its answer.
+    """uvicorn's protocol, which takes headers of any length. options: the arguments of uvicorn."""
 
-    options: the arguments of uvicorn.
-    """
-
-    def __init__(self, limits: Limits, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._limits = limits
         # Bytes of a head that is not complete.
         self._head: int | None = None
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._stall_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        # Any byte that the client leaves unread starts the timer, also below the usual 64 KiB.
-        transport.set_write_buffer_limits(0)
-        full = len(self.connections) >= self._limits.max_connections
-        super().connection_made(transport)
-        if full:
-            text = f"max_connections: {self._limits.max_connections} connections are open; retry later"
-            self._refuse(overloaded(text))
-        else:
-            self._await_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end_wait()
-        self.resume_writing()
-        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.cycle is None or self.cycle.response_complete:
-            self._await_head()
         for first in range(0, len(data), _PIECE_BYTES):
             if self.transport.is_closing():
                 return
@@ -112,58 +83,24 @@ class BoundedHttp(HttpToolsProtocol):
             if self._head is not None:
                 self._head += len(piece)
                 if self._head > MAX_HEAD_BYTES:
-                    text = f"headers: got more; at most {MAX_HEAD_BYTES} bytes"
-                    self._refuse(ApiError(431, text, code="headers_too_large"))
+                    self._refuse()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head = 0
-        self._await_head()
 
     def on_headers_complete(self) -> None:
         self._head = None
-        self._end_wait()
         super().on_headers_complete()
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch_reader(self.transport.get_write_buffer_size())
-
-    def resume_writing(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
-        super().resume_writing()
-
-    def _await_head(self) -> None:
-        if self._head_timer is None:
-            # Where something is left to be sent, closing waits for `_watch_reader`.
-            self._head_timer = self.loop.call_later(self._limits.head_timeout_s, self.transport.close)
-
-    def _end_wait(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _watch_reader(self, unsent: int) -> None:
-        """End the connection unless less than `unsent` bytes are left after the stall timeout, again and again."""
-
-        def check() -> None:
-            left = self.transport.get_write_buffer_size()
-            if left < unsent:
-                self._watch_reader(left)
-            else:
-                self.transport.abort()
-
-        self._stall_timer = self.loop.call_later(self._limits.stall_timeout_s, check)
-
-    def _refuse(self, error: ApiError) -> None:
-        """Close the connection, with this answer unless another one is being sent."""
+    def _refuse(self) -> None:
+        """Close the connection, with an answer unless another one is being sent."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()
             return
-        answer = error.response()
-        head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\nconnection: close\r\n".encode()
+        text = f"headers: got more; at most {MAX_HEAD_BYTES} bytes"
+        answer = ApiError(431, text, code="headers_too_large").response()
+        head = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
         headers = b"".join(b"%s: %s\r\n" % header for header in answer.raw_headers)
         self.transport.write(head + headers + b"\r\n" + bytes(answer.body))
         self.transport.close()
