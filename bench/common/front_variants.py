@@ -25,14 +25,13 @@ def publish_variant(
     repository: Path,
     packs_rows: bool = False,
     parameters: Mapping[str, str] = MappingProxyType({}),
-    precision: str = "",
 ) -> None:
     """Write a front model `name` to `repository` that serves `entries` over the files of `encode`: the same weights and
     provider.
 
     packs_rows: whether texts may share an engine call; the baselines never do. parameters: values that replace those
-    of the generated config.pbtxt; without one the wait has no bound: a slow baseline is a result. precision: empty for
-    that of `encode`; OpenVINO's files serve any. The folders of its workers are written as well.
+    of the generated config.pbtxt; without one the wait has no bound: a slow baseline is a result. Where they state a
+    placement with workers, the folders of these are written as well.
     """
     built = manifest.load(ENGINES)
     folder = FOLDER / "engines" / name
@@ -40,7 +39,7 @@ def publish_variant(
     shutil.copytree(ENGINES, folder, copy_function=lambda source, target: Path(target).hardlink_to(source))
     (folder / manifest.FILE_NAME).unlink()
     packs_rows = built.packs_rows and packs_rows
-    variant = replace(built, packs_rows=packs_rows, engines=tuple(entries), precision=precision or built.precision)
+    variant = replace(built, packs_rows=packs_rows, engines=tuple(entries))
     variant.save(folder)
     config = model_config.read(BUILD / "repository" / ENGINES.name / "config.pbtxt")
     config.name = name
@@ -49,6 +48,8 @@ def publish_variant(
         "manifest_sha256": manifest.sha256(folder),
         "profile": json.dumps(latency_profile(variant)),
         "max_queue_ms": "0",
+        # On several GPUs that of `encode` may have workers.
+        "placement": "inline",
         **parameters,
     }
     for field, value in changed.items():

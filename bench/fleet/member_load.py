@@ -50,10 +50,6 @@ class MemberLoad:
         self._clients: dict[str, AsyncClient] = {}
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="load")
 
-    def wait(self) -> None:
-        """Wait until the whole trace is answered."""
-        self._thread.join()
-
     @property
     def failed(self) -> list[Result]:
         """The requests that got an error."""

@@ -1,9 +1,6 @@
-"""`make bench BENCH=gateway`: what the gateway adds to a request, and infinity's API beside it.
+"""`make bench BENCH=gateway`: what the gateway adds to a request that goes to the server over gRPC.
 
-added      the gateway and the direct gRPC path; gateway, server and clients share the cores
-infinity   infinity's API beside the gateway's: the same checkpoint, texts and client. infinity computes in f32, its
-           default on a CPU; ours in the precision of `encode`, and in f32 as `encode_f32`, which plans its calls by
-           the latencies of `encode` (it makes an environment of its own first: minutes)
+Gateway, server and clients share the cores.
 """
 
 from __future__ import annotations
@@ -15,27 +12,24 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 
 import aiohttp
 import numpy as np
 
 from bench.common.cells import Cells, Run
-from bench.common.front_variants import ENGINES, publish_variant
-from bench.common.output import BUILD, FOLDER, Output, Row, empty, name_of_parts, parser, program
+from bench.common.front_variants import ENGINES
+from bench.common.output import BUILD, Output, Row, parser, program
 from bench.common.server import loaded_server
-from bench.common.texts import CHECKPOINT, HttpServer, Outcome, TextBench, TritonModel
-from bench.peers.infinity import infinity_servers
+from bench.common.texts import HttpServer, Outcome, TextBench, TritonModel
 from shapeshift.cli.gateway import child
 from shapeshift.engines import manifest
 from shapeshift.errors import ShapeshiftError
 from shapeshift.triton.async_client import AsyncClient, ModelCall
 from shapeshift.triton.embedded.free_ports import free_ports
 
-PARTS = ("added", "infinity")
 DIRECT, GATEWAY = "direct", "gateway"
-CLIENTS = (8, 32)
+CLIENTS = (1, 32)
 _PROMPT, _TOKENS, _STREAMS = "Once upon a time", 64, 20
 _READY_S, _TIMEOUT_S = 300.0, 600.0
 
@@ -43,21 +37,18 @@ _READY_S, _TIMEOUT_S = 300.0, 600.0
 @program
 def main() -> int:
     """Measure, print, and write the tables and data to build/bench/."""
-    options = parser("gateway", __doc__, "fewer requests", PARTS, usual=1).parse_args()
+    options = parser("gateway", __doc__, "fewer requests").parse_args()
     requests, rounds = (200, 3) if options.quick else (1000, 5)
-    settings = {"requests": requests, "rounds": rounds}
-    output = Output("gateway", settings, name_of_parts("gateway", options.parts, PARTS[:1]))
-    for part in options.parts:
-        measure = added if part == "added" else infinity
-        measure(output, TextBench(options.seed, requests, rounds), rounds)
+    output = Output("gateway", {"requests": requests, "rounds": rounds})
+    measure(output, TextBench(options.seed, requests, rounds), rounds)
     output.save()
     return 0
 
 
-def added(output: Output, bench: TextBench, rounds: int) -> None:
+def measure(output: Output, bench: TextBench, rounds: int) -> None:
     """Embeddings of one client and of 32, and streams one at a time: direct, and through the gateway."""
-    with running(BUILD / "repository", {"encode": len(manifest.load(ENGINES).engines), "generate": 0}) as (grpc, http):
-        bench.closed([TritonModel(DIRECT, grpc, "encode"), HttpServer(GATEWAY, http, "encode")], (1, CLIENTS[1]))
+    with running({"encode": len(manifest.load(ENGINES).engines), "generate": 0}) as (grpc, http):
+        bench.closed([TritonModel(DIRECT, grpc, "encode"), HttpServer(GATEWAY, http, "encode")], CLIENTS)
         streams: Cells[list[list[float]]] = Cells(_stream_figures)
         ways = {
             DIRECT: lambda: asyncio.run(_direct_streams(grpc)),
@@ -74,45 +65,11 @@ def added(output: Output, bench: TextBench, rounds: int) -> None:
     output.data["gateway"] = rows
 
 
-def infinity(output: Output, bench: TextBench, rounds: int) -> None:
-    """Texts a second of each API, and ours over the faster of infinity's engines. Raises ShapeshiftError."""
-    built = manifest.load(ENGINES)
-    repository = FOLDER / "repository"
-    empty(repository)
-    publish_variant("encode_f32", built.engines, repository, built.packs_rows, precision="f32")
-    with ExitStack() as stack:
-        engines = {name: len(built.engines) for name in ("encode", "encode_f32")}
-        _, http = stack.enter_context(running(BUILD / "repository", engines, repository))
-        ours = [
-            HttpServer(f"gateway {precision}", http, name)
-            for name, precision in (("encode", built.precision), ("encode_f32", "f32"))
-        ]
-        others = stack.enter_context(infinity_servers(("torch", "optimum"), CHECKPOINT, BUILD))
-        bench.closed([*ours, *others], CLIENTS)
-    rows = ratios(bench.cells, [one.name for one in ours], [one.name for one in others])
-    output.say(bench.cells.tables("short texts, "))
-    output.table("over the better one of infinity's engines", rows)
-    output.data |= {"infinity": bench.cells.records(), "infinity ratios": rows}
-
-
-def ratios(cells: Cells[Outcome], ours: list[str], others: list[str]) -> list[Row]:
-    """How far each of ours is ahead, by rate and by processor time."""
-    rows: list[Row] = []
-    for load in cells.loads:
-        best = max(cells.figure(load, name, "per_second") for name in others)
-        least = min(cells.figure(load, name, "processor_ms") for name in others)
-        for name in ours:
-            rate = cells.figure(load, name, "per_second") / best
-            spent = least / cells.figure(load, name, "processor_ms")
-            rows.append({"system": name, "load": load, "texts/s": rate, "processor time": spent})
-    return rows
-
-
 @contextmanager
-def running(repository: Path, engines: Mapping[str, int], *more: Path) -> Iterator[tuple[str, str]]:
+def running(engines: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     """The gRPC address of a server with the models in `engines` (name: number of engines), and the URL of its gateway,
     which lists them. Raises ShapeshiftError where that takes longer than five minutes."""
-    with loaded_server(engines, (repository, *more)) as server:
+    with loaded_server(engines, (BUILD / "repository",)) as server:
         port = next(iter(free_ports()))
         with child(server.settings, port) as gateway:
             gateway.start()
