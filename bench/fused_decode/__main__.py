@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.common.cells import Cells
-from bench.common.output import FOLDER, Output, parser, program
+from bench.common.output import FOLDER, Output, name_of_parts, parser, program
 from bench.common.server import loaded_server
 from bench.fused_decode import bound, report
 from bench.fused_decode.loads import PROMPT, Answers, Load, LoadGenerator, figures
@@ -115,7 +115,7 @@ def main() -> int:
         "requests": scale.requests,
         "rounds": scale.rounds,
     }
-    output = Output("fused_decode", settings)
+    output = Output("fused_decode", settings, name_of_parts("fused_decode", options.parts, PARTS[:1]))
     loads = LoadGenerator(options.seed, random_llama.words(model), scale.new_tokens)
     # The budget is that of the loads.
     budgets = {"loads": scale.budget_s, "beams": math.inf}

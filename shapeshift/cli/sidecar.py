@@ -18,6 +18,7 @@ from shapeshift import process_log
 from shapeshift.child_process import ChildProcess, add_until_eof, at_end_of_input
 from shapeshift.cli.stop_signals import stop_event
 from shapeshift.errors import InvalidInputError
+from shapeshift.settings import require
 from shapeshift.sidecar import run_files
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.embedded import processes, run_record
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from shapeshift.sidecar.servers import Fleet
 
 LOG_FILE = "sidecar.log"
+_WITH_WATCH_ALL = {"--hang-seconds": "hang_seconds", "--except": "spared", "--most-reloads": "most_reloads"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,6 +103,10 @@ def run(options: argparse.Namespace) -> int:
         spared=tuple(options.spared or ()),
         most_reloads=options.most_reloads,
     )
+    for option, name in _WITH_WATCH_ALL.items():
+        value = getattr(settings, name)
+        is_read = settings.watch_all or value == getattr(SidecarSettings, name)
+        require(is_read, option, value, "goes with --watch-all: nothing else reads it")
     process_log.set_up(options.log, sys.stdout)
     with contextlib.nullcontext() if settings.dry_run else run_files.sole_sidecar(run_directory):
         return _run(settings, options, fleet)

@@ -24,11 +24,12 @@ from shapeshift.serving.events import TRACE_RATE_VARIABLE, TRACES_VARIABLE
 from shapeshift.serving.front import RequestLine
 from shapeshift.serving.metrics import CHECKS
 from shapeshift.serving.pb_utils import InferenceRequest
+from shapeshift.settings import require
 
 HEADER = "traceparent"
 _TIMEOUT_S = 2.0
 # Of a gateway whose environment has none.
-_RATE = 1000
+_RATE = "1000"
 _CONTEXTS = TraceContextTextMapPropagator()
 # Times among the facts that follow each other, and what they are called. Where both of the last are there, they are
 # the parts of the one before.
@@ -38,12 +39,14 @@ _QUEUE, _COMPUTE, _PARTS = "queue_ms", "compute_ms", ("prefill_ms", "decode_ms")
 class Tracer:
     """Begins the spans of a process, and sends them to the receiver that the environment names.
 
-    name: of the model, or of the program.
+    name: of the model, or of the program. Raises InvalidInputError naming the variable of the rate.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        sampler = ParentBased(TraceIdRatioBased(1 / int(os.environ.get(TRACE_RATE_VARIABLE, _RATE))))
+        rate = os.environ.get(TRACE_RATE_VARIABLE, _RATE)
+        require(rate.isdecimal() and int(rate) >= 1, TRACE_RATE_VARIABLE, rate, "a whole number, at least 1")
+        sampler = ParentBased(TraceIdRatioBased(1 / int(rate)))
         resource = Resource({"service.name": "shapeshift", "process.pid": os.getpid()})
         self._provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
         exporter = OTLPSpanExporter(os.environ[TRACES_VARIABLE], timeout=_TIMEOUT_S)

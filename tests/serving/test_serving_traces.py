@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from shapeshift.errors import InvalidInputError
 from shapeshift.serving import front, traces
 from shapeshift.serving.events import TRACE_RATE_VARIABLE, TRACES_VARIABLE
 from tests.fakes import Request
@@ -121,6 +122,12 @@ def test_a_share_of_what_begins_here_is_traced(
     assert tracer.join(PARENT) is not None
     assert tracer.join(PARENT.removesuffix("01") + "00") is None
     tracer.close()
+
+
+def test_a_rate_that_is_none_is_refused_by_name(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TRACE_RATE_VARIABLE, "0")
+    with pytest.raises(InvalidInputError, match="SHAPESHIFT_TRACE_RATE: got '0'"):
+        traces.Tracer("gateway")
 
 
 def test_a_receiver_that_is_gone_or_hangs_costs_spans_alone(

@@ -135,3 +135,11 @@ def test_options_start_from_the_settings() -> None:
     sidecar.add_arguments(parser)
     given = parser.parse_args([])
     assert given.plan_period == 120.0
+
+
+@pytest.mark.parametrize("option", ["--hang-seconds=5", "--except=chat", "--most-reloads=3"])
+def test_what_goes_with_watch_all_is_refused_without_it(
+    tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["sidecar", f"--build={tmp_path}", option]) == 2
+    assert f"{option.partition('=')[0]}: got" in capsys.readouterr().err
