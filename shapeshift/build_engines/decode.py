@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from shapeshift import settings
 from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.settings import AdapterCacheSettings, require_one_rank
+from shapeshift.build_engines import starter
 from shapeshift.build_engines.decoding import perplexity, reference
 from shapeshift.build_engines.hub.sources import base_names, find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG, VERSION, gpus_of, is_placed, write_front
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.build_engines.store import starter
 from shapeshift.engines import device_plan
 from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.engines.gguf import families, tensors

@@ -13,6 +13,7 @@ from shapeshift.engines.providers import lookup
 from shapeshift.errors import InvalidInputError
 from shapeshift.triton import model_config
 
+UP_TO_DATE, BUILT = "up to date", "built"
 CONFIG = "config.pbtxt"
 # How to call the model; its placeholders are {host}, {http_port} and {grpc_port}.
 HOW_TO_CALL = "how_to_call.txt"

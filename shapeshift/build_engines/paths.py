@@ -9,15 +9,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class BuildPaths:
-    """root: the project; build: the build folder; repository: the model repository with the front models.
-
-    store: engines that machines share, see `store.shared_engines`; None: none.
-    """
+    """root: the project; build: the build folder; repository: the model repository with the front models."""
 
     root: Path
     build: Path
     repository: Path
-    store: Path | None = None
 
     @property
     def checkpoints(self) -> tuple[Path, Path]:
@@ -32,10 +28,6 @@ class BuildPaths:
     def generated(self) -> Path:
         """The model repository that the server loads."""
         return self.build / "repository"
-
-    def shared(self, model: str, key: str) -> Path | None:
-        """The folder of the model's engines of this key in the store."""
-        return None if self.store is None else self.store / model / key
 
     def portable(self, path: Path, folder: Path) -> str:
         """`path` as the config.pbtxt in `folder` names it: relative inside the project, which may be moved or mounted

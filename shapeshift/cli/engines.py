@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 from shapeshift import files
@@ -19,7 +18,6 @@ from shapeshift.cli.running.server import Loader, running_server
 from shapeshift.cli.stop_signals import stop_on_sigterm
 from shapeshift.errors import EngineError, NotFoundError, ShapeshiftError
 from shapeshift.progress import say, warn
-from shapeshift.registry import require_folder
 from shapeshift.sidecar import run_files
 
 LOCK = ".engines.lock"
@@ -30,11 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `shapeshift engines`."""
     add_repository_arguments(parser)
     parser.add_argument("--keep-going", action="store_true", help="exit with 0 if at least one model can be served")
-    parser.add_argument(
-        "--store",
-        metavar="DIR",
-        help="a folder that several machines see: engines for the same hardware are copied from it, others put into it",
-    )
     parser.add_argument("--load", action="store_true", help="load each model into the server of the build folder")
     add_until_eof(parser)
     parser.add_argument("--brief", action="store_true", help="print one line a model, without the tables of engines")
@@ -57,8 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises ShapeshiftError, also for an unexpected error outside of any model.
     """
-    store = require_folder("store", options.store or "")
-    paths = replace(paths_of(options), store=Path(store).resolve() if store else None)
+    paths = paths_of(options)
     try:
         with stop_on_sigterm("engines"):
             if options.until_eof:

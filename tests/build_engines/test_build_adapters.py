@@ -255,9 +255,3 @@ def test_a_registry_is_a_folder_and_no_url(project: Project) -> None:
     project.change(adapters_dir="s3://bucket/adapters", starter_dir="")
     status, _, err = project.make()
     assert status == 1 and "adapters_dir: got 's3://bucket/adapters'; a folder" in err
-
-
-def test_a_shared_store_is_a_folder(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["engines", "--store", "s3://bucket/engines"]) == 2
-    assert "store: got 's3://bucket/engines'; a folder, such as a bucket" in capsys.readouterr().err
-    assert not (project.root / "s3:").exists()

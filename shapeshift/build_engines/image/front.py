@@ -6,11 +6,11 @@ import contextlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shapeshift import files, settings
+from shapeshift.build_engines import starter
 from shapeshift.build_engines.image.plan import (
     EmulatedFrontConfig,
     ImageFrontConfig,
@@ -21,9 +21,8 @@ from shapeshift.build_engines.image.plan import (
     plan,
     tasks_folder,
 )
-from shapeshift.build_engines.model_folder import write_front
+from shapeshift.build_engines.model_folder import BUILT, UP_TO_DATE, write_front
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.build_engines.store import shared_engines, starter
 from shapeshift.engines import device_plan, manifest
 from shapeshift.errors import InvalidInputError
 from shapeshift.progress import ProgressCallback
@@ -98,7 +97,7 @@ def publish_emulated(front: EmulatedFrontConfig, paths: BuildPaths) -> str:
 
 
 def publish(front: ImageFrontConfig, paths: BuildPaths, progress: ProgressCallback) -> tuple[ImageManifest, str]:
-    """Build or copy the engines unless they are current, and write the model's folder.
+    """Build the engines unless they are current, and write the model's folder.
 
     Returns the manifest, and how the engines were made. Raises as `check`.
     """
@@ -108,14 +107,13 @@ def publish(front: ImageFrontConfig, paths: BuildPaths, progress: ProgressCallba
     with _registry_of(planned, paths).prepared() as (tasks_dir, moved):
         # Their images verify engines.
         planned = replace(planned, tasks_dir=tasks_dir)
-        how = shared_engines.ensure(
-            target,
-            paths.shared(front.name, planned.key()),
-            partial(is_current, planned),
-            lambda: _build(planned, target, progress),
-            lambda: _write_folder(planned, target, image_manifest.load(target), paths),
-        )
-    return image_manifest.load(target), how + moved
+        how = UP_TO_DATE
+        if not is_current(planned, target):
+            _build(planned, target, progress)
+            how = BUILT
+        result = image_manifest.load(target)
+        _write_folder(planned, target, result, paths)
+    return result, how + moved
 
 
 def _build(planned: ImagePlan, target: Path, progress: ProgressCallback) -> None:

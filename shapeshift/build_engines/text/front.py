@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shapeshift import settings
-from shapeshift.build_engines.model_folder import write_front
+from shapeshift.build_engines.model_folder import BUILT, UP_TO_DATE, write_front
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.build_engines.store import shared_engines
 from shapeshift.build_engines.text.build import build
 from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram
 from shapeshift.build_engines.text.plan import Plan, engine_outputs, is_current, plan, with_dims
@@ -70,26 +68,18 @@ def check(front: TextFrontConfig, paths: BuildPaths) -> Plan:
 
 
 def publish(front: TextFrontConfig, paths: BuildPaths, progress: ProgressCallback) -> tuple[Manifest, Placement, str]:
-    """Build or copy the engines unless they are current, and write the folders of the front and of its workers.
+    """Build the engines unless they are current, and write the folders of the front and of its workers.
 
     Returns the manifest, the placement, and how the engines were made.
     """
     planned = check(front, paths)
     engines = paths.engines / front.name
-    published: list[tuple[Manifest, Placement]] = []
-
-    def write() -> None:
-        result = manifest.load(engines)
-        published.append((result, _write_folders(planned, engines, result, paths)))
-
-    how = shared_engines.ensure(
-        engines,
-        paths.shared(front.name, planned.key()),
-        partial(is_current, planned),
-        lambda: build(planned, engines, progress),
-        write,
-    )
-    return *published[0], how
+    how = UP_TO_DATE
+    if not is_current(planned, engines):
+        build(planned, engines, progress)
+        how = BUILT
+    result = manifest.load(engines)
+    return result, _write_folders(planned, engines, result, paths), how
 
 
 def _write_folders(planned: Plan, engines: Path, result: Manifest, paths: BuildPaths) -> Placement:
