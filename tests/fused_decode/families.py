@@ -25,6 +25,7 @@ _WIDE: dict[str, Any] = {
 _GPT: dict[str, Any] = {**_COMMON, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128}
 _NEOX: dict[str, Any] = {**_WIDE, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}
 _YARN = {"rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "original_max_position_embeddings": ORIGINAL}
+_MINISTRAL3 = {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4}
 _DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e3, "factor": 4.0}
 _LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 _LLAMA3 = {
@@ -47,6 +48,13 @@ _LONGROPE = {
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**_WIDE, "attention_bias": True, "mlp_bias": True, "rope_parameters": _LLAMA3},
     "mistral": {**_WIDE, "sliding_window": WINDOW},
+    "ministral": {
+        **_WIDE,
+        "head_dim": 16,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "ministral3": {**_WIDE, "head_dim": 16, "rope_parameters": _MINISTRAL3},
     "qwen2": {**_WIDE, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
     "qwen3": {**_WIDE, "head_dim": 16, "tie_word_embeddings": True, "rope_parameters": _YARN},
     "phi3": {
@@ -55,7 +63,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": ORIGINAL,
         "rope_parameters": _LONGROPE,
     },
+    "smollm3": {**_WIDE, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": WINDOW},
     "olmo2": {**_WIDE, "attention_bias": True},
+    "olmo3": {
+        **_WIDE,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": _YARN,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+        },
+    },
     "granite": {
         **_WIDE,
         "attention_bias": True,
@@ -63,6 +81,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.4,
         "residual_multiplier": 0.6,
         "logits_scaling": 1.5,
+    },
+    "granitemoehybrid": {
+        **_WIDE,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 64,
+        "layer_types": ["full_attention"] * 3,
+        "position_embedding_type": "rope",
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 1.5,
+        "mamba_n_heads": 12,
     },
     "gemma2": {
         **_WIDE,
@@ -96,6 +126,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rope_parameters": _DYNAMIC,
     },
     "llama, linear rope": {**_WIDE, "model_type": "llama", "rope_parameters": _LINEAR},
+    "granitemoehybrid, without positions": {
+        **_WIDE,
+        "model_type": "granitemoehybrid",
+        "num_local_experts": 0,
+        "shared_intermediate_size": 64,
+        "layer_types": ["full_attention"] * 3,
+        "mamba_n_heads": 12,
+    },
     "phi3, without longrope": {**_WIDE, "model_type": "phi3", "tie_word_embeddings": True},
     "gpt_neox, one branch after the other": {**_NEOX, "model_type": "gpt_neox", "use_parallel_residual": False},
     "gpt2, head of its own": {**_GPT, "model_type": "gpt2", "tie_word_embeddings": False},

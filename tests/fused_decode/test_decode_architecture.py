@@ -29,6 +29,13 @@ OLD_LLAMA: dict[str, Any] = {
     "eos_token_id": [2, 5],
 }
 WINDOWED = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8, "num_key_value_heads": 2}
+GRANITE4 = {
+    "model_type": "granitemoehybrid",
+    "num_local_experts": 0,
+    "shared_intermediate_size": 96,
+    "layer_types": ["attention"] * 4,
+    "position_embedding_type": "rope",
+}
 
 
 def test_an_old_config_without_the_newer_keys() -> None:
@@ -93,6 +100,13 @@ def test_windows_of_layers(changes: dict[str, Any], windows: tuple[int, ...]) ->
         (WINDOWED | {"layer_types": ["full_attention"]}, "layer_types"),
         (WINDOWED | {"layer_types": ["chunked_attention"] * 4}, "layer_types"),
         ({"model_type": "mistral", "layer_types": ["full_attention"] * 4}, "layer_types"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0, 2, 1]}, "no_rope_layers"),
+        ({"model_type": "ministral3", "rope_parameters": {"llama_4_scaling_beta": -1}}, "llama_4_scaling_beta"),
+        ({"model_type": "ministral3", "rope_parameters": {"llama_4_scaling_beta": 0.1}}, "original_max_position"),
+        (GRANITE4 | {"num_local_experts": 62}, "num_local_experts"),
+        (GRANITE4 | {"layer_types": ["mamba", "attention"] * 2}, "layer_types"),
+        (GRANITE4 | {"position_embedding_type": "alibi"}, "position_embedding_type"),
     ],
 )
 def test_an_unsupported_config_is_refused(changes: dict[str, Any], field: str) -> None:
@@ -240,6 +254,15 @@ def test_older_gemma_3_states_its_ropes_and_windows_otherwise() -> None:
     assert found.ropes == (Rope(1e4, rotated=8), far, Rope(1e4, rotated=8), far)
 
 
+def test_older_olmo_3_scales_the_rope_of_layers_without_a_window() -> None:
+    scaling = {key: value for key, value in ROPES["yarn"].items() if key != "rope_theta"}
+    older = {"model_type": "olmo3", "head_dim": 64, "sliding_window": 8, "rope_theta": 5e5, "rope_scaling": scaling}
+    made = from_config(OLD_LLAMA | older)
+    assert made.windows == (8, 8, 8, 0)
+    assert [rope and rope.kind for rope in made.ropes] == ["default", "default", "default", "yarn"]
+    assert {rope and rope.theta for rope in made.ropes} == {5e5}
+
+
 def test_an_older_gpt_neox_states_its_rope_otherwise() -> None:
     old = OLD_LLAMA | {"model_type": "gpt_neox", "rotary_pct": 0.5, "rotary_emb_base": 2e4}
     del old["rope_theta"]
@@ -247,7 +270,7 @@ def test_an_older_gpt_neox_states_its_rope_otherwise() -> None:
 
 
 def test_which_families_run_as_one_operation() -> None:
-    made = {name: from_config(transformers.AutoConfig.for_model(name).to_dict()) for name in FAMILIES}
-    one = {name for name, architecture in made.items() if architecture.is_one_operation}
-    assert one == {"llama", "mistral", "qwen2", "qwen3", "phi3", "granite"}
+    one = {name for name in FAMILIES if from_config(CASES[name]).is_one_operation}
+    assert one == {"llama", "mistral", "ministral", "ministral3", "qwen2", "qwen3", "phi3", "smollm3"}
+    assert from_config(OLD_LLAMA | {"model_type": "granite"}).is_one_operation
     assert not from_config(OLD_LLAMA | {"model_type": "granite", "residual_multiplier": 0.2}).is_one_operation

@@ -62,7 +62,7 @@ def test_logits_along_texts(
     """In two rounds, so that slots are used again; rows join and leave at every step."""
     model = load(family(case).folder, native=native)
     assert model.operations.name == ("native" if native else "torch")
-    assert (model.fused_forward is not None) == (native and model.architecture.is_one_operation)
+    assert (model.fused_forward is not None) == (native and model.network.is_one_operation)
     seen = 0
     for seed in (1, 2):
         given = texts(SLOTS, seed=seed)
@@ -76,7 +76,7 @@ def test_logits_along_texts(
 
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_texts(family: Callable[[str], Tiny], load: Callable[..., DecodeModel], case: str) -> None:
-    model, new = load(family(case).folder), 30
+    model, new = load(family(case).folder), 64
     prompts = [tokens[:length] for tokens, length in zip(texts(3, seed=3), (20, 5, 20), strict=True)]
     spans = [len(prompt) + new for prompt in prompts]
     starts, slots, pieces, answers = [0] * 3, [3, 1, 2], prompts, list(prompts)
@@ -103,7 +103,7 @@ def test_two_ranks_compute_what_one_does(
     folder, given = family(case).folder, texts(2, seed=6)
     options = {"slots": SLOTS, "max_length": LONGEST, "kernel_cache": str(kernel_cache)}
     if load(folder).architecture.qk_norm == "row":
-        refused = r"tensor_parallel_size: got 2; 1 for olmo2: its norms are of all queries"
+        refused = r"tensor_parallel_size: got 2; 1 for olmo.: its norms are of all queries"
         with pytest.raises(InvalidInputError, match=refused), connected(folder, 2, tmp_path / "ranks", **options):
             pass
         return

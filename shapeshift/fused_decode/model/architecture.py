@@ -146,6 +146,7 @@ class Architecture:
     qk_norm      head: each query and key of a head; row: those of all heads together; empty: none
     parallel     whether both branches take the state before the layer
     gated        whether the MLP multiplies the activation of one half by the other half
+    query_growth, query_span  g, s: queries at position p are multiplied by 1 + g log(1 + floor(p / s))
     branch_scale  factor of what a branch adds to the state
     packing      how the linears of the layers are quantised in the files; None: they are not
     """
@@ -181,6 +182,8 @@ class Architecture:
     score_cap: float = 0.0
     logit_cap: float = 0.0
     interleaved: bool = False
+    query_growth: float = 0.0
+    query_span: int = 0
     tensors: Tensors = Tensors()
     packing: Packing | None = None
 
@@ -279,11 +282,16 @@ FAMILIES: Choices[Callable[[Mapping[str, Any]], Architecture]] = Choices(
     {
         "llama": f"{_FAMILIES}.llama:llama",
         "mistral": f"{_FAMILIES}.llama:mistral",
+        "ministral": f"{_FAMILIES}.llama:ministral",
+        "ministral3": f"{_FAMILIES}.llama:ministral3",
         "qwen2": f"{_FAMILIES}.llama:qwen2",
         "qwen3": f"{_FAMILIES}.llama:qwen3",
         "phi3": f"{_FAMILIES}.llama:phi3",
+        "smollm3": f"{_FAMILIES}.llama:smollm3",
         "olmo2": f"{_FAMILIES}.llama:olmo2",
+        "olmo3": f"{_FAMILIES}.llama:olmo3",
         "granite": f"{_FAMILIES}.llama:granite",
+        "granitemoehybrid": f"{_FAMILIES}.llama:granite4",
         "gemma2": f"{_FAMILIES}.gemma:gemma2",
         "gemma3_text": f"{_FAMILIES}.gemma:gemma3",
         "gpt2": f"{_FAMILIES}.gpt:gpt2",

@@ -103,7 +103,15 @@ class _Builder:
             [self._layer(index) for index in range(a.layers)],
             self._norm(names.final_norm),
             self.weights.linear("head", self._head),
+            self._query_scales(),
         )
+
+    def _query_scales(self) -> torch.Tensor | None:
+        a, length = self.architecture, self.cache.max_length
+        if not a.query_growth or length <= a.query_span:
+            return None
+        turns = torch.arange(length, device=self.cache.keys.device) // a.query_span
+        return 1.0 + a.query_growth * torch.log1p(turns.float())
 
     def _embedding(self) -> torch.Tensor:
         a = self.architecture

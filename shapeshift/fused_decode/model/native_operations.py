@@ -143,7 +143,7 @@ class NativeOperations:
 
     def fused_forward(self, network: Network) -> FusedForward | None:
         """See `network.Operations`. Exists where the linears are native too, and for layers as Llama's."""
-        if not isinstance(network.head, NativeLinear) or not network.architecture.is_one_operation:
+        if not isinstance(network.head, NativeLinear) or not network.is_one_operation:
             return None
         qkv = network.layers[0].qkv
         assert isinstance(qkv, NativeLinear), "a network mixes kinds of linears"

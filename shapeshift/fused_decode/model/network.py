@@ -128,6 +128,7 @@ class Network:
 
     embedding  scaled as the architecture says
     positions  FLOAT32 [max_length, hidden], learned; None without
+    query_scales  FLOAT32 [max_length], factors of the queries at each position; None: all are 1
     """
 
     architecture: Architecture
@@ -136,6 +137,12 @@ class Network:
     layers: list[Layer]
     norm: Norm
     head: Linear
+    query_scales: torch.Tensor | None = None
+
+    @property
+    def is_one_operation(self) -> bool:
+        """See `Architecture.is_one_operation`; texts may be too short for what it leaves out."""
+        return self.architecture.is_one_operation and self.query_scales is None
 
     def forward(
         self,
@@ -157,7 +164,10 @@ class Network:
         delta: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):
             normed = self._enter(operations, state, delta, layer.attention_norm)
-            mixed = self._attend(operations, layer, apply(layer.qkv, normed, linear_delta, index, QKV), plan)
+            qkv = apply(layer.qkv, normed, linear_delta, index, QKV)
+            if self.query_scales is not None:
+                qkv[:, : a.query_width] *= self.query_scales[places, None]
+            mixed = self._attend(operations, layer, qkv, plan)
             if layer is self.layers[-1]:
                 # After the last attention, only the wanted tokens matter.
                 if last.shape[0] == 0:

@@ -8,7 +8,6 @@ from typing import Any
 from shapeshift.fused_decode.model.architecture import Architecture, Tensors
 from shapeshift.fused_decode.model.families import rope_config
 from shapeshift.fused_decode.model.families.config import Config
-from shapeshift.settings import require
 
 _TENSORS = Tensors(
     attention_end="post_attention_layernorm",
@@ -39,13 +38,8 @@ def gemma3(values: Mapping[str, Any]) -> Architecture:
     layers, window = config.count("num_hidden_layers"), config.window()
     pattern = config.count("sliding_window_pattern", 6)
     windows = config.windows(layers, window, [window if (layer + 1) % pattern else 0 for layer in range(layers)])
-    rope = rope_config.values_of(config)
-    nested = "full_attention" in rope or "sliding_attention" in rope
-    older = rope, {"rope_theta": config.get("rope_local_base_freq", 1e4)}
-    today = rope.get("full_attention") or {}, rope.get("sliding_attention") or {}
-    whole, near = today if nested else older
-    for kind, one in (("full_attention", whole), ("sliding_attention", near)):
-        require(isinstance(one, dict), kind, one, "an object or null")
+    whole, near = rope_config.by_window(rope_config.values_of(config))
+    near = near or {"rope_theta": config.get("rope_local_base_freq", 1e4)}
     far, longest = _rope(config, {"rope_theta": 1e6} | whole)
     local, _ = _rope(config, {"rope_theta": 1e4} | near)
     return _architecture(

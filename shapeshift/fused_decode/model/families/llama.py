@@ -1,8 +1,9 @@
-"""Llama and what differs from it by a few values: Mistral, Qwen 2 and 3, Phi 3 and 4, OLMo 2, Granite."""
+"""Llama and what differs from it by a few values: Mistral, Ministral, SmolLM, Qwen, Phi 3 and 4, OLMo, Granite."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from shapeshift.fused_decode.model.architecture import Architecture, Tensors
@@ -21,6 +22,48 @@ def mistral(values: Mapping[str, Any]) -> Architecture:
     config = Config(values)
     config.refuse("layer_types", "not supported for mistral")
     return _architecture(config, windows=(config.window(),) * config.count("num_hidden_layers"))
+
+
+def ministral(values: Mapping[str, Any]) -> Architecture:
+    config = Config(values)
+    layers, window = config.count("num_hidden_layers"), config.window()
+    return _architecture(config, windows=config.windows(layers, window, [window] * layers))
+
+
+def ministral3(values: Mapping[str, Any]) -> Architecture:
+    config = Config(values)
+    rope = rope_config.values_of(config)
+    beta = rope.get("llama_4_scaling_beta") or 0.0
+    return _architecture(
+        config,
+        windows=(config.window(None),) * config.count("num_hidden_layers"),
+        query_growth=rope_config.positive(rope, "llama_4_scaling_beta") if beta else 0.0,
+        query_span=int(rope_config.positive(rope, "original_max_position_embeddings")) if beta else 0,
+        norm_eps=config.positive("rms_norm_eps", 1e-5),
+    )
+
+
+def smollm3(values: Mapping[str, Any]) -> Architecture:
+    """Some layers have no positions; those alone may have a window."""
+    config = Config(values)
+    layers, bias = config.count("num_hidden_layers"), config.flag("attention_bias")
+    interval = config.count("no_rope_layer_interval", 4)
+    turns = config.get("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(layers)]
+    fits = isinstance(turns, list) and len(turns) == layers and all(turn in (0, 1) for turn in turns)
+    require(fits, "no_rope_layers", turns, f"{layers} of 0 and 1: whether a layer has rotary positions")
+    window = config.window(None) if config.flag("use_sliding_window") else 0
+    windows = config.windows(layers, window, [0 if turn else window for turn in turns])
+    whole = _architecture(
+        config,
+        {"rope_theta": 2e6} | rope_config.values_of(config),
+        windows=windows,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=config.flag("mlp_bias"),
+        tied=config.flag("tie_word_embeddings", True),
+    )
+    ropes = tuple(rope if turn else None for rope, turn in zip(whole.ropes, turns, strict=True))
+    return replace(whole, ropes=ropes)
 
 
 def qwen2(values: Mapping[str, Any]) -> Architecture:
@@ -47,20 +90,55 @@ def phi3(values: Mapping[str, Any]) -> Architecture:
 
 
 def olmo2(values: Mapping[str, Any]) -> Architecture:
+    return _olmo(Config(values))
+
+
+def olmo3(values: Mapping[str, Any]) -> Architecture:
+    """Layers with a window have a rope without scaling."""
     config = Config(values)
-    bias = config.flag("attention_bias")
+    layers, window = config.count("num_hidden_layers"), config.window()
+    windows = config.windows(layers, window, [window if (layer + 1) % 4 else 0 for layer in range(layers)])
+    whole, near = rope_config.by_window(rope_config.values_of(config), "rope_theta")
+    far = _olmo(config, {"rope_theta": 5e5} | whole)
+    local = _olmo(config, {"rope_theta": 5e5} | near).ropes[0]
+    return replace(far, windows=windows, ropes=tuple(local if width else far.ropes[0] for width in windows))
+
+
+def _olmo(config: Config, rope_values: dict[str, Any] | None = None) -> Architecture:
+    bias, eps = config.flag("attention_bias"), config.positive("rms_norm_eps", 1e-5)
     tensors = Tensors(
         attention_norm="",
         attention_end="post_attention_layernorm",
         mlp_norm="",
         mlp_end="post_feedforward_layernorm",
     )
-    eps = config.positive("rms_norm_eps", 1e-5)
-    return _architecture(config, qkv_bias=bias, output_bias=bias, qk_norm="row", tensors=tensors, norm_eps=eps)
+    return _architecture(
+        config, rope_values, qkv_bias=bias, output_bias=bias, qk_norm="row", tensors=tensors, norm_eps=eps
+    )
 
 
 def granite(values: Mapping[str, Any]) -> Architecture:
+    return _granite(Config(values))
+
+
+def granite4(values: Mapping[str, Any]) -> Architecture:
+    """Granite 4 without experts and without Mamba's layers."""
     config = Config(values)
+    layers = config.count("num_hidden_layers")
+    experts = config.get("num_local_experts", 8)
+    require(experts == 0, "num_local_experts", experts, "0: experts beside a shared one are not served")
+    kinds = config.get("layer_types", config.get("layers_block_type"))
+    allowed = f"{layers} of full_attention or attention: layers of Mamba are not served"
+    plain = isinstance(kinds, list) and all(kind in ("full_attention", "attention") for kind in kinds)
+    require(plain and len(kinds) == layers, "layer_types", kinds, allowed)
+    positions = config.get("position_embedding_type")
+    require(positions in ("rope", "nope", None), "position_embedding_type", positions, "rope, nope or null")
+    dense = _granite(Config({**values, "mlp_bias": False}, intermediate_size="shared_intermediate_size"))
+    tensors = Tensors(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
+    return replace(dense, tensors=tensors, ropes=dense.ropes if positions == "rope" else (None,) * layers)
+
+
+def _granite(config: Config) -> Architecture:
     bias = config.flag("attention_bias")
     layers = config.count("num_hidden_layers")
     return _architecture(

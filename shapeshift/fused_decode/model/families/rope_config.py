@@ -23,6 +23,18 @@ def values_of(config: Config) -> dict[str, Any]:
     return {**outer, **inner}
 
 
+def by_window(values: Mapping[str, Any], *shared: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values of layers without and with a window, where they differ. Older files state those of layers without; the
+    others have only the keys `shared` of these."""
+    kinds = "full_attention", "sliding_attention"
+    if not any(kind in values for kind in kinds):
+        return dict(values), {key: values[key] for key in shared if key in values}
+    for kind in kinds:
+        require(isinstance(values.get(kind) or {}, dict), kind, values.get(kind), "an object or null")
+    whole, near = (values.get(kind) or {} for kind in kinds)
+    return dict(whole), dict(near)
+
+
 def read(
     config: Config, values: Mapping[str, Any], head_dim: int, max_position: int, partial: bool = False
 ) -> tuple[Rope, int]:
