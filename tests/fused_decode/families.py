@@ -94,6 +94,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "logits_scaling": 1.5,
         "mamba_n_heads": 12,
     },
+    "mixtral": {**_WIDE, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+    "qwen3_moe": {
+        **_WIDE,
+        "head_dim": 16,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+    },
+    "olmoe": {**_WIDE, "num_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {
+        **_WIDE,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": WINDOW,
+        "swiglu_limit": 1.5,
+        "rope_parameters": {**_YARN, "truncate": False},
+    },
     "gemma2": {
         **_WIDE,
         "head_dim": 16,
@@ -117,6 +136,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gptj": {**_GPT, "rotary_dim": 8},
     "gpt_neox": _NEOX,
 }
+MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss")
 # Further settings of these families.
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama, dynamic rope": {
@@ -166,7 +186,7 @@ def _random(parameter: str, tensor: torch.Tensor, offset: bool) -> torch.Tensor:
     if "embed" in parameter or parameter.endswith(("wte.weight", "wpe.weight")):
         return values
     queries_and_keys = any(part in parameter for part in ("q_proj", "k_proj", "qkv", "query_key_value", "c_attn"))
-    return values * (1.6 if queries_and_keys else 1.0) / min(tensor.shape) ** 0.5
+    return values * (1.6 if queries_and_keys else 1.0) / min(tensor.shape[-2:]) ** 0.5
 
 
 def reference_logits(tiny: Tiny, tokens: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model.architecture import FAMILIES
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from tests.fused_decode.decode_models import LONGEST, WINDOW, Tiny, batch, teacher_forced, texts
-from tests.fused_decode.families import CASES, CONFIGS, ORIGINAL, make, reference_logits
+from tests.fused_decode.families import CASES, CONFIGS, MIXTURES, ORIGINAL, make, reference_logits
 from tests.fused_decode.rank_groups import connected
 from tests.fused_decode.toy import LETTERS, Run, ids
 
@@ -29,7 +29,7 @@ TIE = 1e-3
 SLOTS = 4
 
 # Which show each thing that the operations in plain torch compute too.
-IN_TORCH = ("phi3", "gemma2", "gpt_neox", "llama, dynamic rope")
+IN_TORCH = ("phi3", "gemma2", "gpt_neox", "gpt_oss", "llama, dynamic rope")
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +102,9 @@ def test_two_ranks_compute_what_one_does(
     """Within 1e-5 of the largest logit."""
     folder, given = family(case).folder, texts(2, seed=6)
     options = {"slots": SLOTS, "max_length": LONGEST, "kernel_cache": str(kernel_cache)}
-    if load(folder).architecture.qk_norm == "row":
-        refused = r"tensor_parallel_size: got 2; 1 for olmo.: its norms are of all queries"
+    if case in MIXTURES or load(folder).architecture.qk_norm == "row":
+        reason = "it has experts" if case in MIXTURES else "its norms are of all queries"
+        refused = f"tensor_parallel_size: got 2; 1 for {case}: {reason}"
         with pytest.raises(InvalidInputError, match=refused), connected(folder, 2, tmp_path / "ranks", **options):
             pass
         return
@@ -176,7 +177,9 @@ def test_bf16_is_closer_than_that_of_transformers(
     halved = replace(family(case), reference=copy.deepcopy(family(case).reference).bfloat16())
     rounded = [reference_logits(halved, tokens) for tokens in given]
     theirs = [_error(*both) for text in zip(expected, rounded, strict=True) for both in zip(*text, strict=True)]
-    assert 0.0 < fmean(own) < min(fmean(theirs), 1.0 - MIN_COSINE["bf16"])
+    # Rounding gives a few tokens other experts.
+    middle = median if case in MIXTURES else fmean
+    assert 0.0 < middle(own) < min(middle(theirs), 1.0 - MIN_COSINE["bf16"])
 
 
 def _error(expected: torch.Tensor, found: torch.Tensor) -> float:

@@ -1,7 +1,8 @@
-"""AWQ and GPTQ checkpoints, packed by hand as their formats say, against the weights that they stand for."""
+"""Quantised checkpoints, packed by hand as their formats say, against the weights that they stand for."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -13,20 +14,55 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.model.architecture import Architecture, packing_of
+from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
+from shapeshift.fused_decode.model.formats.packing import packing_of
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import resolve
 from tests.fused_decode.decode_models import Tiny, batch, texts
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+
+
+def compressed(form: str, bits: int, **weights: Any) -> dict[str, Any]:
+    """As llm-compressor writes it."""
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "channel", "actorder": None} | weights
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "quantization_status": "compressed",
+    }
+
+
+GROUPS = {"strategy": "group", "group_size": 32}
+COMPRESSED = {
+    "w4a16": compressed("pack-quantized", 4, **GROUPS),
+    "w4a16, zeros": compressed("pack-quantized", 4, **GROUPS, symmetric=False),
+    "w8a16": compressed("pack-quantized", 8),
+    "w8a8": compressed("int-quantized", 8),
+    "w8a8, zeros": compressed("int-quantized", 8, symmetric=False),
+}
+BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [48, 32]}
+TENSOR = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+NUMBERS: dict[str, dict[str, Any]] = {
+    "fp8, blocks": BLOCKS,
+    "fp8, one scale": TENSOR,
+    "compressed, an output": compressed("float-quantized", 8, type="float"),
+    "compressed, one scale": compressed("float-quantized", 8, type="float", strategy="tensor"),
+    "compressed, blocks": compressed("float-quantized", 8, type="float", strategy="block", block_structure=[48, 32]),
+}
 FORMATS: dict[str, dict[str, Any]] = {
     "awq": AWQ,
     "gptq": GPTQ,
     "gptq_v2": {**GPTQ, "checkpoint_format": "gptq_v2"},
     "gptq_8": {**GPTQ, "bits": 8},
     "gptq_whole": {**GPTQ, "group_size": -1},
+    **COMPRESSED,
 }
 WORD = "model.layers.1.self_attn.q_proj.qweight"
 
@@ -41,6 +77,8 @@ def words(levels: torch.Tensor, bits: int, order: list[int]) -> torch.Tensor:
 
 def pack(weight: torch.Tensor, stated: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """The tensors of a weight [outputs, inputs], and the weight that they stand for."""
+    if "config_groups" in stated:
+        return pack_compressed(weight, stated)
     bits, (outputs, inputs) = stated["bits"], weight.shape
     group = inputs if stated["group_size"] == -1 else stated["group_size"]
     groups = -(-inputs // group)
@@ -61,6 +99,48 @@ def pack(weight: torch.Tensor, stated: Mapping[str, Any]) -> tuple[dict[str, tor
     return {**tensors, "scales": scales.T.contiguous()}, meant
 
 
+def pack_compressed(weight: torch.Tensor, stated: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """As `pack`: levels are signed, and in words half their range is added to them."""
+    fields = stated["config_groups"]["group_0"]["weights"]
+    bits, symmetric, (outputs, inputs) = fields["num_bits"], fields["symmetric"], weight.shape
+    half, numbers = 2 ** (bits - 1), torch.arange(inputs) // fields.get("group_size", inputs)
+    groups = int(numbers.max()) + 1
+    scales = torch.stack([weight[:, numbers == one].abs().amax(dim=1) for one in range(groups)], dim=1)
+    scales = (scales / (half - 2)).bfloat16()
+    zeros = torch.zeros(outputs, groups, dtype=torch.int64)
+    if not symmetric:
+        zeros = torch.randint(-1, 2, (outputs, groups), generator=torch.Generator().manual_seed(outputs))
+    levels = (weight / scales.float()[:, numbers] + zeros[:, numbers]).round().clamp(-half, half - 1)
+    meant = (levels - zeros[:, numbers]) * scales.float()[:, numbers]
+    tensors = {"weight_scale": scales, "input_scale": torch.ones(1)}
+    if stated["format"] == "int-quantized":
+        tensors["weight"] = levels.to(torch.int8)
+        return tensors | ({} if symmetric else {"weight_zero_point": zeros.to(torch.int8)}), meant
+    order = list(range(32 // bits))
+    tensors |= {"weight_packed": words(levels + half, bits, order), "weight_shape": torch.tensor([outputs, inputs])}
+    if not symmetric:
+        tensors["weight_zero_point"] = words((zeros + half).T, bits, order).T.contiguous()
+    return tensors, meant
+
+
+def pack_numbers(weight: torch.Tensor, stated: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """As `pack`, in fp8, whose largest number is 448."""
+    fields = stated.get("config_groups", {}).get("group_0", {}).get("weights", {})
+    name = "weight_scale" if fields else "weight_scale_inv"
+    blocks = fields.get("block_structure") if fields else stated["weight_block_size"]
+    outputs, inputs = weight.shape
+    whole = not blocks and fields.get("strategy") != "channel"
+    blocks = blocks or ([outputs, inputs] if whole else [1, inputs])
+    rows, columns = torch.arange(outputs) // blocks[0], torch.arange(inputs) // blocks[1]
+    largest = torch.zeros(int(rows.max()) + 1, int(columns.max()) + 1)
+    for row, column in itertools.product(*map(range, largest.shape)):
+        largest[row, column] = weight[rows == row][:, columns == column].abs().max()
+    scales = largest / 448
+    spread = scales[rows][:, columns]
+    numbers = (weight / spread).to(torch.float8_e4m3fn)
+    return {"weight": numbers, name: scales.view([1] if fields else []) if whole else scales}, numbers.float() * spread
+
+
 def packed_copy(source: Path, folder: Path, stated: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """A checkpoint in `folder` whose layers' linears are packed; returns all weights that its files stand for."""
     shutil.copytree(source, folder)
@@ -68,7 +148,8 @@ def packed_copy(source: Path, folder: Path, stated: Mapping[str, Any]) -> dict[s
     for name in list(tensors):
         meant[name] = tensors[name]
         if name.endswith("proj.weight"):
-            parts, meant[name] = pack(tensors.pop(name), stated)
+            make = pack_numbers if stated in NUMBERS.values() else pack
+            parts, meant[name] = make(tensors.pop(name), stated)
             tensors |= {name.replace("weight", part): tensor for part, tensor in parts.items()}
     save_file(tensors, folder / "model.safetensors")
     configure(folder, stated)
@@ -97,7 +178,7 @@ def test_a_packed_checkpoint_is_what_its_levels_stand_for(
     meant = packed_copy(tiny("qwen2").folder, tmp_path / "packed", stated)
     architecture = Architecture.read(tmp_path / "packed")
     precision = resolve("auto", packed_bits=architecture.packed_bits)
-    assert precision == f"int{stated['bits']}"
+    assert precision == f"int{8 if '8' in name else 4}"
     files = WeightFiles(tmp_path / "packed", architecture)
     down, _ = files.linear(1, "down", torch.float32)
     assert torch.equal(down, meant["model.layers.1.mlp.down_proj.weight"])
@@ -111,6 +192,89 @@ def test_a_packed_checkpoint_is_what_its_levels_stand_for(
     assert 0.0 < off.abs().max() < 0.08 * expected.abs().max()
 
 
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_eight_bits_are_read_as_numbers(
+    tiny: Callable[[str], Tiny], kernel_cache: Path, tmp_path: Path, name: str
+) -> None:
+    meant = packed_copy(tiny("qwen2").folder, tmp_path / "packed", NUMBERS[name])
+    architecture = Architecture.read(tmp_path / "packed")
+    assert architecture.packed_bits == 0
+    plain = tmp_path / "plain"
+    shutil.copytree(tiny("qwen2").folder, plain)
+    save_file(meant, plain / "model.safetensors")
+    for precision in ("f32", "int8"):
+        assert torch.equal(*(logits_of(tmp_path / one, kernel_cache, precision) for one in ("packed", "plain")))
+
+
+def test_a_linear_of_fp8_needs_its_scales_and_a_plain_one_none(tiny: Callable[[str], Tiny], tmp_path: Path) -> None:
+    packed_copy(tiny("qwen2").folder, tmp_path / "packed", BLOCKS)
+    file, module = tmp_path / "packed" / "model.safetensors", WORD.removesuffix(".qweight")
+    tensors = load_file(file)
+    del tensors[f"{module}.weight_scale_inv"]
+    save_file(tensors, file)
+    with pytest.raises(InvalidInputError, match=rf"lacks the tensor {module}\.weight_scale_inv"):
+        WeightFiles(file.parent, Architecture.read(file.parent))
+    tensors[f"{module}.weight"] = torch.ones(64, 64)
+    save_file(tensors, file)
+    weight, _ = WeightFiles(file.parent, Architecture.read(file.parent)).linear(1, "qkv", torch.float32)
+    assert (weight[:64] == 1.0).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_cache_scheme": {"num_bits": 8}}, "quantization_config.kv_cache_scheme: got .*not read"),
+        ({"transform_config": {"a": 1}}, "quantization_config.transform_config: got .*not read"),
+        (
+            {"sparsity_config": {"format": "sparse-24-bitmask"}},
+            "sparsity_config.format: got 'sparse-24-bitmask'",
+        ),
+        ({"config_groups": {}}, "quantization_config.config_groups: got .*one group"),
+        (
+            {"config_groups": {"a": {"targets": ["re:.*q_proj"], "weights": {}}}},
+            "config_groups.a.targets: got .*Linear",
+        ),
+        ({"config_groups": {"a": {"targets": ["Linear"]}}}, "config_groups.a.weights: got None"),
+        (
+            {"format": "nvfp4-pack-quantized"},
+            "quantization_config.format: got 'nvfp4-pack-quantized'",
+        ),
+    ],
+)
+def test_what_is_not_read_of_compressed_tensors_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        packing_of({"quantization_config": {**COMPRESSED["w8a8"], **changes}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_bits": 2}, "weights.num_bits: got 2; .*4 or 8"),
+        ({"type": "float", "num_bits": 4}, "weights.num_bits: got 4; .*8 with type float"),
+        ({"strategy": "tensor_group"}, "weights.strategy: got 'tensor_group'; .*channel or group"),
+        ({"strategy": "group", "group_size": 40}, "weights.group_size: got 40; .*multiple of 32"),
+        ({"actorder": "group"}, "weights.actorder: got 'group'; .*in order"),
+        ({"type": "float", "strategy": "block", "block_structure": [0, 9]}, "format: got 'pack-quantized'"),
+    ],
+)
+def test_weights_of_compressed_tensors_that_are_not_read_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        packing_of({"quantization_config": compressed("pack-quantized", 8, **changes)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weight_block_size": [128]}, "quantization_config.weight_block_size: got .*two whole numbers"),
+        ({"scale_fmt": "ue8m0"}, "quantization_config.scale_fmt: got 'ue8m0'"),
+        ({"expert_dtype": "fp4"}, "quantization_config.expert_dtype: got 'fp4'"),
+    ],
+)
+def test_other_kinds_of_fp8_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        packing_of({"quantization_config": {**BLOCKS, **changes}})
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -120,7 +284,7 @@ def test_a_packed_checkpoint_is_what_its_levels_stand_for(
         ({"group_size": True}, "quantization_config.group_size: got True"),
         ({"quant_method": "awq", "version": "gemv"}, "quantization_config.version: got 'gemv'; .*gemm"),
         ({"quant_method": "awq", "bits": 8}, "quantization_config.bits: got 8; .*4 with awq"),
-        ({"quant_method": "bitsandbytes"}, "quantization_config: got .*awq or gptq"),
+        ({"quant_method": "bitsandbytes"}, "quantization_config: got .*awq, gptq, compressed-tensors, fp8 or mxfp4"),
         ({"modules_to_not_convert": ["o_proj"]}, "modules_to_not_convert: got .*all layers alike"),
         ({"lm_head": True}, "quantization_config.lm_head: got True"),
     ],
@@ -142,7 +306,7 @@ def test_a_file_cut_short_is_named(tiny: Callable[[str], Tiny], tmp_path: Path) 
     ("change", "message"),
     [
         (lambda given: {WORD: given[WORD][:-1]}, f"{WORD}: got .*shape must be"),
-        (lambda given: {WORD: given[WORD].float()}, f"{WORD}: got 'F32'; .*dtype must be I32"),
+        (lambda given: {WORD: given[WORD].float()}, f"{WORD}: got 'F32'; .*dtype must be one of I32"),
         (lambda given: {WORD.replace("qweight", "weight"): torch.zeros(64, 64)}, "has no such tensor"),
     ],
 )

@@ -17,6 +17,7 @@ from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 from shapeshift.fused_decode.request import Request
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from tests.fused_decode.decode_models import VOCAB, Tiny
+from tests.fused_decode.families import make
 
 LENGTH, PROMPT, NEW = 128, 61, 40
 GREEDY: dict[str, Any] = {"temperature": 0.0}
@@ -24,11 +25,19 @@ SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 5}
 PREEMPTED_AT = (1, 2, 9, 16, 17, 18, 33, 39)
 
 
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """Experts, windows and sinks."""
+    return make("gpt_oss", tmp_path_factory.mktemp("mixture"))
+
+
 @pytest.fixture
-def model(request: pytest.FixtureRequest, tiny: Callable[[str], Tiny], kernel_cache: Path) -> DecodeModel:
-    precision, kept = request.param
+def model(
+    request: pytest.FixtureRequest, tiny: Callable[[str], Tiny], mixture: Tiny, kernel_cache: Path
+) -> DecodeModel:
+    precision, kept, *name = request.param
     return DecodeModel.load(
-        tiny("llama").folder,
+        (mixture if name else tiny("llama")).folder,
         ModelOptions(
             precision=precision, kv_precision=kept, slots=3, max_length=LENGTH, threads=1, cache_dir=kernel_cache
         ),
@@ -65,7 +74,12 @@ def answer(model: DecodeModel, caching: bool, preempted_at: tuple[int, ...], **f
 
 
 @pytest.mark.parametrize(
-    "model", [("f32", "auto"), ("bf16", "auto"), ("bf16", "int8"), ("int8", "auto")], indirect=True
+    "model",
+    [
+        *(("f32", "auto"), ("bf16", "auto"), ("bf16", "int8"), ("int8", "auto")),
+        *(("f32", "auto", "gpt_oss"), ("bf16", "auto", "gpt_oss"), ("int8", "auto", "gpt_oss")),
+    ],
+    indirect=True,
 )
 @pytest.mark.parametrize("fields", [GREEDY, SAMPLED])
 def test_a_preempted_answer_is_the_same_to_the_last_bit(model: DecodeModel, fields: dict[str, Any]) -> None:

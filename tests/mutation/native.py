@@ -23,6 +23,7 @@ _TESTS: Mapping[tuple[str, ...], tuple[str, ...]] = {
         *("attention_rows", "attention_scores", "attention_tiles", "checks", "common", "decode", "linear"),
         *("linear_bf16", "network", "operand", "packed", "rows", "team", "unrolled", "wide"),
     ),
+    (f"{_DECODE}experts.py",): ("experts",),
     (f"{_DECODE}sampling.py",): ("draw",),
     (f"{_DECODE}sampling.py", f"{_DECODE}logprobs.py"): ("columns",),
     (f"{_DECODE}logprobs.py",): ("likeliest",),

@@ -15,7 +15,8 @@ from shapeshift.engines.hardware import available_mb, cores
 from shapeshift.engines.text import tokenizer_files
 from shapeshift.engines.text.chat_template_files import ChatTemplateFiles
 from shapeshift.errors import UnsupportedError
-from shapeshift.fused_decode.model.architecture import GGUF, Architecture
+from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.formats.packing import GGUF
 
 if TYPE_CHECKING:
     import torch

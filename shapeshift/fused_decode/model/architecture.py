@@ -6,21 +6,18 @@ A layer is two branches over one residual state, attention and MLP. Each has a n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from shapeshift.engines.checkpoint import tensor_names
 from shapeshift.errors import InvalidInputError
+from shapeshift.fused_decode.model.formats.packing import GGUF, Packing, packing_of
 from shapeshift.settings import Choices, require
 
 _FAMILIES = "shapeshift.fused_decode.model.families"
-AWQ, GPTQ, GGUF = "awq", "gptq", "gguf"
-WORD_BITS = 32
 _PLAIN_BYTES, _SMALL = 2, 2**30
-_STEP = 32
-"""A group has a multiple of so many inputs."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +56,8 @@ class Rope:
 class Tensors:
     """Where a checkpoint has its tensors: names without `.weight` and `.bias`, those of a layer within it.
 
+    router, sinks  of experts, and of attention with sinks
+    gate_up, down  of experts: with {} where the number of one stands
     qkv, gate_up  several names: stacked in this order; one name: one tensor holds them
     positions, attention_end, mlp_end  learned positions, and the norms after the branches; empty: none
     attention_norm, mlp_norm  the norms before the branches; empty: none
@@ -82,6 +81,8 @@ class Tensors:
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     mlp_end: str = ""
+    router: str = "mlp.gate"
+    sinks: str = "self_attn.sinks"
     final_norm: str = "model.norm"
     head: str = "lm_head"
     prefix: str = ""
@@ -92,44 +93,26 @@ class Tensors:
 
 
 @dataclass(frozen=True)
-class Packing:
-    """How each linear of the layers lies in the files: levels in 32-bit words, scales and zeros of groups of inputs.
+class Experts:
+    """A mixture of experts in the place of an MLP: a token goes to those that a router scores highest.
 
-    method  awq (the layout gemm: words hold 8 outputs), gptq (words hold 8 inputs, or 4), or gguf, whose blocks
-            `gguf.tensors` describes
-    bits    of a level: 4, or 8 with gptq and gguf
-    group   inputs of a group; 0: all
-    less    what is subtracted from a zero before it is stored
+    Each is a gated MLP of `Architecture.intermediate`. Their activation is SiLU, or with a limit that of gpt-oss.
+
+    count   of a layer
+    chosen  for a token
+    shares  whether the weights of the chosen sum to 1; otherwise they are those of a softmax over all
+    biased  the router has a bias
+    alpha, limit  see `experts.clamped`; limit 0: SiLU
+    whole   one tensor holds those of all, [count, inputs, outputs], in which outputs of gate and up alternate
     """
 
-    method: str
-    bits: int
-    group: int
-    less: int
-
-    @property
-    def per_word(self) -> int:
-        """Levels in a word."""
-        return WORD_BITS // self.bits
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The tensors of a linear without its bias."""
-        return ("qweight", "qzeros", "scales") if self.method == AWQ else ("qweight", "qzeros", "scales", "g_idx")
-
-    def groups(self, inputs: int) -> int:
-        return -(-inputs // self.group) if self.group else 1
-
-    def shapes(self, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
-        """Name and shape of the tensors of a linear without its bias. Raises InvalidInputError for what does not fit
-        whole words."""
-        word, groups = self.per_word, self.groups(inputs)
-        packed = outputs if self.method == AWQ else inputs
-        require(packed % word == 0, "quantization_config", [outputs, inputs], f"linears in whole words of {word}")
-        require(outputs % word == 0, "quantization_config", [outputs, inputs], f"outputs in whole words of {word}")
-        levels = (inputs, outputs // word) if self.method == AWQ else (inputs // word, outputs)
-        shapes = (levels, (groups, outputs // word), (groups, outputs), (inputs,))
-        return dict(zip(self.parts, shapes, strict=False))
+    count: int
+    chosen: int
+    shares: bool = True
+    biased: bool = False
+    alpha: float = 1.0
+    limit: float = 0.0
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,6 +131,8 @@ class Architecture:
     gated        whether the MLP multiplies the activation of one half by the other half
     query_growth, query_span  g, s: queries at position p are multiplied by 1 + g log(1 + floor(p / s))
     branch_scale  factor of what a branch adds to the state
+    experts      None: a layer has one MLP
+    sinks        each head has a score beside those of its keys
     packing      how the linears of the layers are quantised in the files; None: they are not
     """
 
@@ -184,6 +169,8 @@ class Architecture:
     interleaved: bool = False
     query_growth: float = 0.0
     query_span: int = 0
+    experts: Experts | None = None
+    sinks: bool = False
     tensors: Tensors = Tensors()
     packing: Packing | None = None
 
@@ -209,7 +196,8 @@ class Architecture:
         """
         if self.packing is None:
             return 0
-        branches = self.hidden * (2 * self.query_width + 2 * self.kv_width + self.inner_width + self.intermediate)
+        mlps = (self.experts.count if self.experts else 1) * (self.inner_width + self.intermediate)
+        branches = self.hidden * (2 * self.query_width + 2 * self.kv_width + mlps)
         small = _PLAIN_BYTES * (self.layers * branches + self.vocab_size * self.hidden) <= _SMALL
         return 0 if small and self.packing.method == GGUF else self.packing.bits
 
@@ -228,6 +216,7 @@ class Architecture:
         """
         if ranks == 1:
             return self
+        require(self.experts is None, "tensor_parallel_size", ranks, f"1 for {self.family}: it has experts")
         for key, name in _SPLIT.items():
             whole = getattr(self, key)
             allowed = f"a divisor of {name} ({whole}) of the checkpoint"
@@ -267,7 +256,7 @@ class Architecture:
 # What kernels/network.cpp does not compute unless it is as in Llama.
 _IN_PARTS = (
     *("head_bias", "norm", "parallel", "activation", "gated"),
-    *("branch_scale", "logit_scale", "logit_cap"),
+    *("branch_scale", "logit_scale", "logit_cap", "experts", "sinks"),
 )
 
 # What the ranks of tensor parallelism divide, and what Llama's config.json calls it.
@@ -292,6 +281,10 @@ FAMILIES: Choices[Callable[[Mapping[str, Any]], Architecture]] = Choices(
         "olmo3": f"{_FAMILIES}.llama:olmo3",
         "granite": f"{_FAMILIES}.llama:granite",
         "granitemoehybrid": f"{_FAMILIES}.llama:granite4",
+        "mixtral": f"{_FAMILIES}.experts:mixtral",
+        "qwen3_moe": f"{_FAMILIES}.experts:qwen3_moe",
+        "olmoe": f"{_FAMILIES}.experts:olmoe",
+        "gpt_oss": f"{_FAMILIES}.experts:gpt_oss",
         "gemma2": f"{_FAMILIES}.gemma:gemma2",
         "gemma3_text": f"{_FAMILIES}.gemma:gemma3",
         "gpt2": f"{_FAMILIES}.gpt:gpt2",
@@ -321,36 +314,6 @@ def from_config(config: Mapping[str, Any], generation_eos: object = None) -> Arc
     architecture = replace(FAMILIES[str(family)](config), packing=packing_of(config))
     more = token_ids(generation_eos, architecture.vocab_size)
     return architecture if more <= architecture.eos_ids else replace(architecture, eos_ids=architecture.eos_ids | more)
-
-
-def packing_of(config: Mapping[str, Any]) -> Packing | None:
-    """Of the content of a config.json; None where its weights are plain. Raises InvalidInputError for another way to
-    quantise, naming the key, its value and what is supported."""
-    fields = config.get("quantization_config")
-    if not fields:
-        return None
-    require(isinstance(fields, dict), "quantization_config", fields, "a JSON object")
-    method = fields.get("quant_method")
-    allowed = "awq or gptq, or weights in f32, f16 or bf16: take the checkpoint they are of"
-    require(method in (AWQ, GPTQ, GGUF), "quantization_config", fields, allowed)
-    bits, group = fields.get("bits", fields.get("w_bit")), fields.get("group_size", fields.get("q_group_size", 128))
-    widths = (4,) if method == AWQ else (4, 8)
-    require(bits in widths, "quantization_config.bits", bits, f"{' or '.join(map(str, widths))} with {method}")
-    whole = isinstance(group, int) and not isinstance(group, bool)
-    fits = whole and (group == -1 or (group > 0 and group % _STEP == 0))
-    require(fits, "quantization_config.group_size", group, f"-1 or a multiple of {_STEP}")
-    version, ordered = fields.get("version", "gemm"), fields.get("desc_act", False)
-    require(str(version).lower() == "gemm" or method != AWQ, "quantization_config.version", version, "gemm with awq")
-    require(not ordered, "quantization_config.desc_act", ordered, "false: inputs in the order of their groups")
-    plain = fields.get("modules_to_not_convert") or []
-    require(_is_head(plain), "quantization_config.modules_to_not_convert", plain, "at most lm_head: all layers alike")
-    require(not fields.get("lm_head"), "quantization_config.lm_head", fields.get("lm_head"), "false: it stays plain")
-    less = int(method == GPTQ and fields.get("checkpoint_format", "gptq") == "gptq")
-    return Packing(str(method), int(bits), max(0, int(group)), less)
-
-
-def _is_head(modules: Sequence[object]) -> bool:
-    return all(module in ("lm_head", "embed_tokens", "model.embed_tokens") for module in modules)
 
 
 def token_ids(ids: object, vocab_size: int) -> frozenset[int]:

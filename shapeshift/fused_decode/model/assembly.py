@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional
 
-from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.architecture import Architecture, Experts
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.native_operations import NativeLinear
 from shapeshift.fused_decode.model.network import AttentionLayer, Layer, Linear, Network, Norm
@@ -21,9 +22,14 @@ MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 """From weight [outputs, inputs] and bias [outputs] or None."""
 _MODEL = "shapeshift.fused_decode.model"
 MAKERS: Choices[Any] = Choices(
-    "linear", {"torch": f"{_MODEL}.torch_operations:maker", "levels": f"{_MODEL}.quantised:level_makers"}
+    "linear",
+    {
+        "torch": f"{_MODEL}.torch_operations:maker",
+        "levels": f"{_MODEL}.quantised:level_makers",
+        "experts": f"{_MODEL}.experts:ExpertMlps",
+    },
 )
-"""What makes the linears that are not native ones of plain weights."""
+"""What makes the linears that are not native ones of plain weights, and the experts of a layer, of their linears."""
 
 
 @dataclass(frozen=True)
@@ -155,10 +161,25 @@ class _Builder:
             output=self._linear(index, "output"),
             attention_end=after,
             mlp_norm=middle,
-            gate_up=self._linear(index, "gate_up"),
-            down=self._linear(index, "down"),
+            gate_up=None if a.experts else self._linear(index, "gate_up"),
+            down=None if a.experts else self._linear(index, "down"),
             mlp_end=end,
+            experts=None if a.experts is None else self._experts(index, a.experts),
         )
+
+    def _experts(self, index: int, experts: Experts) -> Linear:
+        a, numbers = self.architecture, range(experts.count)
+        router = f"{a.tensors.layers}.{index}.{a.tensors.router}"
+        # In f32: which experts a token gets is a jump.
+        weight = self._read(f"{router}.weight", torch.float32)
+        bias = self._read(f"{router}.bias", torch.float32) if experts.biased else None
+        gate_up, down = (
+            [self._linear(index, f"{kind}.{number}") for number in numbers] for kind in ("gate_up", "down")
+        )
+        native = isinstance(down[0], NativeLinear)
+        router_linear = NativeLinear(weight, bias) if native else lambda rows: functional.linear(rows, weight, bias)
+        mlps: Linear = MAKERS["experts"](experts, router_linear, gate_up, down)
+        return mlps
 
     def _attention(self, index: int, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None) -> AttentionLayer:
         a, tables, cache = self.architecture, self.cache.tables[index], self.cache
@@ -175,13 +196,14 @@ class _Builder:
             score_cap=a.score_cap,
             key_scales=None if cache.key_scales is None else cache.key_scales[index],
             value_scales=None if cache.value_scales is None else cache.value_scales[index],
+            sinks=self._read(f"{a.tensors.layers}.{index}.{a.tensors.sinks}", torch.float32) if a.sinks else None,
         )
 
     def _linear(self, index: int, name: str) -> Linear:
         return self.weights.linear(f"{index}.{name}", lambda: self._made(index, name))
 
     def _made(self, index: int, name: str) -> Linear:
-        packing = self.architecture.packing
+        packing = self.files.packing(name)
         if self.make.packed is not None and packing is not None and packing.bits == self.make.bits:
             return self.make.packed(*self.files.levels(index, name, self.make.dtype))
         weight, bias = self.files.linear(index, name, self.make.dtype)

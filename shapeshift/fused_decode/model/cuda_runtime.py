@@ -129,6 +129,8 @@ class GraphedModel(DecodeModel):
             cuda_device.require_usable(torch.device(device).index or 0)
         require(precision in DTYPES, "precision", precision, f"one of {', '.join(DTYPES)}")
         architecture, dtype = Architecture.read(checkpoint_dir), DTYPES[precision]
+        experts = 0 if architecture.experts is None else architecture.experts.count
+        require(not experts, "num_experts", experts, f"0 on a GPU: the experts of {architecture.family} are for CPUs")
         files = WeightFiles(checkpoint_dir, architecture)
         cache = KeyValueCache(
             architecture, slots, max_length, dtype, blocks=blocks, device=device, extra_elements=extra_elements

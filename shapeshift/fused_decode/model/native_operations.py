@@ -128,6 +128,7 @@ class NativeOperations:
             layer.scale,
             layer.score_cap,
             split,
+            layer.sinks,
         )
         return out
 
@@ -166,6 +167,7 @@ def _parts(layer: Layer) -> tuple[Any, ...]:
     norms = (a.query_norm, a.key_norm, a.eps)
     assert layer.attention_norm is not None and layer.mlp_norm is not None, "a layer without a norm before its branches"
     attention = (layer.attention_norm.weight, _packed(layer.qkv), *caches, *norms, a.window, a.scale, a.score_cap)
+    assert layer.gate_up is not None and layer.down is not None, "a layer with experts"
     mlp = (_packed(layer.output), layer.mlp_norm.weight, _packed(layer.gate_up), _packed(layer.down))
     return *attention, *mlp
 

@@ -41,6 +41,7 @@ class AttentionLayer:
     scale                 of the scores
     score_cap             c: a score x becomes c tanh(x / c); 0: it stays
     key_scales, value_scales  FLOAT32 [blocks, kv_heads, BLOCK_TOKENS] of an INT8 cache, or None
+    sinks                 FLOAT32 [heads], a score that each query of a head has beside those of its keys, or None
     """
 
     keys: torch.Tensor
@@ -55,6 +56,7 @@ class AttentionLayer:
     score_cap: float
     key_scales: torch.Tensor | None = None
     value_scales: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
 
 
 class Operations(Protocol):
@@ -107,6 +109,7 @@ class Norm:
 class Layer:
     """One decoder layer: one linear for q, k and v, one for gate and up, norms before and after each branch.
 
+    experts    in place of gate_up and down, which are then None
     row_norms: of all queries and of all keys of a token; None where the model has none.
     """
 
@@ -117,9 +120,10 @@ class Layer:
     output: Linear
     attention_end: Norm | None
     mlp_norm: Norm | None
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear | None
+    down: Linear | None
     mlp_end: Norm | None
+    experts: Linear | None = None
 
 
 @dataclass(frozen=True)
@@ -176,8 +180,7 @@ class Network:
                 linear_delta = None if linear_delta is None else linear_delta.subset(last)
             attended = self._leave(apply(layer.output, mixed, linear_delta, index, OUTPUT), layer.attention_end)
             normed = self._enter(operations, state, None if a.parallel else attended, layer.mlp_norm)
-            inner = self._activate(operations, apply(layer.gate_up, normed, linear_delta, index, GATE_UP))
-            delta = self._leave(apply(layer.down, inner, linear_delta, index, DOWN), layer.mlp_end)
+            delta = self._leave(self._mlp(operations, layer, normed, linear_delta, index), layer.mlp_end)
             if a.parallel:
                 delta = delta + attended
         logits = self.head(self._enter(operations, state, delta, self.norm)).float() * a.logit_scale
@@ -206,6 +209,15 @@ class Network:
             for rows, norm in zip((qkv[:, :queries], qkv[:, queries : queries + keys]), layer.row_norms, strict=True):
                 rows.copy_(norm(rows))
         return operations.attention(qkv, layer.attention, plan)
+
+    def _mlp(
+        self, operations: Operations, layer: Layer, normed: torch.Tensor, linear_delta: LinearDelta | None, index: int
+    ) -> torch.Tensor:
+        if layer.experts is not None:
+            return layer.experts(normed)
+        assert layer.gate_up is not None and layer.down is not None, "a layer has an MLP or experts"
+        inner = self._activate(operations, apply(layer.gate_up, normed, linear_delta, index, GATE_UP))
+        return apply(layer.down, inner, linear_delta, index, DOWN)
 
     def _activate(self, operations: Operations, both: torch.Tensor) -> torch.Tensor:
         a = self.architecture

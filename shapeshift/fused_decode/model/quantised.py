@@ -1,5 +1,4 @@
-"""Weights and rows as integer levels: their products, and the linears of AWQ, GPTQ and GGUF checkpoints
-as levels.
+"""Weights and rows as integer levels, and their products.
 
 Imported where weights or the cache are quantised. The products in plain torch are the reference of
 `kernels/linear_levels.h`.
@@ -7,14 +6,11 @@ Imported where weights or the cache are quantised. The products in plain torch a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from shapeshift.engines.gguf.tensors import GROUP, LEVELS
-from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.model.architecture import AWQ, WORD_BITS, Packing
 from shapeshift.fused_decode.model.assembly import LinearMakers, MakeLinear
 from shapeshift.fused_decode.model.native_operations import NativeLinear, PackedWeight, pack_levels
 from shapeshift.fused_decode.model.network import Linear
@@ -24,9 +20,6 @@ MOST_LEVEL = 127
 """Of a row's levels, which are -127 to 127."""
 _EXACT_INPUTS = 512
 """Inputs whose products of levels, at most 255 and 127, have sums that f32 holds exactly: below 2^24."""
-# The output of eight adjacent ones that each level of a word of AWQ belongs to, from the lowest bits on.
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-_MOST_ZERO = 255
 
 
 @dataclass(frozen=True)
@@ -176,67 +169,3 @@ def level_makers(precision: str, group_size: int, native: bool) -> LinearMakers:
 
     bits = WEIGHT_BITS[precision]
     return LinearMakers(of_bits(bits), of_bits(HEAD_BITS), torch.float32, kind, bits)
-
-
-def unpacked(linears: Mapping[str, Mapping[str, torch.Tensor]], packing: Packing) -> Levels:
-    """The weights of linears of the same inputs, one after another, from their packed tensors, by name."""
-    return Levels.stacked([_levels_of(name, tensors, packing) for name, tensors in linears.items()])
-
-
-def of_blocks(parts: Sequence[tuple[str, torch.Tensor]]) -> Levels:
-    """As `unpacked`, from the blocks of GGUF files: of each linear the type, and its blocks UINT8 [outputs, bytes]."""
-    return Levels.stacked([_levels_of_blocks(kind, blocks) for kind, blocks in parts])
-
-
-def _levels_of_blocks(kind: str, blocks: torch.Tensor) -> Levels:
-    """A block holds the scale in f16, with Q4_1 the minimum in f16, and the levels: of Q8_0 signed ones, else those of
-    the first inputs in the low bits and those of the last ones in the high bits."""
-    bits, start = LEVELS[kind], 4 if kind == "Q4_1" else 2
-    pieces = blocks.view(blocks.shape[0], -1, start + GROUP * bits // 8)
-    numbers = pieces[..., :start].contiguous().view(torch.float16).float()
-    levels = pieces[..., start:]
-    levels = levels + 128 if bits == 8 else torch.cat([levels & 15, levels >> 4], dim=-1)
-    scales = numbers[..., 0].contiguous()
-    zero = {"Q8_0": 128, "Q4_0": 8, "Q4_1": 0}[kind]
-    zeros = torch.full_like(scales, zero, dtype=torch.uint8)
-    minima = numbers[..., 1].contiguous() if kind == "Q4_1" else None
-    return Levels(levels.flatten(1).contiguous(), scales, zeros, bits, GROUP, minima)
-
-
-def _levels_of(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> Levels:
-    """The weight [outputs, inputs] of the linear `name`, whose `tensors` have the shapes of `Packing.shapes`.
-
-    Raises InvalidInputError where inputs are not in the order of their groups, or a zero lies beyond all levels.
-    """
-    if "g_idx" in tensors:
-        _require_order(name, tensors["g_idx"], packing)
-    word = tensors["qweight"]
-    if packing.method == AWQ:
-        levels, zeros = (_unpacked(one, packing.bits, _AWQ_ORDER) for one in (word, tensors["qzeros"]))
-    else:
-        order = tuple(range(packing.per_word))
-        levels = _unpacked(word.T, packing.bits, order).T
-        zeros = _unpacked(tensors["qzeros"], packing.bits, order)
-    zeros = zeros.to(torch.int16) + packing.less
-    if int(zeros.max()) > _MOST_ZERO:
-        raise InvalidInputError(f"{name}.qzeros", int(zeros.max()), f"at most {_MOST_ZERO}")
-    scales = tensors["scales"].float().T.contiguous()
-    return Levels(levels.T.contiguous(), scales, zeros.T.to(torch.uint8).contiguous(), packing.bits, packing.group)
-
-
-def _unpacked(words: torch.Tensor, bits: int, order: Sequence[int]) -> torch.Tensor:
-    """Levels UINT8 [rows, columns x levels of a word] of INT32 words [rows, columns]."""
-    shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
-    levels = (words.int()[..., None] >> shifts) & ((1 << bits) - 1)
-    places = torch.tensor(order).argsort()
-    return levels[..., places].flatten(1).to(torch.uint8)
-
-
-def _require_order(name: str, groups: torch.Tensor, packing: Packing) -> None:
-    inputs = len(groups)
-    expected = torch.arange(inputs) // (packing.group or inputs)
-    if not torch.equal(groups.long(), expected):
-        place = int((groups.long() != expected).nonzero()[0])
-        raise InvalidInputError(
-            f"{name}.g_idx", int(groups[place]), f"{int(expected[place])} at input {place}: desc_act is not supported"
-        )

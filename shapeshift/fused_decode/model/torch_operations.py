@@ -241,13 +241,18 @@ def mix(
 ) -> torch.Tensor:
     """Softmax attention of queries [rows, heads, length, head_dim] over what each has `seen`, BOOL [rows, 1, length,
     context]."""
-    if not layer.score_cap:
+    if not layer.score_cap and layer.sinks is None:
         return functional.scaled_dot_product_attention(
             query, keys, values, attn_mask=seen, scale=layer.scale, enable_gqa=True
         )
     keys, values = (one.repeat_interleave(query.shape[1] // one.shape[1], dim=1) for one in (keys, values))
-    scores = cap((query @ keys.transpose(2, 3)).float() * layer.scale, layer.score_cap)
-    return scores.masked_fill(~seen, float("-inf")).softmax(dim=-1).to(values.dtype) @ values
+    scores = (query @ keys.transpose(2, 3)).float() * layer.scale
+    if layer.score_cap:
+        scores = cap(scores, layer.score_cap)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if layer.sinks is not None:
+        scores = torch.cat([scores, layer.sinks[:, None, None].expand(*scores.shape[:3], 1)], dim=-1)
+    return scores.softmax(dim=-1)[..., : keys.shape[2]].to(values.dtype) @ values
 
 
 PLAIN = StepKernels("torch", _write, _read, add_norm, gate)

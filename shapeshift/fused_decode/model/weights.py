@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from shapeshift.engines.checkpoint import INDEX, SINGLE, shard_names, weight_files
 from shapeshift.engines.gguf import tensors as gguf_tensors
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.model.architecture import GGUF, Architecture
+from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.formats.packing import FP8, FP8_DTYPE, GGUF, MXFP4, PLAIN, Packing, Part
 from shapeshift.fused_decode.settings import (
     COMPUTED_BYTES,
     HEAD_BITS,
@@ -25,37 +26,52 @@ from shapeshift.fused_decode.settings import (
 )
 from shapeshift.settings import Choices, require
 
-_QUANTISED = "shapeshift.fused_decode.model.quantised"
+_LEVELS = "shapeshift.fused_decode.model.formats.levels"
 UNPACKED: Choices[Any] = Choices(
-    "quantization_config", {"words": f"{_QUANTISED}:unpacked", "blocks": f"{_QUANTISED}:of_blocks"}
+    "quantization_config", {"tensors": f"{_LEVELS}:unpacked", "blocks": f"{_LEVELS}:of_blocks"}
 )
-"""What reads packed linears, see `quantised.unpacked` and `quantised.of_blocks`."""
-_DTYPES = ("F32", "F16", "BF16")
-_WORD_DTYPE, _WORDS = "I32", (".qweight", ".qzeros", ".g_idx")
+"""What reads packed linears, see `formats.levels`."""
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Stacked:
-    """A linear of a layer: the tensors that it is stacked from, and the outputs of each."""
+    """A linear of a layer: the tensors that it is stacked from, and the outputs of each.
+
+    place  its place in the tensors of all experts, see `architecture.Experts.whole`; None: it has tensors of its own
+    """
 
     names: tuple[str, ...]
     outputs: tuple[int, ...]
     inputs: int
     biased: bool
+    place: int | None = None
+
+    def tensor(self, module: str, part: str) -> str:
+        """The name of a part, such as weight or bias, of one of its modules."""
+        if self.place is None:
+            return f"{module}.{part}"
+        # Those of all experts are parameters of one module.
+        return module if part == "weight" else f"{module}_{part}"
 
 
 def linears(architecture: Architecture) -> dict[str, Stacked]:
-    """The linears of a layer."""
+    """The linears of a layer; those of experts have their number behind a dot."""
     a, names = architecture, architecture.tensors
     three, halves = (a.query_width, a.kv_width, a.kv_width), (a.intermediate, a.intermediate)
-    return {
+    gate_up = Stacked(names.gate_up, halves if len(names.gate_up) > 1 else (a.inner_width,), a.hidden, a.mlp_bias)
+    down = Stacked((names.down,), (a.hidden,), a.intermediate, a.mlp_bias)
+    result = {
         "qkv": Stacked(names.qkv, three if len(names.qkv) > 1 else (sum(three),), a.hidden, a.qkv_bias),
         "output": Stacked((names.output,), (a.hidden,), a.query_width, a.output_bias),
-        "gate_up": Stacked(names.gate_up, halves if len(names.gate_up) > 1 else (a.inner_width,), a.hidden, a.mlp_bias),
-        "down": Stacked((names.down,), (a.hidden,), a.intermediate, a.mlp_bias),
     }
+    if a.experts is None:
+        return result | {"gate_up": gate_up, "down": down}
+    for number, (kind, one) in itertools.product(range(a.experts.count), (("gate_up", gate_up), ("down", down))):
+        named = tuple(name.format(number) for name in one.names)
+        result[f"{kind}.{number}"] = replace(one, names=named, place=number if a.experts.whole else None)
+    return result
 
 
 def layer_shapes(architecture: Architecture) -> dict[str, Shape]:
@@ -63,10 +79,19 @@ def layer_shapes(architecture: Architecture) -> dict[str, Shape]:
     a, names = architecture, architecture.tensors
     named: dict[str, Shape] = {}
     for one in linears(a).values():
+        all_experts = _experts(a, one)
+        columns = names.columns or one.place is not None
         for name, outputs in zip(one.names, one.outputs, strict=True):
-            named[f"{name}.weight"] = (one.inputs, outputs) if names.columns else (outputs, one.inputs)
+            both = (one.inputs, outputs) if columns else (outputs, one.inputs)
+            named[one.tensor(name, "weight")] = (*all_experts, *both)
             if one.biased:
-                named[f"{name}.bias"] = (outputs,)
+                named[one.tensor(name, "bias")] = (*all_experts, outputs)
+    if a.experts is not None:
+        named[f"{names.router}.weight"] = (a.experts.count, a.hidden)
+        if a.experts.biased:
+            named[f"{names.router}.bias"] = (a.experts.count,)
+    if a.sinks:
+        named[names.sinks] = (a.heads,)
     for name in (names.attention_norm, names.attention_end, names.mlp_norm, names.mlp_end):
         named |= _norm_shapes(a, name) if name else {}
     if a.qk_norm:
@@ -91,18 +116,29 @@ def shapes(architecture: Architecture) -> dict[str, Shape]:
     return named | {f"{names.layers}.{layer}.{name}": shape for layer in range(a.layers) for name, shape in one.items()}
 
 
-def stored_shapes(architecture: Architecture) -> dict[str, Shape]:
-    """Name and shape of every tensor of the files: as `shapes`, with the linears of the layers as they are packed."""
-    a, result = architecture, shapes(architecture)
+def stored_parts(architecture: Architecture) -> dict[str, Part]:
+    """Every tensor of the files: as `shapes`, with the linears of the layers as they are packed."""
+    a = architecture
+    result = {name: Part(shape) for name, shape in shapes(a).items()}
     if a.packing is None or a.packing.method == GGUF:
         return result
     require(not a.tensors.columns, "quantization_config", a.packing.method, f"not with a {a.family}")
+    fits = (a.packing.method == MXFP4) <= (a.experts is not None and a.experts.whole)
+    require(fits, "quantization_config.quant_method", a.packing.method, f"not with a {a.family}")
     for layer, one in itertools.product(range(a.layers), linears(a).values()):
+        if a.packing.method == MXFP4 and one.place is None:
+            continue
         for name, outputs in zip(one.names, one.outputs, strict=True):
             module = f"{a.tensors.layers}.{layer}.{name}"
-            del result[f"{module}.weight"]
-            result |= {f"{module}.{part}": shape for part, shape in a.packing.shapes(outputs, one.inputs).items()}
+            result.pop(one.tensor(module, "weight"), None)
+            for key, part in a.packing.parts(outputs, one.inputs).items():
+                result[one.tensor(module, key)] = replace(part, shape=(*_experts(a, one), *part.shape))
     return result
+
+
+def _experts(a: Architecture, linear: Stacked) -> tuple[int, ...]:
+    """The first dimension of tensors that hold those of all experts."""
+    return () if linear.place is None or a.experts is None else (a.experts.count,)
 
 
 def _norm_shapes(a: Architecture, name: str) -> dict[str, Shape]:
@@ -167,15 +203,21 @@ class WeightFiles:
 
     def __init__(self, folder: Path, architecture: Architecture) -> None:
         self._architecture = architecture
-        self._shapes = stored_shapes(architecture)
+        self._expected = stored_parts(architecture)
         self._linears = linears(architecture)
+        # How activations are quantised is ours to choose.
+        further = ("input_scale", "activation_scale", "input_zero_point") if architecture.packing else ()
+        self._ignored = (*architecture.tensors.ignored, *further)
         self._folder, self._blocks = folder, gguf_tensors.read_index(folder)
         self._places: dict[str, tuple[Path, str]] = {}
+        # The scales without which what the files have in fp8 means nothing.
+        self._scales: set[str] = set()
         for name, entry in self._blocks.items():
-            self._place(folder / entry.file, name, entry.shape, _DTYPES[0])
+            self._place(folder / entry.file, name, entry.shape, PLAIN[0])
         for path in () if self._blocks else _files(folder):
             self._add(path)
-        missing = sorted(self._shapes.keys() - self._places.keys())
+        required = self._scales | {name for name, part in self._expected.items() if not part.optional}
+        missing = sorted(required - self._places.keys())
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise InvalidInputError(
@@ -189,31 +231,65 @@ class WeightFiles:
     def linear(self, layer: int, name: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight [outputs, inputs] and bias [outputs], if it has one, of one of `linears`."""
         linear, a = self._linears[name], self._architecture
-        if a.packing is not None:
+        if self.packing(name) is not None:
             levels, bias = self.levels(layer, name, dtype)
             return levels.weight().to(dtype), bias
-        prefix = f"{a.tensors.layers}.{layer}."
-        weights = [self.read(f"{prefix}{part}.weight", dtype) for part in linear.names]
-        weight = torch.cat([part.T for part in weights] if a.tensors.columns else weights)
-        bias = torch.cat([self.read(f"{prefix}{part}.bias", dtype) for part in linear.names]) if linear.biased else None
-        order = qkv_order(a, layer) if name == "qkv" else None
+        weights = [self._weight(module, linear, dtype) for module in self._modules(layer, linear)]
+        columns = a.tensors.columns or linear.place is not None
+        weight, bias = torch.cat([part.T for part in weights] if columns else weights), self._bias(layer, linear, dtype)
+        order = self._order(layer, name)
         if order is not None:
             weight, bias = weight[order], None if bias is None else bias[order]
         return weight.contiguous(), bias
 
+    def packing(self, name: str) -> Packing | None:
+        """How the files hold one of `linears` in levels; None: as numbers."""
+        packing = self._architecture.packing
+        if packing is None or not packing.bits:
+            return None
+        return packing if packing.method != MXFP4 or self._linears[name].place is not None else None
+
     def levels(self, layer: int, name: str, dtype: torch.dtype) -> tuple[Any, torch.Tensor | None]:
-        """As `linear`, of a checkpoint that is packed, in `quantised.Levels`; `dtype` is that of the bias."""
-        linear, a = self._linears[name], self._architecture
-        assert a.packing is not None, "the linears are plain"
-        modules = [f"{a.tensors.layers}.{layer}.{part}" for part in linear.names]
-        if a.packing.method == GGUF:
+        """As `linear`, of one that is packed, in `quantised.Levels`; `dtype` is that of the bias."""
+        linear, packing = self._linears[name], self.packing(name)
+        assert packing is not None, "the linear is plain"
+        modules = self._modules(layer, linear)
+        if packing.method == GGUF:
             weight = UNPACKED["blocks"]([self._block(f"{module}.weight") for module in modules])
         else:
-            packed = {module: {key: self._stored(f"{module}.{key}") for key in a.packing.parts} for module in modules}
-            weight = UNPACKED["words"](packed, a.packing)
-        bias = torch.cat([self.read(f"{module}.bias", dtype) for module in modules]) if linear.biased else None
-        order = qkv_order(a, layer) if name == "qkv" else None
+            kinds = packing.parts(sum(linear.outputs), linear.inputs)
+            tensors = {
+                module: {key: self._stored(linear.tensor(module, key), linear.place) for key in kinds}
+                for module in modules
+            }
+            weight = UNPACKED["tensors"](tensors, packing)
+        bias, order = self._bias(layer, linear, dtype), self._order(layer, name)
         return (weight, bias) if order is None else (weight.rows(order), None if bias is None else bias[order])
+
+    def _modules(self, layer: int, linear: Stacked) -> list[str]:
+        return [f"{self._architecture.tensors.layers}.{layer}.{name}" for name in linear.names]
+
+    def _weight(self, module: str, linear: Stacked, dtype: torch.dtype) -> torch.Tensor:
+        """As the files have it, those of fp8 times their scales."""
+        name, packing = linear.tensor(module, "weight"), self._architecture.packing
+        if packing is not None and packing.method == FP8 and f"{module}.{packing.scale}" in self._scales:
+            return scaled(self._stored(name), self._stored(f"{module}.{packing.scale}"), packing.blocks).to(dtype)
+        return self.read(name, dtype) if linear.place is None else self._stored(name, linear.place).to(dtype)
+
+    def _bias(self, layer: int, linear: Stacked, dtype: torch.dtype) -> torch.Tensor | None:
+        if not linear.biased:
+            return None
+        names = [linear.tensor(module, "bias") for module in self._modules(layer, linear)]
+        if linear.place is not None:
+            return torch.cat([self._stored(name, linear.place).to(dtype) for name in names])
+        return torch.cat([self.read(name, dtype) for name in names])
+
+    def _order(self, layer: int, name: str) -> torch.Tensor | None:
+        """The outputs that the files have, in the order of the runtime; None where that is theirs."""
+        linear = self._linears[name]
+        if linear.place is not None and name.startswith("gate_up"):
+            return torch.arange(sum(linear.outputs)).view(-1, 2).T.flatten()
+        return qkv_order(self._architecture, layer) if name == "qkv" else None
 
     def head_levels(self, name: str) -> Any:
         """The weight `name` of an output head in `quantised.Levels`; None where the files hold it otherwise."""
@@ -225,12 +301,13 @@ class WeightFiles:
         entry = self._blocks[self._places[name][1]]
         return entry.kind, torch.from_numpy(gguf_tensors.blocks(self._folder, entry))
 
-    def _stored(self, name: str) -> torch.Tensor:
+    def _stored(self, name: str, place: int | None = None) -> torch.Tensor:
+        """A tensor as the files hold it; place: that part of it alone."""
         path, stored = self._places[name]
         if self._blocks:
             return torch.from_numpy(gguf_tensors.numbers(self._folder, self._blocks[stored]))
         with safe_open(str(path), framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(stored)
+            tensor: torch.Tensor = file.get_tensor(stored) if place is None else file.get_slice(stored)[place]
         return tensor
 
     def _add(self, path: Path) -> None:
@@ -253,20 +330,32 @@ class WeightFiles:
         names = self._architecture.tensors
         today = dict(names.renamed).get(name, name)
         longer = names.prefix + today
-        return longer if today not in self._shapes and longer in self._shapes else today
+        return longer if today not in self._expected and longer in self._expected else today
 
     def _check(self, path: Path, name: str, shape: Shape, dtype: str) -> None:
-        expected = self._shapes.get(name)
+        expected = self._expected.get(name)
         a = self._architecture
         if expected is None:
-            require(name.endswith(a.tensors.ignored), name, shape, f"this {a.family} has no such tensor ({path.name})")
+            require(name.endswith(self._ignored), name, shape, f"this {a.family} has no such tensor ({path.name})")
             return
-        require(shape == expected, name, shape, f"shape must be {expected} ({path.name})")
-        if a.packing is not None and name.endswith(_WORDS):
-            require(dtype == _WORD_DTYPE, name, dtype, f"dtype must be {_WORD_DTYPE} ({path.name})")
-            return
-        allowed = f"dtype must be one of {', '.join(_DTYPES)} ({path.name}): take the checkpoint before quantisation"
-        require(dtype in _DTYPES, name, dtype, allowed)
+        allowed = f"shape must be {expected.shape} ({path.name})"
+        require(shape == expected.shape or shape in expected.others, name, shape, allowed)
+        allowed = f"dtype must be one of {', '.join(expected.dtypes)} ({path.name})"
+        if expected.dtypes == PLAIN:
+            allowed += ": take the checkpoint before quantisation"
+        require(dtype in expected.dtypes, name, dtype, allowed)
+        if dtype == FP8_DTYPE and a.packing is not None:
+            self._scales.add(f"{name.removesuffix('.weight')}.{a.packing.scale}")
+
+
+def scaled(numbers: torch.Tensor, scales: torch.Tensor, blocks: tuple[int, ...]) -> torch.Tensor:
+    """Numbers in fp8 [outputs, inputs] times their scales: FLOAT32. blocks: see `Packing`."""
+    factors = scales.float()
+    if blocks:
+        for dimension, block in enumerate(blocks):
+            factors = factors.repeat_interleave(block, dim=dimension)
+        factors = factors[: numbers.shape[0], : numbers.shape[1]]
+    return numbers.float() * factors
 
 
 def _files(folder: Path) -> list[Path]:

@@ -109,7 +109,7 @@ def load_member(spec: RankSpec, group: RankGroup, log: Log = _warn) -> MemberMod
 def joined(network: Network, group: RankGroup) -> Network:
     """The network of a rank, with the sums over the ranks in its layers and all tokens of the vocabulary in the end."""
     layers = [
-        dataclasses.replace(layer, output=Summed(layer.output, group), down=Summed(layer.down, group))
+        dataclasses.replace(layer, output=Summed(layer.output, group), down=layer.down and Summed(layer.down, group))
         for layer in network.layers
     ]
     head = Gathered(network.head, group, network.architecture.vocab_size)

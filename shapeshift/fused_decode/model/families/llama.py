@@ -15,26 +15,26 @@ from shapeshift.settings import require
 def llama(values: Mapping[str, Any]) -> Architecture:
     config = Config(values)
     bias = config.flag("attention_bias")
-    return _architecture(config, qkv_bias=bias, output_bias=bias, mlp_bias=config.flag("mlp_bias"))
+    return with_fields(config, qkv_bias=bias, output_bias=bias, mlp_bias=config.flag("mlp_bias"))
 
 
 def mistral(values: Mapping[str, Any]) -> Architecture:
     config = Config(values)
     config.refuse("layer_types", "not supported for mistral")
-    return _architecture(config, windows=(config.window(),) * config.count("num_hidden_layers"))
+    return with_fields(config, windows=(config.window(),) * config.count("num_hidden_layers"))
 
 
 def ministral(values: Mapping[str, Any]) -> Architecture:
     config = Config(values)
     layers, window = config.count("num_hidden_layers"), config.window()
-    return _architecture(config, windows=config.windows(layers, window, [window] * layers))
+    return with_fields(config, windows=config.windows(layers, window, [window] * layers))
 
 
 def ministral3(values: Mapping[str, Any]) -> Architecture:
     config = Config(values)
     rope = rope_config.values_of(config)
     beta = rope.get("llama_4_scaling_beta") or 0.0
-    return _architecture(
+    return with_fields(
         config,
         windows=(config.window(None),) * config.count("num_hidden_layers"),
         query_growth=rope_config.positive(rope, "llama_4_scaling_beta") if beta else 0.0,
@@ -53,7 +53,7 @@ def smollm3(values: Mapping[str, Any]) -> Architecture:
     require(fits, "no_rope_layers", turns, f"{layers} of 0 and 1: whether a layer has rotary positions")
     window = config.window(None) if config.flag("use_sliding_window") else 0
     windows = config.windows(layers, window, [0 if turn else window for turn in turns])
-    whole = _architecture(
+    whole = with_fields(
         config,
         {"rope_theta": 2e6} | rope_config.values_of(config),
         windows=windows,
@@ -68,13 +68,13 @@ def smollm3(values: Mapping[str, Any]) -> Architecture:
 
 def qwen2(values: Mapping[str, Any]) -> Architecture:
     config = Config(values)
-    return _architecture(config, windows=_chosen_windows(config), qkv_bias=True)
+    return with_fields(config, windows=_chosen_windows(config), qkv_bias=True)
 
 
 def qwen3(values: Mapping[str, Any]) -> Architecture:
     config = Config(values)
     bias = config.flag("attention_bias")
-    return _architecture(config, windows=_chosen_windows(config), qkv_bias=bias, output_bias=bias, qk_norm="head")
+    return with_fields(config, windows=_chosen_windows(config), qkv_bias=bias, output_bias=bias, qk_norm="head")
 
 
 def phi3(values: Mapping[str, Any]) -> Architecture:
@@ -86,7 +86,7 @@ def phi3(values: Mapping[str, Any]) -> Architecture:
         rope |= {"rope_type": "longrope"}
     window = (config.window(None),) * config.count("num_hidden_layers")
     tensors = Tensors(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
-    return _architecture(config, rope, windows=window, tensors=tensors, norm_eps=config.positive("rms_norm_eps", 1e-5))
+    return with_fields(config, rope, windows=window, tensors=tensors, norm_eps=config.positive("rms_norm_eps", 1e-5))
 
 
 def olmo2(values: Mapping[str, Any]) -> Architecture:
@@ -112,7 +112,7 @@ def _olmo(config: Config, rope_values: dict[str, Any] | None = None) -> Architec
         mlp_norm="",
         mlp_end="post_feedforward_layernorm",
     )
-    return _architecture(
+    return with_fields(
         config, rope_values, qkv_bias=bias, output_bias=bias, qk_norm="row", tensors=tensors, norm_eps=eps
     )
 
@@ -141,7 +141,7 @@ def granite4(values: Mapping[str, Any]) -> Architecture:
 def _granite(config: Config) -> Architecture:
     bias = config.flag("attention_bias")
     layers = config.count("num_hidden_layers")
-    return _architecture(
+    return with_fields(
         config,
         qkv_bias=bias,
         output_bias=bias,
@@ -153,7 +153,7 @@ def _granite(config: Config) -> Architecture:
     )
 
 
-def _architecture(config: Config, rope_values: dict[str, Any] | None = None, **fields: Any) -> Architecture:
+def with_fields(config: Config, rope_values: dict[str, Any] | None = None, **fields: Any) -> Architecture:
     """The architecture with these fields, and Llama's otherwise; rope_values: what the file states of it."""
     size = config.size()
     layers, head_dim = size["layers"], size["head_dim"]

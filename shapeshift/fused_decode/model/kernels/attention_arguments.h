@@ -18,6 +18,7 @@ struct Held {
   double eps;
   int64_t window;
   double scale, cap;
+  std::optional<at::Tensor> sinks = std::nullopt;
 
   void check(at::ScalarType type) const {
     TORCH_CHECK(keys.dim() == 4 && keys.sizes() == values.sizes() && keys.strides() == values.strides(),
@@ -84,6 +85,11 @@ struct Held {
     made.sines = sines.const_data_ptr<float>();
     made.query_norm = query_norm ? query_norm->const_data_ptr<float>() : nullptr;
     made.key_norm = key_norm ? key_norm->const_data_ptr<float>() : nullptr;
+    if (sinks) {
+      check_like(*sinks, at::kFloat, "sinks");
+      TORCH_CHECK(sinks->numel() == made.heads, "sinks: must have an element for each head");
+      made.sinks = sinks->const_data_ptr<float>();
+    }
     return made;
   }
 };

@@ -45,6 +45,7 @@ struct Layer {
   const float* sines;
   const float* query_norm;  // [dim], or null
   const float* key_norm;
+  const float* sinks;  // [heads]: a score that every query of the head has beside those of its keys; or null
   float eps, scale, cap;  // of norms; factor of scores; c in c tanh(score / c), or 0
   int64_t heads, kv_heads, group, dim, length, row_blocks, window, table;
   Strides vectors, scales;

@@ -41,8 +41,11 @@ void begin_rows(const Layer<T, C>& layer, const Task& task, const Scratch& scrat
             scratch.queries + row * dim);
   }
   std::fill(scratch.sums, scratch.sums + rows * dim, 0.0f);
-  std::fill(scratch.best, scratch.best + rows, -std::numeric_limits<float>::max());
-  std::fill(scratch.total, scratch.total + rows, 0.0f);
+  const float* sinks = layer.sinks == nullptr ? nullptr : layer.sinks + task.head * group;
+  for (int64_t row = 0; row < rows; ++row) {
+    scratch.best[row] = sinks ? sinks[row % group] : -std::numeric_limits<float>::max();
+    scratch.total[row] = sinks ? 1.0f : 0.0f;
+  }
 }
 
 // Writes what was gathered for the queries of a task.

@@ -12,6 +12,7 @@
 
 #include "added.h"
 #include "attention_arguments.h"
+#include "experts.h"
 #include "operand.h"
 #include "packed_levels.h"
 #include "rows.h"
@@ -248,6 +249,15 @@ void define_levels(torch::Library& library, const std::string& suffix) {
       .def("instructions", &Own::instructions);
 }
 
+template <typename W>
+void define_experts(torch::Library& library, const std::string& suffix) {
+  using Own = experts::Experts<W>;
+  library.class_<Own>("Experts" + suffix)
+      .def(torch::init<double, double>())
+      .def("add", &Own::add)
+      .def("forward", &Own::forward);
+}
+
 template <typename T, typename W = T>
 void define_network(torch::Library& library, const std::string& suffix) {
   using Own = Network<T, W>;
@@ -266,6 +276,10 @@ TORCH_LIBRARY_FRAGMENT(shapeshift_decode, library) {
   define_linear<BFloat>(library, "BFloat16");
   define_levels<8>(library, "Levels8");
   define_levels<4>(library, "Levels4");
+  define_experts<float>(library, "");
+  define_experts<BFloat>(library, "BFloat16");
+  define_experts<Levels<8>>(library, "Levels8");
+  define_experts<Levels<4>>(library, "Levels4");
   define_network<float>(library, "");
   define_network<BFloat>(library, "BFloat16");
   define_network<float, Levels<8>>(library, "Levels8");

@@ -1,0 +1,248 @@
+"""Mixtures of experts: their kernels against plain torch, their weights in files and memory, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers.utils.quantization_config import Mxfp4Config
+
+from shapeshift.errors import InvalidInputError
+from shapeshift.fused_decode import loading
+from shapeshift.fused_decode.model import native_operations
+from shapeshift.fused_decode.model.architecture import Architecture, Experts, from_config
+from shapeshift.fused_decode.model.assembly import linear_makers
+from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel, ModelOptions
+from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
+from shapeshift.fused_decode.model.experts import ExpertMlps, choose
+from shapeshift.fused_decode.model.weights import WeightFiles, stored_parts, weight_bytes
+from shapeshift.fused_decode.settings import FusedDecodeSettings, computed
+from tests.fused_decode.decode_models import VOCAB, Tiny, batch, texts
+from tests.fused_decode.families import CASES, MIXTURES, make, reference_logits
+
+HIDDEN, WIDTH = 72, 40
+LOGITS_TOLERANCE = 1e-4
+CLAMPED = {"alpha": 1.7, "limit": 0.8}
+MOE_CONFIG = {**CASES["qwen3_moe"], "num_experts": 128, "num_experts_per_tok": 8}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operations(kernel_cache: Path) -> None:
+    assert native_operations.load(kernel_cache, lambda line: None) is not None, "the native operations need g++"
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
+    return cache(lambda name: make(name, tmp_path_factory.mktemp("family")))
+
+
+def experts_of(precision: str, experts: Experts, biased: bool) -> ExpertMlps:
+    chance = torch.Generator().manual_seed(7)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=chance)
+
+    makers = linear_makers(precision, 0, DTYPES[computed(precision)], True, lambda line: None)
+
+    def linears(outputs: int, inputs: int) -> list[Any]:
+        pairs = ((normal(outputs, inputs) * 0.2, normal(outputs)) for _ in range(experts.count))
+        return [
+            makers.linear(weight.to(makers.dtype), bias.to(makers.dtype) if biased else None) for weight, bias in pairs
+        ]
+
+    router = native_operations.NativeLinear(normal(experts.count, HIDDEN), None)
+    return ExpertMlps(experts, router, linears(2 * WIDTH, HIDDEN), linears(HIDDEN, WIDTH))
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize(("limits", "biased"), [({}, False), (CLAMPED, True)])
+def test_kernels_compute_what_torch_does(precision: str, limits: dict[str, float], biased: bool) -> None:
+    experts = Experts(count=6, chosen=3, **limits)  # type: ignore[arg-type]
+    mlps = experts_of(precision, experts, biased)
+    dtype = DTYPES[computed(precision)]
+    rows = torch.randn(1500, HIDDEN, generator=torch.Generator().manual_seed(1)).to(dtype)
+    # One expert has no row, and another one all of them.
+    scores = mlps.scores(rows).index_fill(1, torch.tensor([4]), -50.0).index_fill(1, torch.tensor([2]), 50.0)
+    chosen, weights = choose(experts, scores)
+    together = mlps.mixed_natively(rows, chosen, weights)
+    plain = mlps.mixed(rows, chosen, weights)
+    # A level, or a half, may be rounded the other way.
+    tolerance = 1e-5 if precision == "f32" else 0.03
+    assert (together.float() - plain.float()).abs().max() < tolerance * plain.float().abs().max()
+    for place in (0, 1, 7, 1499):
+        alone = mlps.mixed_natively(*(one[place : place + 1].contiguous() for one in (rows, chosen, weights)))
+        assert torch.equal(alone[0], together[place]), "a row's result depends on the others"
+
+
+def test_weights_of_the_chosen_are_those_of_their_own_softmax_or_of_all() -> None:
+    scores = torch.tensor([[1.0, 4.0, 3.0, -2.0], [0.0, 0.0, 9.0, 8.0]])
+    chosen, weights = choose(Experts(4, 2), scores)
+    assert chosen.tolist() == [[1, 2], [2, 3]]
+    assert torch.allclose(weights, torch.tensor([[4.0, 3.0], [9.0, 8.0]]).softmax(dim=-1))
+    chosen, weights = choose(Experts(4, 2, shares=False), scores)
+    assert chosen.tolist() == [[1, 2], [2, 3]]
+    assert torch.allclose(weights, scores.softmax(dim=-1).gather(1, chosen))
+
+
+def test_rows_of_another_form_are_refused() -> None:
+    mlps = experts_of("f32", Experts(3, 2), False)
+    rows, chosen, weights = torch.zeros(2, HIDDEN), torch.tensor([[0, 1], [1, 2]]), torch.ones(2, 2)
+    for given, message in (
+        ((rows[:, :-1].contiguous(), chosen, weights), f"rows: must be \\[rows, {HIDDEN}\\]"),
+        ((rows, chosen + 1, weights), "chosen: must be 0 to 2"),
+        ((rows, chosen - 1, weights), "chosen: must be 0 to 2"),
+        ((rows, chosen[:1], weights), "chosen: must be .* as weights"),
+        ((rows.bfloat16(), chosen, weights), "rows: must be of the type of the weights"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            mlps.mixed_natively(*given)
+
+
+# Whole models.
+
+
+def load(folder: Path, kernels: Path, precision: str, **options: Any) -> DecodeModel:
+    fields: dict[str, Any] = {"slots": 2, "max_length": 96, "threads": 2, "cache_dir": kernels} | options
+    return DecodeModel.load(folder, ModelOptions(precision=precision, **fields), lambda line: None)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_quantised_logits_are_near_those_in_f32(
+    family: Callable[[str], Tiny], kernel_cache: Path, name: str, precision: str
+) -> None:
+    text = texts(1, seed=5, shortest=40)[0]
+    expected, found = (
+        load(family(name).folder, kernel_cache, one).forward(batch([text], [0], [0])) for one in ("f32", precision)
+    )
+    # A token may get another expert.
+    assert torch.cosine_similarity(expected, found).min() > (0.98 if precision == "int8" else 0.6)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_experts_are_mapped_from_the_file_that_processes_share(
+    family: Callable[[str], Tiny], kernel_cache: Path, tmp_path: Path, name: str
+) -> None:
+    text = texts(1, seed=5)[0]
+    library = next(kernel_cache.glob("decode-*.so"), None)
+    assert library is not None
+    first, second = (
+        load(family(name).folder, kernel_cache, "bf16", checkpoint_sha256=f"{name}{tmp_path.name}0123456789ab")
+        for _ in range(2)
+    )
+    assert torch.equal(*(model.forward(batch([text], [0], [0])) for model in (first, second)))
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_memory_plan_counts_the_experts(family: Callable[[str], Tiny], name: str) -> None:
+    architecture = Architecture.read(family(name).folder)
+    held = sum(tensor.numel() for tensor in family(name).reference.parameters())
+    assert weight_bytes(architecture, "f32") == 4 * (held + (architecture.tied and VOCAB * architecture.hidden))
+    assert weight_bytes(architecture, "bf16") * 2 == weight_bytes(architecture, "f32")
+
+
+def test_a_mixture_that_does_not_fit_is_refused_before_it_is_read(tmp_path: Path, kernel_cache: Path) -> None:
+    config = {**MOE_CONFIG, "hidden_size": 8192, "moe_intermediate_size": 8192, "num_hidden_layers": 90}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({}, tmp_path / "model.safetensors")
+    decode = FusedDecodeSettings(checkpoint=str(tmp_path), max_length=64, precision="bf16")
+    with pytest.raises(InvalidInputError, match="memory|weights"):
+        loading.load_runtime(tmp_path, decode, kernel_cache, "cpu", logging.getLogger(__name__))
+
+
+# MXFP4.
+
+
+def in_mxfp4(folder: Path, copy: Path) -> Path:
+    """A copy of gpt-oss whose experts are random in MXFP4."""
+    tensors = load_file(folder / "model.safetensors")
+    chance = torch.Generator().manual_seed(3)
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        count, inputs, outputs = tensors.pop(name).shape
+        shape = (count, outputs, inputs // 32)
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), generator=chance, dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(122, 126, shape, generator=chance, dtype=torch.uint8)
+    copy.mkdir()
+    save_file(tensors, copy / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    plain = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    stated = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
+    (copy / "config.json").write_text(json.dumps({**config, "quantization_config": stated}))
+    return copy
+
+
+def test_mxfp4_is_what_transformers_reads(kernel_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CASES, "wide", {**CASES["gpt_oss"], "hidden_size": 64})
+    folder = in_mxfp4(make("wide", tmp_path / "plain").folder, tmp_path / "packed")
+    stated = Mxfp4Config(dequantize=True)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, quantization_config=stated, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    architecture, text = Architecture.read(folder), texts(1, seed=9, shortest=50)[0]
+    assert architecture.packed_bits == 8
+    expected = reference_logits(Tiny("wide", reference, folder), text)[-1]
+    off = load(folder, kernel_cache, "f32").forward(batch([text], [0], [0]))[0] - expected
+    assert off.abs().max() < LOGITS_TOLERANCE * max(1.0, float(expected.abs().max()))
+    # The levels are its values, so that only rows are rounded.
+    files = WeightFiles(folder, architecture)
+    for name in ("gate_up.1", "down.3"):
+        levels, bias = files.levels(1, name, torch.float32)
+        weight, same = files.linear(1, name, torch.float32)
+        assert torch.equal(levels.weight(), weight) and bias is not None and same is not None
+        assert torch.equal(bias, same)
+    found = load(folder, kernel_cache, "int8").forward(batch([text], [0], [0]))[0]
+    assert torch.cosine_similarity(found, expected, dim=0) > 0.98
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts_per_tok": 129}, r"num_experts_per_tok: got 129; at most num_experts \(128\)"),
+        ({"num_experts": 0}, "num_experts: got 0; a whole number of at least 1"),
+        ({"num_experts": 1 << 20}, "num_experts: got 1048576; at most 1024 experts"),
+        ({"num_local_experts": 4}, r"num_experts_per_tok: got 8; at most num_local_experts \(4\)"),
+        ({"scoring_func": "sigmoid"}, "scoring_func: got 'sigmoid'; softmax"),
+        ({"n_group": 4}, "n_group: got 4; 1: no router of groups"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step: got 2; 1: all layers have experts"),
+        ({"mlp_only_layers": [0]}, r"mlp_only_layers: got \[0\]; none"),
+        ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv: got 8.0; null"),
+        ({"model_type": "deepseek_v3"}, "model_type: got 'deepseek_v3'; .*this one has a mixture of experts"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "quant_method: got 'mxfp4'; not with a qwen3_moe"),
+    ],
+)
+def test_what_is_not_served_of_a_mixture_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        stored_parts(from_config({**MOE_CONFIG, **changes}))
+
+
+@pytest.mark.parametrize("change", ["more", "fewer"])
+def test_experts_that_config_json_does_not_count_are_named(
+    family: Callable[[str], Tiny], tmp_path: Path, change: str
+) -> None:
+    config = json.loads((family("qwen3_moe").folder / "config.json").read_text())
+    count = config["num_local_experts"] + (1 if change == "fewer" else -1)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_local_experts": count}))
+    tensors = load_file(family("qwen3_moe").folder / "model.safetensors")
+    for layer in range(3):
+        gate = f"model.layers.{layer}.mlp.gate.weight"
+        tensors[gate] = torch.zeros(count, tensors[gate].shape[1])
+    save_file(tensors, tmp_path / "model.safetensors")
+    expected = r"experts\.5\..*no such tensor" if change == "more" else r"lacks the tensor .*experts\.6\..* and 8 more"
+    with pytest.raises(InvalidInputError, match=expected):
+        WeightFiles(tmp_path, Architecture.read(tmp_path))
+
+
+def test_experts_are_for_cpus(family: Callable[[str], Tiny]) -> None:
+    with pytest.raises(InvalidInputError, match="num_experts: got 6; 0 on a GPU: the experts of qwen3_moe"):
+        GraphedModel.load_on("cpu", family("qwen3_moe").folder, slots=1, max_length=32)
