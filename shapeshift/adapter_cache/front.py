@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from logging import Logger
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from shapeshift import settings
-from shapeshift.adapter_cache.lora.batch import LoraHook, LoraKernels
+from shapeshift.adapter_cache.lora.batch import LoraHook, LoraKernels, require_no_experts
 from shapeshift.adapter_cache.memory.adapter_table import Adapter, unavailable
 from shapeshift.adapter_cache.memory.cache import MAX_LABELS, AdapterCache
 from shapeshift.adapter_cache.memory.loader import load_weights
@@ -41,7 +41,7 @@ from shapeshift.adapter_cache.settings import (
 from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.engine.slots import require_memory
 from shapeshift.fused_decode.front import GenerateFront
-from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, Runtime, blocks_of
 from shapeshift.fused_decode.job import GenerateJob
 from shapeshift.fused_decode.loading import Loaded
 from shapeshift.fused_decode.model.architecture import Architecture
@@ -305,7 +305,12 @@ def _joined(names: Sequence[str]) -> str:
 def _load_base(args: ModelArgs, params: AdapterCacheSettings, log: Logger) -> Loaded:
     """The base model, with memory for adapters. Raises the errors of `shapeshift.errors`."""
     require_one_rank(settings.read(FusedDecodeSettings, args.parameters))
-    load_runtime = partial(loading.load_runtime, extra_bytes=params.adapter_mb << 20)
+    open_runtime = partial(loading.load_runtime, extra_bytes=params.adapter_mb << 20)
+
+    def load_runtime(folder: Path, decode: FusedDecodeSettings, *where: Any) -> Runtime:
+        require_no_experts(Architecture.read(folder))
+        return open_runtime(folder, decode, *where)
+
     return loading.load(args, log, load_runtime, (AdapterCacheSettings,))
 
 

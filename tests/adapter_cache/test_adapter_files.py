@@ -18,10 +18,11 @@ import torch
 from shapeshift.adapter_cache.registry import peft, store
 from shapeshift.adapter_cache.registry.peft import BaseModel
 from shapeshift.errors import InvalidInputError, NotFoundError
-from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.architecture import Architecture, from_config
 from shapeshift.registry import FolderWatch, Registry
 from tests.adapter_cache.lora_models import ATTENTION, Spec, make_adapter, save_adapter
 from tests.fused_decode.checkpoints import make_checkpoint
+from tests.fused_decode.families import CASES
 
 SPEC = Spec(4, ATTENTION)
 NAME = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -137,6 +138,12 @@ def test_mismatched_tensors_are_refused(
 def test_a_rank_above_the_limit_is_refused(checkpoint: Path, base: BaseModel, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"got 17; a rank of 1 to max_rank \(16\)"):
         peft.read(make_adapter(tmp_path / "a", checkpoint, Spec(17)), base)
+
+
+def test_adapters_of_a_mixture_of_experts_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    base = BaseModel(from_config(CASES["qwen3_moe"]), {"small"}, 16, checkpoint)
+    with pytest.raises(InvalidInputError, match="num_experts: got 6; 0 in a base model of adapters: qwen3_moe"):
+        peft.read(make_adapter(tmp_path, checkpoint, SPEC), base)
 
 
 def test_infinite_weights_are_refused(checkpoint: Path, base: BaseModel, tmp_path: Path) -> None:

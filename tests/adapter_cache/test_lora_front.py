@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 from shapeshift.serving.metrics import Counter
 from tests.adapter_cache.lora_models import MIXED, Spec, make_adapter, peft_texts, save_adapter
 from tests.fakes import PbUtils, Request, TritonError
+from tests.fused_decode.families import CASES
 from tests.fused_decode.fronts import answer_of, arguments, ask
 from tests.fused_decode.toy import FreeTokens
 from tests.waiting import wait_for
@@ -334,6 +336,15 @@ def test_unknown_adapters_are_named(make_front: MakeFront) -> None:
     for request in requests[1:]:
         code, text = request.refusal()
         assert code == TritonError.INVALID_ARG and "lora_name" in text
+
+
+def test_a_mixture_of_experts_is_refused_before_it_is_loaded(
+    make_front: MakeFront, small_base: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CASES["qwen3_moe"]))
+    shutil.copy(small_base / "tokenizer.json", tmp_path)
+    with pytest.raises(InvalidInputError, match="num_experts: got 6; 0 in a base model of adapters: qwen3_moe"):
+        make_front(checkpoint=tmp_path)
 
 
 def test_beams_beyond_slots_and_memory_are_refused(make_front: MakeFront) -> None:

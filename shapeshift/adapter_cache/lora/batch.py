@@ -23,6 +23,7 @@ from shapeshift.fused_decode.interfaces import (
 )
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.weights import linears, qkv_order
+from shapeshift.settings import require
 
 ALIGNMENT = 32
 """Elements; every factor starts at a multiple of it."""
@@ -67,6 +68,12 @@ class Factor:
     def module(self) -> str:
         """The linear's name in the checkpoint."""
         return self.a.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+
+
+def require_no_experts(a: Architecture) -> None:
+    """Raise InvalidInputError for a base model whose layers have several MLPs."""
+    experts = 0 if a.experts is None else a.experts.count
+    require(not experts, "num_experts", experts, f"0 in a base model of adapters: {a.family} is a mixture of experts")
 
 
 def targets(a: Architecture) -> dict[str, tuple[int, int]]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from shapeshift.adapter_cache.lora.batch import Factor, Part, linear_parts, targets
+from shapeshift.adapter_cache.lora.batch import Factor, Part, linear_parts, require_no_experts, targets
 from shapeshift.engines.checkpoint import weights_sha256
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.architecture import Architecture
@@ -175,6 +175,7 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _factors(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], base: BaseModel) -> tuple[Factor, ...]:
+    require_no_experts(base.architecture)
     parts, places = linear_parts(base.architecture), targets(base.architecture)
     prefix = base.architecture.tensors.layers
     form = re.compile(re.escape(f"base_model.model.{prefix}") + _NAME)
