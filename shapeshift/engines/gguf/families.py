@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shapeshift.engines.gguf.files import Gguf
+from shapeshift.engines.gguf.files import Gguf, Stored
 from shapeshift.engines.gguf.tensors import GROUP, LEVELS, Entry
 from shapeshift.engines.gguf.tokenizer import ENDS, TokenType, token_types
 from shapeshift.errors import InvalidInputError
@@ -37,6 +37,9 @@ _LAYERS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+"""Tensors of all experts of a layer, [experts, outputs, inputs], and the linear of each."""
+_ROUTER = {"ffn_gate_inp": "mlp.gate"}
 _NORMS_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _LINEARS = ("self_attn.", "mlp.")
 # Keys of config.json, and what llama.cpp calls them behind the name of the architecture.
@@ -67,6 +70,7 @@ class Family:
     paired     whether the elements of a head that rotate together lie side by side
     norm_added  what is added to the weights of norms
     partial    whether a part of each head rotates
+    experts    whether it is a mixture of experts
     """
 
     model_type: str
@@ -76,6 +80,7 @@ class Family:
     paired: bool = False
     norm_added: float = 0.0
     partial: bool = False
+    experts: bool = False
 
 
 def _gemma(values: Values, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,6 +120,17 @@ def _phi3(values: Values, config: Mapping[str, Any]) -> dict[str, Any]:
     return {"original_max_position_embeddings": original, "sliding_window": window or None, "pad_token_id": None}
 
 
+def _mixture(values: Values, config: Mapping[str, Any]) -> dict[str, Any]:
+    width = values("expert_feed_forward_length", config["intermediate_size"])
+    return {
+        "num_experts": values("expert_count", None),
+        "num_experts_per_tok": values("expert_used_count", None),
+        "moe_intermediate_size": width,
+        # As llama.cpp has it for each.
+        "norm_topk_prob": config["model_type"] == "qwen3_moe",
+    }
+
+
 def _layers(config: Mapping[str, Any]) -> int:
     return int(config["num_hidden_layers"])
 
@@ -124,6 +140,9 @@ FAMILIES = {
     "llama": Family("llama", "LlamaForCausalLM", paired=True),
     "qwen2": Family("qwen2", "Qwen2ForCausalLM"),
     "qwen3": Family("qwen3", "Qwen3ForCausalLM"),
+    "qwen3moe": Family("qwen3_moe", "Qwen3MoeForCausalLM", _ROUTER, _mixture, experts=True),
+    "olmoe": Family("olmoe", "OlmoeForCausalLM", _ROUTER, _mixture, experts=True),
+    "smollm3": Family("smollm3", "SmolLM3ForCausalLM", paired=True),
     "phi3": Family("phi3", "Phi3ForCausalLM", {"ffn_up": "mlp.gate_up_proj"}, _phi3, partial=True),
     "olmo2": Family("olmo2", "Olmo2ForCausalLM", _NORMS_AFTER),
     "granite": Family("granite", "GraniteForCausalLM", more=_granite, paired=True),
@@ -156,7 +175,8 @@ def config_of(model: Gguf, entries: Mapping[str, Entry]) -> dict[str, Any]:
     config["head_dim"] = values("attention.key_length", config["hidden_size"] // max(1, heads))
     width = values("attention.value_length", config["head_dim"])
     require(width == config["head_dim"], f"{prefix}.attention.value_length", width, f"{config['head_dim']}, as keys")
-    require(not values("expert_count", 0), f"{prefix}.expert_count", values("expert_count", 0), "0: no experts")
+    experts = values("expert_count", 0)
+    require(family.experts or not experts, f"{prefix}.expert_count", experts, "0: no experts")
     config["rms_norm_eps"] = values("attention.layer_norm_rms_epsilon", 1e-6)
     config["vocab_size"] = entries["model.embed_tokens.weight"].shape[0]
     config["tie_word_embeddings"] = "lm_head.weight" not in entries
@@ -180,13 +200,16 @@ def entries_of(model: Gguf) -> dict[str, Entry]:
         for part, key in (("attn_q", "head_count"), ("attn_k", "head_count_kv"))
     }
     heads["attn_k"] = heads["attn_k"] or heads["attn_q"]
-    entries = {}
+    entries: dict[str, Entry] = {}
     for name, stored in model.tensors.items():
         if name in _BESIDE:
             continue
         layer = _LAYER.fullmatch(name)
         part = layer[2] if layer else name.rpartition(".")[0]
         names = {**_LAYERS, **family.names} if layer else _OUTSIDE
+        if layer and family.experts and part in _EXPERTS and len(stored.shape) == 3:
+            entries |= _of_experts(f"model.layers.{layer[1]}.mlp.experts", _EXPERTS[part], stored)
+            continue
         require(part in names, name, stored.shape, f"a tensor of {family.model_type} ({stored.file.name})")
         end = name.rpartition(".")[2]
         today = f"model.layers.{layer[1]}.{names[part]}.{end}" if layer else f"{names[part]}.{end}"
@@ -201,6 +224,21 @@ def entries_of(model: Gguf) -> dict[str, Entry]:
     if "model.embed_tokens.weight" not in entries:
         raise InvalidInputError("checkpoint", model.files[0].name, "must hold token_embd.weight: this file is no model")
     return entries
+
+
+def _of_experts(module: str, linear: str, stored: Stored) -> dict[str, Entry]:
+    """The part of each expert in a tensor of all."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    count, outputs, inputs = stored.shape
+    per_block, size = GGML_QUANT_SIZES[GGMLQuantizationType[stored.kind]]
+    step = outputs * inputs // per_block * size
+    return {
+        f"{module}.{number}.{linear}.weight": Entry(
+            stored.file.name, stored.kind, stored.offset + number * step, (outputs, inputs)
+        )
+        for number in range(count)
+    }
 
 
 def bits_of(entries: Mapping[str, Entry]) -> int:
