@@ -121,6 +121,7 @@ _GATEWAY = {
     "broken lines of keys": "sum(shapeshift_gateway_broken_key_lines)",
 }
 _ALIVE = f"count by (model) (rate({series('heartbeat_total')}[$__rate_interval]) > 0)"
+_CLASS_WAIT = f"{rate('class_wait_seconds_total', 'slo_class')} / {rate('class_started_total', 'slo_class')}"
 
 _OVERVIEW = {
     "Traffic": (
@@ -128,6 +129,9 @@ _OVERVIEW = {
         shares("Refused", "Which share finds no room? An alert begins at 1%", _REFUSED, rate("requests_total")),
         _LENGTHS,
         rates("Overtakes", "Do urgent classes go first?", _="overtakes_total"),
+        gauges("Waiting, by class", "Which class waits?", "slo_class", _="class_waiting"),
+        Panel("Wait, by class", "How long does each class wait?", "s", {"{{model}} {{slo_class}}": _CLASS_WAIT}),
+        rates("Overtaken", "How often do later ones go before each class?", "slo_class", _="class_overtaken_total"),
         Panel("Gateway", "What does it answer?", "cps", _GATEWAY),
     ),
     "Processes": (

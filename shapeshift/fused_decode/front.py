@@ -84,7 +84,7 @@ class GenerateFront(Front[GenerateJob]):
             self._stop(stop_id, request, sender)
 
     def admit(self, params: RequestParameters) -> None:
-        self.loop.admission.refuse_when_full()
+        self.loop.admission.refuse_when_full(params.slo_class)
 
     def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> GenerateJob:
         parsed = self._parser.parse(request)

@@ -15,8 +15,9 @@ from nicegui import Client, ui
 from shapeshift.live import encode, generate, image, lora, sidecar, text
 from shapeshift.live.access import Guard
 from shapeshift.live.source import PERIOD_S, SERVES, Addresses, Source, View
-from shapeshift.live.svg import escaped
+from shapeshift.live.svg import escaped, number, table
 from shapeshift.live.try_it import FIELDS, TryIt
+from shapeshift.serving.bounds import OTHERS
 
 TITLE = "Shapeshift live"
 _STYLE = Path(__file__).with_name("style.css")
@@ -154,9 +155,31 @@ class ShownPanel:
 def drawn(draw: Callable[[View, str], str], view: View, model: str) -> str:
     """The panel as HTML. A server of another version may lack what it needs: then it says so."""
     try:
-        return draw(view, model)
+        return draw(view, model) + classes(view, model)
     except Exception as error:  # noqa: BLE001  the other panels can still be drawn
         return f'<p class="note">This cannot be drawn from what the server says: {escaped(error)}</p>'
+
+
+def classes(view: View, model: str) -> str:
+    """What the requests of each class did, where they name one; see `serving.bounds.SloClasses`."""
+    started = view.minute.by(model, "class_started_total", "slo_class")
+    waiting = view.page.by(model, "class_waiting", "slo_class")
+    seconds = view.minute.by(model, "class_wait_seconds_total", "slo_class")
+    overtaken = view.minute.by(model, "class_overtaken_total", "slo_class")
+    if not any(count for each in (started, waiting) for name, count in each.items() if name != OTHERS):
+        return ""
+    rows = [
+        (
+            "all others" if name == OTHERS else name,
+            number(waiting[name]),
+            number(started.get(name, 0.0)),
+            number(1e3 * seconds.get(name, 0.0) / started[name], "ms") if started.get(name) else "–",
+            number(overtaken.get(name, 0.0)),
+        )
+        for name in waiting
+    ]
+    caption = f"Urgent requests go first: classes (slo_class), {view.minute_words}"
+    return table(caption, ("class", "waiting now", "served", "mean wait", "overtaken"), rows, "")
 
 
 def state_of(source: Source) -> str:

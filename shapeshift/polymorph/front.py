@@ -58,8 +58,8 @@ class Executor(Protocol):
     def running(self) -> int:
         """Texts that are being computed."""
 
-    def require_room(self, latency_ms: float | None) -> None:
-        """Raise OverloadedError where any request of this `latency_ms` would be refused: before its texts are read."""
+    def require_room(self, latency_ms: float | None, slo_class: str | None) -> None:
+        """Raise OverloadedError where any such request would be refused: before its texts are read."""
 
     def submit(self, request: TextRequest) -> None:
         """Queue all rows of `request`. Raises OverloadedError where they do not fit."""
@@ -136,7 +136,7 @@ class TextFront(Front[TextJob]):
         if params.checkpoint not in (None, checkpoint):
             reason = f"this model has {checkpoint} since it was loaded; retry later"
             raise OverloadedError(f"parameter checkpoint: got {params.checkpoint!r}; {reason}")
-        self.executor.require_room(params.latency_ms)
+        self.executor.require_room(params.latency_ms, params.slo_class)
 
     def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> TextJob:
         output_names = wanted_outputs(request, self.args.outputs)

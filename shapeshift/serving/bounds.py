@@ -6,12 +6,17 @@ A refusal names parameter, value, limit, and what to do.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import math
+import time
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 from shapeshift.errors import OverloadedError
-from shapeshift.serving.metrics import Counter
+from shapeshift.serving.metrics import Counter, Gauges
 from shapeshift.settings import require
 
 # Of the newest answer in a mean of answers.
@@ -94,10 +99,13 @@ def unloading() -> OverloadedError:
 
 
 class QueuedRequest(Protocol):
-    """A request whose `slo_class` is a name or None."""
+    """A request whose `slo_class` is a name or None. arrived: monotonic, in seconds."""
 
     @property
     def slo_class(self) -> str | None: ...
+
+    @property
+    def arrived(self) -> float: ...
 
 
 OTHERS = "*"
@@ -117,96 +125,179 @@ def classes_of(slo_classes: str) -> list[str]:
     return names
 
 
-def next_in_order(ranks: Sequence[int], overtaken: Sequence[int], count: int, most: int) -> list[int]:
-    """The places of the next `count` requests, in their order.
+class SloClasses:
+    """The classes of a front's requests, by their ranks: 0 for the most urgent one; and what those of each did.
 
-    ranks      the class of each waiting request in order of arrival, 0 for the most urgent one
-    overtaken  how many later requests have gone before it so far
-    most       no request is overtaken more often: one that has been goes first
-
-    Otherwise the most urgent request goes first, and of these the one that came first.
-    """
-    counts, left = list(overtaken), list(range(len(ranks)))
-    chosen: list[int] = []
-    while left and len(chosen) < count:
-        due = [place for place in left if counts[place] >= most]
-        place = due[0] if due else min(left, key=lambda one: (ranks[one], one))
-        left.remove(place)
-        chosen.append(place)
-        for earlier in left:
-            if earlier > place:
-                break
-            counts[earlier] += 1
-    return chosen
-
-
-class ClassOrder(Generic[C]):
-    """Picks waiting requests by `next_in_order`, and remembers how often those that still wait were overtaken.
-
-    classes: names, the most urgent one first, with `OTHERS` among them.
+    names: with `OTHERS` among them. Written under the lock of the queues.
     """
 
-    def __init__(self, classes: Sequence[str], most: int = OVERTAKEN) -> None:
-        self._ranks = {name: rank for rank, name in enumerate(classes)}
-        self._most = most
-        self._overtaken: dict[C, int] = {}
+    def __init__(self, names: Sequence[str] = (OTHERS,)) -> None:
+        self.names = list(names)
+        self._ranks = {name: rank for rank, name in enumerate(names)}
         self.overtakes = 0
+        self.waiting, self.started, self.overtaken = ([0] * len(names) for _ in range(3))
+        self.waited_s = [0.0] * len(names)
 
-    def pick(self, waiting: Iterable[C], count: int, fits: Callable[[C], bool]) -> list[C]:
-        """At most `count` of the `waiting` requests, which are in order of arrival; they wait no longer.
+    def rank(self, slo_class: str | None) -> int:
+        """Of the class that a request names."""
+        return self._ranks.get(slo_class or OTHERS, self._ranks[OTHERS])
 
-        fits(request): asked of each in turn; the first for which it is false ends the list.
-        """
-        if len(self._ranks) == 1:
-            return list(itertools.takewhile(fits, list(itertools.islice(waiting, count))))
-        requests = list(waiting)
-        places = self._places(requests, count)
-        chosen = list(itertools.takewhile(fits, (requests[place] for place in places)))
-        gone = set(places[: len(chosen)])
-        self._count(places[: len(chosen)])
-        counts = {
-            request: self._overtaken.get(request, 0) + sum(later > place for later in gone)
-            for place, request in enumerate(requests)
-            if place not in gone
-        }
-        self._overtaken = {request: times for request, times in counts.items() if times}
-        return chosen
+    def start(self, rank: int, waited_s: float, passed: Collection[int]) -> None:
+        """One goes, after it has waited so long, before an earlier one of each class in `passed`."""
+        self.waiting[rank] -= 1
+        self.started[rank] += 1
+        self.waited_s[rank] += waited_s
+        self.overtakes += bool(passed)
+        for other in passed:
+            self.overtaken[other] += 1
 
-    def metric(self) -> Counter:
-        """How often class went before arrival."""
-        return Counter(
-            "overtakes_total",
-            "Requests, or texts, that went before an earlier one of a less urgent slo_class",
-            read=lambda: self.overtakes,
-        )
+    def metrics(self) -> list[Counter | Gauges]:
+        """What each class did."""
+        ranks = list(enumerate(self.names))
+        return [
+            Counter(
+                "overtakes_total",
+                "Requests, texts or images that went before an earlier one of a less urgent slo_class",
+                read=lambda: self.overtakes,
+            ),
+            *(
+                Counter(
+                    "class_started_total",
+                    "Those whose wait has ended",
+                    {"slo_class": name},
+                    partial(self.started.__getitem__, rank),
+                )
+                for rank, name in ranks
+            ),
+            *(
+                Counter(
+                    "class_wait_seconds_total",
+                    "Their waits, together",
+                    {"slo_class": name},
+                    partial(self.waited_s.__getitem__, rank),
+                )
+                for rank, name in ranks
+            ),
+            *(
+                Counter(
+                    "class_overtaken_total",
+                    "Those that went before an earlier one of this class",
+                    {"slo_class": name},
+                    partial(self.overtaken.__getitem__, rank),
+                )
+                for rank, name in ranks
+            ),
+            Gauges(
+                "class_waiting",
+                "Requests, texts or images that wait",
+                "slo_class",
+                lambda: dict(zip(self.names, map(float, self.waiting), strict=True)),
+            ),
+        ]
 
-    @property
-    def remembers(self) -> bool:
-        """Whether one of those that `pick` saw last was overtaken: until the next `pick` it is held."""
-        return bool(self._overtaken)
 
-    def upcoming(self, waiting: Iterable[C], count: int) -> list[C]:
-        """The requests that `pick` would ask `fits` of; nothing changes."""
-        if len(self._ranks) == 1:
-            return list(itertools.islice(waiting, count))
-        requests = list(waiting)
-        return [requests[place] for place in self._places(requests, count)]
+class ClassQueue(Generic[C]):
+    """Requests that wait. Iterated, in the order in which they go: by class, in a class by arrival.
 
-    def _count(self, places: Sequence[int]) -> None:
-        gone: set[int] = set()
-        first = 0
-        for place in places:
-            while first in gone:
-                first += 1
-            self.overtakes += place > first
-            gone.add(place)
+    Where `most` later ones of more urgent classes have gone before one, it goes before all others. classes: counts
+    what those here do. Not thread-safe.
+    """
 
-    def _places(self, requests: Sequence[C], count: int) -> Sequence[int]:
-        """Of the next `count` requests, in their order."""
-        others = self._ranks[OTHERS]
-        ranks = [self._ranks.get(request.slo_class or OTHERS, others) for request in requests]
-        # Most often all that wait are of one class.
-        if len(set(ranks)) <= 1:
-            return range(min(count, len(requests)))
-        overtaken = [self._overtaken.get(request, 0) for request in requests]
-        return next_in_order(ranks, overtaken, count, self._most)
+    def __init__(self, classes: SloClasses | None = None, most: int = OVERTAKEN) -> None:
+        self.classes = classes or SloClasses()
+        self._most = most
+        # By rank. Of each request its place in the order of arrival, and since when it waits.
+        self._lines: list[OrderedDict[C, tuple[float, float]]] = [OrderedDict() for _ in self.classes.names]
+        self._next_place = 0
+        # In order, the places of those that went before an earlier one that still waits.
+        self._ahead: list[float] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines))
+
+    def __contains__(self, request: C) -> bool:
+        return request in self._line(request)
+
+    def __iter__(self) -> Iterator[C]:
+        lines = [line for line in self._lines if line]
+        if len(lines) == 1:
+            yield from lines[0]
+            return
+        ahead = self._ahead.copy()
+        rest = [iter(line.items()) for line in lines]
+        heads = [next(each) for each in rest]
+        while heads:
+            places = [place for _, (place, _) in heads]
+            # Of those in a class, the first has been overtaken most often.
+            due = [place for place in places if len(ahead) - bisect_right(ahead, place) >= self._most]
+            turn = places.index(min(due)) if due else 0
+            if places[turn] > min(places):
+                insort(ahead, places[turn])
+            yield heads[turn][0]
+            following = next(rest[turn], None)
+            if following is None:
+                del rest[turn], heads[turn]
+            else:
+                heads[turn] = following
+
+    def add(self, request: C) -> None:
+        """One more waits; it may have gone before, and gets its old place among those of its class then."""
+        line, place = self._line(request), float(self._next_place)
+        later = list[C]()
+        if line and next(reversed(line)).arrived > request.arrived:
+            later = [other for other in line if other.arrived > request.arrived]
+            place = line[later[0]][0] - 0.5
+        line[request] = (place, time.monotonic())
+        for other in later:
+            line.move_to_end(other)
+        self._next_place += 1
+        self.classes.waiting[self.classes.rank(request.slo_class)] += 1
+
+    def take(self, count: int, fits: Callable[[C], bool] = lambda request: True) -> list[C]:
+        """At most the first `count` requests, which go now; the first for which `fits` is false ends the list."""
+        taken = list(itertools.takewhile(fits, itertools.islice(self, count)))
+        for request in taken:
+            self.start(request)
+        return taken
+
+    def start(self, request: C) -> None:
+        """This one goes now, whatever its turn."""
+        rank = self.classes.rank(request.slo_class)
+        place, since = self._lines[rank].pop(request)
+        passed = [other for other, line in enumerate(self._lines) if other != rank and _first_place(line) < place]
+        if passed:
+            insort(self._ahead, place)
+        self.classes.start(rank, time.monotonic() - since, passed)
+        self._forget()
+
+    def remove(self, request: C) -> bool:
+        """This one waits no longer, and does not go; False where it does not wait."""
+        if self._line(request).pop(request, None) is None:
+            return False
+        self.classes.waiting[self.classes.rank(request.slo_class)] -= 1
+        self._forget()
+        return True
+
+    def clear(self) -> list[C]:
+        """Remove all, in order."""
+        requests = list(self)
+        for request in requests:
+            self.remove(request)
+        return requests
+
+    def last_below(self, slo_class: str | None) -> C | None:
+        """The last request of the least urgent class; None where no class is less urgent than `slo_class`."""
+        less_urgent = self._lines[self.classes.rank(slo_class) + 1 :]
+        return next((next(reversed(line)) for line in reversed(less_urgent) if line), None)
+
+    def _line(self, request: C) -> OrderedDict[C, tuple[float, float]]:
+        return self._lines[self.classes.rank(request.slo_class)]
+
+    def _forget(self) -> None:
+        if self._ahead:
+            first = min(map(_first_place, self._lines))
+            del self._ahead[: bisect_right(self._ahead, first)]
+
+
+def _first_place(line: Mapping[Any, tuple[float, float]]) -> float:
+    return next(iter(line.values()))[0] if line else math.inf

@@ -111,6 +111,7 @@ class ImageFront(Front[ImageJob]):
         self._num_unanswered, self._num_bytes = 0, 0
         self._lock = threading.Lock()
         scheduler: ImageScheduler[RequestImage] = ImageScheduler(self._costs, serving, now_ms())
+        self._classes = scheduler.classes
         self._executor = Executor(self._model, scheduler, self.log)
         self._decoders = DecoderPool(self._settings.decode_threads, self._executor)
         if serving.algorithm in plan.ALGORITHMS:
@@ -182,6 +183,7 @@ class ImageFront(Front[ImageJob]):
         waiting: Callable[[], int] = lambda: max(0, self._num_unanswered - self._executor.num_running)  # noqa: E731
         return [
             *self._executor.metrics.exported,
+            *self._classes.metrics(),
             Gauge("requests_waiting", "Images waiting", waiting),
             Gauge("requests_running", "Images in the running and the next batch", lambda: self._executor.num_running),
             Gauge("tasks", "Tasks served", lambda: len(self._model.tasks)),
@@ -223,7 +225,7 @@ class ImageFront(Front[ImageJob]):
         utility = task.utility if parameters.utility is None else parameters.utility
         if not 0 <= utility <= MAX_UTILITY:
             raise InvalidInputError("parameter utility", utility, f"0 to {MAX_UTILITY:g}")
-        return ImageRequestOptions(task, latency_ms, utility)
+        return ImageRequestOptions(task, latency_ms, utility, parameters.slo_class)
 
     def _default_task(self) -> str:
         """The task of requests that name none; empty where they must name one."""

@@ -45,11 +45,12 @@ class Task:
 
 @dataclass(frozen=True)
 class ImageRequestOptions:
-    """Task of a request, its latency requirement, and the utility of an answer in time."""
+    """Task of a request, its latency requirement, the utility of an answer in time, and its class."""
 
     task: Task
     latency_ms: float
     utility: float
+    slo_class: str | None = None
 
 
 class ImageRequest:
@@ -91,10 +92,10 @@ class ImageRequest:
 
     def waiting_images(self, pixels: Sequence[Pixels], gammas: Sequence[int]) -> list[RequestImage]:
         """Its images for the scheduler, with the task's accuracy at each of `gammas`, NaN where it has none."""
-        task, utility = self.options.task, self.options.utility
+        task, utility, slo_class = self.options.task, self.options.utility, self.options.slo_class
         accuracy = np.array([task.accuracy.get(gamma, np.nan) for gamma in gammas])
         return [
-            RequestImage(self.arrival, self.deadline, utility, accuracy, self, index, image_pixels)
+            RequestImage(self.arrival, self.deadline, utility, accuracy, self, index, image_pixels, slo_class=slo_class)
             for index, image_pixels in enumerate(pixels)
         ]
 

@@ -242,6 +242,14 @@ def test_urgent_classes_are_first_and_overtaking_is_bounded(name: str) -> None:
     assert order_of(made(name), requests) == [*urgent[:-1], 0, 1, urgent[-1]]
 
 
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_urgent_requests_wait_shorter_than_a_burst_that_came_before(name: str) -> None:
+    requests = [FakeRequest(slo_class=slo_class) for slo_class in (*["batch"] * 20, *["interactive"] * 10)]
+    order = order_of(made(name), requests)
+    assert sorted(order.index(place) for place in range(20, 30))[-1] < 20
+    assert [place for place in order if place < 20] == list(range(20))
+
+
 def test_the_adapters_of_urgent_requests_are_loaded_first() -> None:
     memory = ToyMemory(sizes=dict.fromkeys("abc", 10))
     scheduler = made("arrival", memory)
@@ -425,7 +433,7 @@ def blocked(bypass: bool = True) -> tuple[MultiQueue[FakeRequest], ToyMemory, Cl
 
 def test_a_request_that_ends_before_the_head_can_start_overtakes_it() -> None:
     scheduler, memory, clock, _ = blocked()
-    short, long = FakeRequest("here", predicted_tokens=10), FakeRequest("here", predicted_tokens=25)
+    short, long = (FakeRequest("here", predicted_tokens=tokens, arrived=clock.now) for tokens in (10, 25))
     scheduler.submit(long)
     scheduler.submit(short)
     assert scheduler.admit(3) == [short]
@@ -434,8 +442,8 @@ def test_a_request_that_ends_before_the_head_can_start_overtakes_it() -> None:
 
 
 def test_without_bypass_all_requests_wait_behind_the_head() -> None:
-    scheduler, _, _, _ = blocked(bypass=False)
-    scheduler.submit(FakeRequest("here", predicted_tokens=1))
+    scheduler, _, clock, _ = blocked(bypass=False)
+    scheduler.submit(FakeRequest("here", predicted_tokens=1, arrived=clock.now))
     assert scheduler.admit(3) == []
 
 

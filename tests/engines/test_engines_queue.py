@@ -10,7 +10,7 @@ import pytest
 
 from shapeshift.engines.execution.request import BoundedQueue, Row, TextRequest
 from shapeshift.errors import OverloadedError
-from shapeshift.serving.bounds import OVERTAKEN
+from shapeshift.serving.bounds import OVERTAKEN, SloClasses
 
 
 class Item(Row):
@@ -166,7 +166,7 @@ CLASSES = ("interactive", "*", "batch")
 
 
 def test_urgent_rows_go_first_and_the_rest_in_order() -> None:
-    queue = BoundedQueue(10, classes=CLASSES)
+    queue = BoundedQueue(10, classes=SloClasses(CLASSES))
     names = ["batch", None, "interactive", "other", "interactive"]
     rows = [Item(number, slo_class=name) for number, name in enumerate(names, 1)]
     queue.put(rows)
@@ -180,23 +180,23 @@ def test_urgent_rows_go_first_and_the_rest_in_order() -> None:
     queue.check_integrity()
     assert [item.tokens for item in queue.take(take_all)] == [2, 4, 1]
     assert seen == [[3, 5, 2, 4, 1]]
-    assert queue.order.overtakes == 4
+    assert queue.classes.overtakes == 4
     queue.check_integrity()
 
 
 def test_a_row_is_overtaken_so_often_and_no_more() -> None:
-    queue = BoundedQueue(100, classes=CLASSES)
+    queue = BoundedQueue(100, classes=SloClasses(CLASSES))
     late = Item(99, slo_class="batch")
     queue.put([late])
     queue.put([Item(1, slo_class="interactive") for _ in range(60)])
     taken = [queue.take(take_one)[0] for _ in range(61)]
     assert taken.index(late) == OVERTAKEN
-    assert queue.order.overtakes == OVERTAKEN
+    assert queue.classes.overtakes == OVERTAKEN
 
 
 def test_without_classes_nothing_is_put_in_order() -> None:
-    queue = BoundedQueue(500, classes=CLASSES)
+    queue = BoundedQueue(500, classes=SloClasses(CLASSES))
     rows = [Item(number) for number in range(1, 400)]
     queue.put(rows)
     assert queue.take(take_all) == rows
-    assert queue.order.overtakes == 0
+    assert queue.classes.overtakes == 0

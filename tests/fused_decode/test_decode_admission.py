@@ -13,10 +13,11 @@ from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 class Waiting:
     number: int
     slo_class: str | None = None
+    arrived: float = 0.0
 
 
 def queue(requests: int = 100) -> FirstComeFirstServed[Waiting]:
-    return FirstComeFirstServed(requests)
+    return FirstComeFirstServed(requests, ("interactive", "*", "batch"))
 
 
 def test_first_come_first_served() -> None:
@@ -43,6 +44,31 @@ def test_a_request_beyond_a_limit_is_refused_and_not_counted() -> None:
         made.refuse_when_full()
     assert len(made.admit(9)) == 2
     made.submit(Waiting(1))
+
+
+def test_an_urgent_request_takes_the_place_of_the_last_one_that_is_less_urgent() -> None:
+    made = queue(requests=3)
+    batch, plain, urgent = [Waiting(1, "batch"), Waiting(2, "batch")], Waiting(3), Waiting(4, "interactive")
+    assert [made.submit(request) for request in (*batch, plain)] == [None] * 3
+    made.refuse_when_full("interactive")
+    assert made.submit(urgent) is batch[1]
+    assert made.submit(Waiting(5)) is batch[0]
+    for full in (None, "batch", "other"):
+        with pytest.raises(OverloadedError, match="queue_requests: 3 requests wait"):
+            made.refuse_when_full(full)
+    assert [request.number for request in made.admit(9)] == [4, 3, 5]
+
+
+def test_a_preempted_request_gets_its_old_place_back() -> None:
+    made = queue()
+    waiting = [Waiting(number, name, float(number)) for number, name in enumerate((None, None, None, "batch"))]
+    for request in waiting:
+        made.submit(request)
+    assert made.admit(2) == waiting[:2]
+    made.submit(Waiting(4, "interactive", 4.0))
+    for request in (waiting[1], waiting[0]):
+        made.preempted(request)
+    assert [request.number for request in made.admit(9)] == [4, 0, 1, 2, 3]
 
 
 def test_close_returns_waiting_requests_and_refuses_new_ones() -> None:

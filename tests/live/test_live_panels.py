@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from shapeshift.live import encode, generate, image, lora, sidecar, text
-from shapeshift.live.app import PANELS, Panel
+from shapeshift.live.app import PANELS, Panel, classes
 from shapeshift.live.source import View
 from shapeshift.live.svg import WIDTH, Plot
 from shapeshift.serving.events import Event
@@ -79,6 +79,20 @@ def test_encode_counts_texts_and_padding() -> None:
     assert "80 of 84 tokens are text" in label(html, "The last engine calls")
     assert "84 tokens were computed for 80 of text; padded to 512 it were 2048" in label(html, "Tokens computed")
     assert "e_w00" in html, "its workers are listed"
+
+
+def test_each_class_of_requests_has_a_row_once_one_is_named() -> None:
+    new: dict[str, float] = {"e class_started_total slo_class=interactive": 4, "e class_started_total slo_class=*": 10}
+    new |= {"e class_wait_seconds_total slo_class=interactive": 0.2, "e class_overtaken_total slo_class=batch": 4}
+    new |= {f"e class_waiting slo_class={name}": count for name, count in (("interactive", 0), ("*", 1), ("batch", 7))}
+    rows = re.findall(r"<tr><td>(.*?)</td></tr>", classes(view(dict.fromkeys(new, 0), new), "e"))
+    assert [row.split("</td><td>") for row in rows] == [
+        ["interactive", "0", "4", "50 ms", "0"],
+        ["all others", "1", "10", "0 ms", "0"],
+        ["batch", "7", "0", "–", "4"],
+    ]
+    plain = {"e class_started_total slo_class=*": 10, "e class_waiting slo_class=batch": 0}
+    assert not classes(view({}, plain), "e") and not classes(view({}, {}), "e")
 
 
 def test_encode_shows_calls_whose_texts_are_only_counted() -> None:

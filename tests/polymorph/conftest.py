@@ -31,6 +31,7 @@ from shapeshift.polymorph.service_times import ServiceTimes
 from shapeshift.polymorph.settings import PolymorphSettings, worker_name
 from shapeshift.polymorph.worker import TextWorker
 from shapeshift.serving import model_args
+from shapeshift.serving.bounds import SloClasses, classes_of
 from shapeshift.triton import model_config
 from tests.fakes import PbUtils, as_served, logger
 
@@ -329,10 +330,11 @@ def make_router() -> Iterator[Callable[..., Router]]:
         def limits(edge: int) -> tuple[int, int]:
             return edge or 100, 4
 
-        assignment: SharedQueue | DispatchedQueues = SharedQueue(limits, times.of_row)
+        classes = SloClasses(classes_of(settings.slo_classes))
+        assignment: SharedQueue | DispatchedQueues = SharedQueue(limits, times.of_row, classes)
         if any(bins):
             assignment = DispatchedQueues(
-                Dispatcher(EDGES, [1.0, 2.0, 4.0], Rules()), EDGES, [8, 4, 2], limits, times.of_row
+                Dispatcher(EDGES, [1.0, 2.0, 4.0], Rules()), EDGES, [8, 4, 2], limits, times.of_row, classes
             )
         lines: list[str] = []
         transport = BlsTransport(workers.call, list(workers), 0.0, max_abandoned, max(timeout_s, 0.1))

@@ -14,8 +14,10 @@ from shapeshift.polymorph.policy.baselines.binpacking import Packer
 from shapeshift.polymorph.policy.dispatch import Rules
 from shapeshift.polymorph.policy.dispatcher import Dispatcher
 from shapeshift.polymorph.router.assignment import Assignment, DispatchedQueues, SharedQueue
+from shapeshift.serving.bounds import SloClasses
 
 EDGES = [16, 64, 512]
+CLASSES = ("interactive", "*", "batch")
 
 
 def row(tokens: int) -> Row:
@@ -31,17 +33,22 @@ def row_cost(edge: int, tokens: int) -> float:
 
 
 def shared() -> SharedQueue:
-    return SharedQueue(limits, row_cost)
+    return SharedQueue(limits, row_cost, SloClasses(CLASSES))
 
 
 def dispatched(algorithm: str = "earliest_finish") -> DispatchedQueues:
     return DispatchedQueues(
-        Dispatcher(EDGES, [1.0, 2.0, 4.0], Rules(algorithm)), EDGES, [8.0, 4.0, 2.0], limits, row_cost
+        Dispatcher(EDGES, [1.0, 2.0, 4.0], Rules(algorithm)),
+        EDGES,
+        [8.0, 4.0, 2.0],
+        limits,
+        row_cost,
+        SloClasses(CLASSES),
     )
 
 
 def packed() -> DispatchedQueues:
-    return DispatchedQueues(Packer(EDGES), EDGES, [8.0, 4.0, 2.0], limits, row_cost)
+    return DispatchedQueues(Packer(EDGES), EDGES, [8.0, 4.0, 2.0], limits, row_cost, SloClasses(CLASSES))
 
 
 # One queue for all.

@@ -13,6 +13,7 @@ from shapeshift.polymorph.router import membership
 from shapeshift.polymorph.router.assignment import SharedQueue
 from shapeshift.polymorph.router.membership import DEAD_AFTER, FAILING_AFTER, Membership, WorkerCall, WorkerState
 from shapeshift.polymorph.router.transport import OtherVersionError, WorkerInfo, WrongBinError
+from shapeshift.serving.bounds import SloClasses
 from shapeshift.serving.call_pool import CallTimeoutError
 from tests.fakes import logger
 
@@ -28,7 +29,7 @@ class Site:
         clock = SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(membership, "time", clock)
         monkeypatch.setattr("shapeshift.polymorph.router.assignment.time", clock)
-        shared = SharedQueue(lambda edge: (1, 1), lambda edge, tokens: float(tokens))
+        shared = SharedQueue(lambda edge: (1, 1), lambda edge, tokens: float(tokens), SloClasses())
         self.members = Membership(shared, 100, logger(self.log))
         self.members.offer(["a", "b"])
 

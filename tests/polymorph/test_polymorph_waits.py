@@ -19,7 +19,7 @@ from shapeshift.polymorph.router.assignment import SharedQueue
 from shapeshift.polymorph.router.membership import Membership, WorkerCall, WorkerState
 from shapeshift.polymorph.router.transport import WorkerInfo
 from shapeshift.polymorph.settings import PolymorphSettings
-from shapeshift.serving.bounds import TimeBound
+from shapeshift.serving.bounds import SloClasses, TimeBound
 from shapeshift.serving.call_pool import CallTimeoutError
 from tests.fakes import PbUtils, Request, TritonError, logger, text_request
 from tests.waiting import wait_for
@@ -249,7 +249,7 @@ def test_a_router_learns_how_late_its_answers_come(
 def one_worker(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> Membership:
     """The members of a router, the worker a alone, with a clock that shows now[0]."""
     monkeypatch.setattr(membership_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    members = Membership(SharedQueue(lambda edge: (100, 4), lambda edge, tokens: 10.0), 9, logger())
+    members = Membership(SharedQueue(lambda edge: (100, 4), lambda edge, tokens: 10.0, SloClasses()), 9, logger())
     members.offer(["a"])
     return members
 
@@ -272,7 +272,7 @@ def test_a_router_corrects_the_profile_by_how_long_workers_are_busy(monkeypatch:
 
 
 def test_rows_that_a_worker_leaves_to_a_better_one_do_not_wait_for_a_probe() -> None:
-    queue = SharedQueue(lambda edge: (100, 4), lambda edge, tokens: 10.0)
+    queue = SharedQueue(lambda edge: (100, 4), lambda edge, tokens: 10.0, SloClasses())
     members = Membership(queue, 9, logger())
     members.offer(["a", "b"])
     for worker in members.workers.values():

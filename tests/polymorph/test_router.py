@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shapeshift.errors import CancelledRequestError, OverloadedError
+from shapeshift.serving.bounds import OVERTAKEN
 from shapeshift.serving.metrics import Gauge, Gauges
 
 if TYPE_CHECKING:
@@ -52,6 +53,37 @@ def test_at_most_two_calls_are_in_a_worker_and_the_rest_waits_here(
     router.workers["a"].free()
     assert [one.error() for one in asked] == [None] * 9
     router.check_rest()
+
+
+@pytest.mark.parametrize("bins", [(0,), (512,)])
+def test_urgent_texts_are_computed_before_a_burst_that_came_before(
+    make_router: MakeRouter, no_probes: Callable[[Router], None], bins: tuple[int, ...]
+) -> None:
+    router = make_router(*bins)
+    no_probes(router)
+    router.workers["a"].stick()
+    running = [router.ask(100) for _ in range(2)]
+    router.wait(lambda: router.workers["a"].held == 2)
+    burst = [router.ask(100, slo_class="batch") for _ in range(40)]
+    urgent = [router.ask(100, slo_class="interactive") for _ in range(OVERTAKEN + 3)]
+    router.workers["a"].free()
+    assert [one.error() for one in (*running, *burst, *urgent)] == [None] * (len(burst) + len(urgent) + 2)
+    classes = router.members.classes
+    assert classes.started == [len(urgent), 2, len(burst)] and classes.waiting == [0, 0, 0]
+    assert classes.overtakes == OVERTAKEN
+    assert classes.waited_s[0] / len(urgent) < classes.waited_s[2] / len(burst)
+    router.check_rest()
+
+
+def test_a_deadline_is_held_against_what_goes_before_a_text_of_its_class(make_router: MakeRouter) -> None:
+    router = make_router(512, queue_rows=10**6)
+    router.workers["a"].stick()
+    router.ask(*[1] * 20_000, slo_class="batch")
+    with pytest.raises(OverloadedError, match="latency_ms: got 10000, an answer is predicted after"):
+        router.ask(1, latency_ms=10_000, slo_class="batch")
+    urgent = router.ask(1, latency_ms=10_000, slo_class="interactive")
+    router.workers["a"].free()
+    assert urgent.error() is None
 
 
 def test_a_worker_of_an_older_build_takes_what_it_can(make_router: MakeRouter) -> None:

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from shapeshift.serving.bounds import OVERTAKEN
 from shapeshift.token_adapt.policy.costs import Costs, GammaProfile
 from shapeshift.token_adapt.policy.image_scheduler import ALGORITHMS, ImageScheduler, SchedulerSettings, WaitingImage
 from tests.token_adapt.token_models import PROFILES, profile
@@ -22,8 +23,14 @@ def scheduler(algorithm: str = "grid", size: int = 64, started: float = -1e9, **
     return ImageScheduler(Costs(PROFILES, GAMMAS, size), made, started)
 
 
-def image(arrived: float, latency: float, utility: float = 1.0, accuracy: np.ndarray = ACCURACY) -> WaitingImage:
-    return WaitingImage(arrived, arrived + latency, utility, accuracy)
+def image(
+    arrived: float,
+    latency: float,
+    utility: float = 1.0,
+    accuracy: np.ndarray = ACCURACY,
+    slo_class: str | None = None,
+) -> WaitingImage:
+    return WaitingImage(arrived, arrived + latency, utility, accuracy, slo_class=slo_class)
 
 
 def test_the_most_accurate_gamma_runs_if_there_is_time() -> None:
@@ -186,3 +193,39 @@ def test_planning_is_timed_in_milliseconds() -> None:
         step = made.step(at)
         took_ms = (time.perf_counter() - began) * 1e3
     assert took_ms / 100 < step.plan_ms <= took_ms
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_urgent_images_run_before_a_burst_that_came_before(algorithm: str) -> None:
+    made = scheduler(algorithm, size=4)
+    burst = [image(0.0, 1000.0, slo_class="batch") for _ in range(12)]
+    urgent = [image(1.0, 1000.0, slo_class="interactive") for _ in range(5)]
+    for one in (*burst, *urgent):
+        made.add(one)
+    steps = [made.step(2.0 + number).images for number in range(5)]
+    assert [one for images in steps for one in images] == [*urgent, *burst]
+    assert made.classes.started == [5, 0, 12] and made.classes.waiting == [0, 0, 0]
+    assert made.classes.overtakes == 5 and made.classes.overtaken == [0, 0, 5]
+    assert made.classes.waited_s[0] / 5 < made.classes.waited_s[2] / 12
+
+
+def test_an_image_is_overtaken_so_often_and_no_more() -> None:
+    made = scheduler(size=1)
+    patient = image(0.0, 1e6, slo_class="batch")
+    made.add(patient)
+    for number in range(2 * OVERTAKEN):
+        made.add(image(1.0 + number, 1e5, slo_class="interactive"))
+        if patient in made.step(2.0 + number).images:
+            break
+    assert number == OVERTAKEN == patient.overtaken
+    assert len(made) == 1
+
+
+def test_an_urgent_image_that_is_late_is_evicted_as_any_other() -> None:
+    made = scheduler()
+    late, patient = image(0.0, 60.0, slo_class="interactive"), image(0.0, 500.0, slo_class="batch")
+    for one in (late, patient):
+        made.add(one)
+    step = made.step(99.6)
+    assert step.evicted == [late] and list(step.images) == [patient]
+    assert made.classes.waiting == [0, 0, 0]

@@ -17,6 +17,7 @@ class Asked:
     latency: float
     utility: float
     excluded: frozenset[int] = frozenset()
+    rank: int = 0
 
     def __post_init__(self) -> None:
         self.deadline = self.arrival + self.latency

@@ -7,12 +7,12 @@ import itertools
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs, SizedRequest
-from shapeshift.fused_decode.policy.admission import Admission, always, nothing
-from shapeshift.serving.bounds import Bound, ClassOrder, unloading
+from shapeshift.fused_decode.policy.admission import Admission, always, displaced, nothing
+from shapeshift.serving.bounds import Bound, ClassQueue, SloClasses, unloading
 from shapeshift.serving.metrics import Metric
 
 T = TypeVar("T", bound=SizedRequest)
@@ -43,7 +43,7 @@ class OvertakingBound(Generic[T]):
             due = self.admissions + self._patience * before
             heapq.heappush(self._heap, (due, next(self._numbers), request))
 
-    def due(self, waiting: Container[T]) -> T | None:
+    def due(self, waiting: ClassQueue[T]) -> T | None:
         """The request among `waiting` that has been due for longest."""
         while self._heap and self._heap[0][2] not in waiting:
             heapq.heappop(self._heap)
@@ -64,7 +64,7 @@ class AdmissionBase(Admission[T]):
         self._block_tokens = inputs.block_tokens
         self._bound = Bound("queue_requests", inputs.queue_requests, "requests")
         self._overtaking: OvertakingBound[T] = OvertakingBound(patience)
-        self._waiting: dict[T, None] = {}
+        self._waiting: ClassQueue[T] = ClassQueue(SloClasses(inputs.classes))
         self._reserved: dict[T, None] = {}
         self._running: dict[T, None] = {}
         # Of the current call of `admit`.
@@ -111,17 +111,22 @@ class AdmissionBase(Admission[T]):
     def __len__(self) -> int:
         return len(self._waiting) + len(self._reserved)
 
-    def refuse_when_full(self) -> None:
+    def refuse_when_full(self, slo_class: str | None = None) -> None:
         if self._closed:
             raise unloading()
-        self._bound.require(len(self))
+        displaced(self._bound, len(self), self._waiting, slo_class)
 
-    def submit(self, request: T) -> None:
+    def submit(self, request: T) -> T | None:
         with self._lock:
-            self.refuse_when_full()
+            if self._closed:
+                raise unloading()
+            last = displaced(self._bound, len(self), self._waiting, request.slo_class)
+            if last is not None:
+                self._withdraw(last)
             self._overtaking.add(request, len(self) + len(self._running))
             self._on_submit(request)
             self._start_waiting(request)
+        return last
 
     def admit(self, free: int, fits: Callable[[T], bool] = always, shared: Callable[[T], int] = nothing) -> list[T]:
         """See `Admission`. Asks `scheduling.AdapterMemory` instead of `fits`."""
@@ -140,16 +145,7 @@ class AdmissionBase(Admission[T]):
 
     def withdraw(self, request: T) -> bool:
         with self._lock:
-            if request in self._reserved:
-                del self._reserved[request]
-                self._on_refund(request)
-            elif request in self._waiting:
-                self._stop_waiting(request)
-            else:
-                return False
-            self._memory.unqueued(request.adapter)
-            self._on_end(request, ran=False)
-        return True
+            return self._withdraw(request)
 
     def finished(self, request: T) -> None:
         with self._lock:
@@ -163,6 +159,9 @@ class AdmissionBase(Admission[T]):
         for request in left:
             self.withdraw(request)
         return left
+
+    def metrics(self) -> Sequence[Metric]:
+        return self._waiting.classes.metrics()
 
     def check_integrity(self) -> None:
         with self._lock:
@@ -210,7 +209,8 @@ class AdmissionBase(Admission[T]):
             return False
         self._free_slots -= request.rows
         self._overtaking.admissions += 1
-        self._stop_waiting(request)
+        self._waiting.start(request)
+        self._on_leave(request)
         self._on_charge(request)
         if ready:
             self._start_running(request)
@@ -232,15 +232,21 @@ class AdmissionBase(Admission[T]):
         """Move a running request back to its old place among the waiting ones."""
         self._stop_running(request)
         self._overtaking.add(request, len(self) + len(self._running))
-        later = [other for other in self._waiting if other.arrived > request.arrived]
-        for other in later:
-            self._stop_waiting(other)
         self._start_waiting(request)
-        for other in later:
-            self._waiting[other] = None
-            self._on_wait(other)
 
     # Private.
+
+    def _withdraw(self, request: T) -> bool:
+        if request in self._reserved:
+            del self._reserved[request]
+            self._on_refund(request)
+        elif self._waiting.remove(request):
+            self._on_leave(request)
+        else:
+            return False
+        self._memory.unqueued(request.adapter)
+        self._on_end(request, ran=False)
+        return True
 
     def _acquire(self, request: T, reserved_tokens: int) -> bool:
         """Use the adapter of `request`; False if it is not resident or too little KV cache would be left."""
@@ -249,13 +255,9 @@ class AdmissionBase(Admission[T]):
         return self._memory.acquire(request.adapter, tokens)
 
     def _start_waiting(self, request: T) -> None:
-        self._waiting[request] = None
+        self._waiting.add(request)
         self._memory.queued(request.adapter)
         self._on_wait(request)
-
-    def _stop_waiting(self, request: T) -> None:
-        del self._waiting[request]
-        self._on_leave(request)
 
     def _start_running(self, request: T) -> None:
         self._memory.unqueued(request.adapter)
@@ -297,22 +299,17 @@ class ArrivalOrder(AdmissionBase[T]):
 
     def __init__(self, inputs: SchedulerInputs) -> None:
         super().__init__(inputs, patience=0.0)
-        self._order: ClassOrder[T] = ClassOrder(inputs.classes)
-
-    def metrics(self) -> Sequence[Metric]:
-        return [self._order.metric()]
 
     def _select(self) -> None:
-        self._order.pick(self._waiting, self._free_slots, self._admits)
+        for request in list(itertools.islice(self._waiting, self._free_slots)):
+            if not self._try_admit(request, reserve=not self._blocking):
+                break
         spare = self._spare_tokens()
-        upcoming = self._order.upcoming(self._waiting, max(self._free_slots, PRELOAD))
+        upcoming = list(itertools.islice(self._waiting, max(self._free_slots, PRELOAD)))
         for place, request in enumerate(upcoming):
             spare -= self._cache_tokens(request)
             if spare < 0 or not self._start_load(request, upcoming[:place]):
                 break
-
-    def _admits(self, request: T) -> bool:
-        return self._try_admit(request, reserve=not self._blocking)
 
 
 class BlockingArrivalOrder(ArrivalOrder[T]):

@@ -14,6 +14,7 @@ from shapeshift.adapter_cache.policy.quota_admission import Ledger, first_phase,
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
 from shapeshift.adapter_cache.policy.size_queues import RecentRequests, RequestCost, single
 from shapeshift.fused_decode.policy.admission import always, nothing
+from shapeshift.serving.bounds import ClassQueue, SloClasses
 from shapeshift.serving.metrics import Counter, Gauge, Metric
 
 MAX_QUEUES = 4
@@ -43,7 +44,8 @@ class MultiQueue(AdmissionBase[T]):
         self._recent = RecentRequests()
         self._size_queues = single(inputs.memory.total_tokens)
         self._ledger = Ledger(self._size_queues.quota)
-        self._queues: list[dict[T, None]] = [{}]
+        self._classes = inputs.classes
+        self._queues: list[ClassQueue[T]] = [ClassQueue(SloClasses(self._classes))]
         self._next_recluster: float | None = None
         self._costs: dict[T, RequestCost] = {}
         self._charges: dict[T, tuple[int, int]] = {}
@@ -66,6 +68,7 @@ class MultiQueue(AdmissionBase[T]):
 
     def metrics(self) -> list[Metric]:
         metrics: list[Metric] = [
+            *super().metrics(),
             Counter(
                 "adapter_squashes_total",
                 "Requests squashed because they delayed a request that they had overtaken",
@@ -124,10 +127,10 @@ class MultiQueue(AdmissionBase[T]):
         self._recent.add_arrival(self._costs[request], request.arrived)
 
     def _on_wait(self, request: T) -> None:
-        self._queues[self._queue_of(request)][request] = None
+        self._queues[self._queue_of(request)].add(request)
 
     def _on_leave(self, request: T) -> None:
-        del self._queues[self._queue_of(request)][request]
+        self._queues[self._queue_of(request)].start(request)
 
     def _on_charge(self, request: T) -> None:
         self._charge(request)
@@ -145,7 +148,7 @@ class MultiQueue(AdmissionBase[T]):
         self._squashed.discard(request)
 
     def _check_order(self) -> None:
-        assert set(itertools.chain(*self._queues)) == self._waiting.keys(), "a queue has lost a request"
+        assert set(itertools.chain(*self._queues)) == set(self._waiting), "a queue has lost a request"
         assert self._charges.keys() == {*self._reserved, *self._running}, "a request is not charged"
         for queue, used in enumerate(self._ledger.used):
             held = sum(tokens for charged, tokens in self._charges.values() if charged == queue)
@@ -246,7 +249,7 @@ class MultiQueue(AdmissionBase[T]):
     def _recluster(self) -> None:
         self._size_queues = self._recent.make_queues(self._memory.total_tokens, MAX_QUEUES)
         self._ledger = Ledger(self._size_queues.quota)
-        self._queues = [{} for _ in self._size_queues.quota]
+        self._queues = [ClassQueue(SloClasses(self._classes)) for _ in self._size_queues.quota]
         for request in self._waiting:
             self._on_wait(request)
         for request in self._charges:

@@ -18,9 +18,9 @@ from shapeshift.engines.manifest import EngineEntry, Manifest
 from shapeshift.engines.policy.packs import MeasuredFactor, row_costs, rows_to_take
 from shapeshift.errors import EngineError
 from shapeshift.loops import Loop
-from shapeshift.serving.bounds import TimeBound, classes_of, unloading
+from shapeshift.serving.bounds import SloClasses, TimeBound, classes_of, unloading
 from shapeshift.serving.liveness import StepCounter
-from shapeshift.serving.metrics import Counter, Gauge
+from shapeshift.serving.metrics import Counter, Gauge, Gauges
 from shapeshift.serving.model_args import FrontSettings, Log
 from shapeshift.settings import require
 
@@ -140,7 +140,7 @@ class EngineExecutor:
         self._row_ms = row_costs(self._pack_ms, self._pack_tokens, self._max_rows)
         self._measured = MeasuredFactor()
         self.time_bound = TimeBound("max_queue_ms", settings.max_queue_ms)
-        self.queue = BoundedQueue(settings.queue_rows, self.row_ms, classes_of(settings.slo_classes))
+        self.queue = BoundedQueue(settings.queue_rows, self.row_ms, SloClasses(classes_of(settings.slo_classes)))
         self._stopping = threading.Event()
         self._runtime = PROVIDERS[manifest.provider].open(folder, manifest.precision, 1, device)
         self._manifest = manifest
@@ -182,24 +182,24 @@ class EngineExecutor:
         """The steps of the engine threads that run by now: engine calls."""
         return [thread.steps for thread in self.threads]
 
-    def metrics(self) -> list[Counter | Gauge]:
+    def metrics(self) -> list[Counter | Gauge | Gauges]:
         """The executor's metrics, exported with those of the front."""
         threads = self.threads
         return [
             Gauge("engines_loaded", "Engines in use, of each engine thread", lambda: self.loaded),
             Counter("engine_calls_total", "Engine calls", read=lambda: sum(thread.calls for thread in threads)),
             Counter("engine_rows_total", "Texts computed", read=lambda: sum(thread.rows for thread in threads)),
-            self.queue.order.metric(),
+            *self.queue.classes.metrics(),
             *engine_set.work_metrics(self._manifest, lambda: [thread.engines for thread in self.threads]),
         ]
 
-    def require_room(self, latency_ms: float | None) -> None:
-        """Raise OverloadedError where what waits and runs already takes too long for a request with this `latency_ms`.
+    def require_room(self, latency_ms: float | None, slo_class: str | None = None) -> None:
+        """Raise OverloadedError where what waits and runs already takes too long for such a request.
 
         Reading texts takes most of the time of a refusal. `submit` counts what the texts themselves cost.
         """
         if len(self.queue):
-            self.time_bound.require(self.predicted_ms(()), latency_ms)
+            self.time_bound.require(self.predicted_ms((), slo_class), latency_ms)
 
     def submit(self, request: TextRequest) -> None:
         """Queue all rows of `request`. Raises OverloadedError if they do not fit, or would be answered too late.
@@ -207,14 +207,17 @@ class EngineExecutor:
         An empty queue takes any request: its prediction could be wrong, and no call would correct it.
         """
         if len(self.queue):
-            request.require_in_time(self.predicted_ms(request.rows), self.time_bound)
+            request.require_in_time(self.predicted_ms(request.rows, request.slo_class), self.time_bound)
         self.queue.put(request.rows)
         for row in request.rows:
             self.lengths_seen[row.tokens] += 1
 
-    def predicted_ms(self, rows: Sequence[Row]) -> float:
-        """The time after which `rows`, queued now, would be computed: the profile, corrected by recent calls."""
-        before = self.queue.waiting_ms + sum(thread.busy_ms for thread in self.threads)
+    def predicted_ms(self, rows: Sequence[Row], slo_class: str | None = None) -> float:
+        """The time after which `rows` of that class, queued now, would be computed.
+
+        By the profile, corrected by recent calls.
+        """
+        before = self.queue.ms_before(slo_class) + sum(thread.busy_ms for thread in self.threads)
         costs_ms = [self.row_ms(row) for row in rows]
         threads = len(self.threads)
         return self._measured.value * (before / threads + max(sum(costs_ms) / threads, max(costs_ms, default=0.0)))

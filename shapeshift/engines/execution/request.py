@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -14,9 +12,7 @@ import numpy as np
 
 from shapeshift.engines.interfaces import TOKEN_OUTPUTS, Array, Ids
 from shapeshift.errors import OverloadedError
-from shapeshift.serving.bounds import OTHERS, Bound, ClassOrder, TimeBound, unloading
-
-_ORDERED_ROWS = 128
+from shapeshift.serving.bounds import Bound, ClassQueue, SloClasses, TimeBound, unloading
 
 
 class Row:
@@ -43,6 +39,10 @@ class Row:
     @property
     def slo_class(self) -> str | None:
         return self.request.slo_class
+
+    @property
+    def arrived(self) -> float:
+        return self.request.arrived
 
     @property
     def is_open(self) -> bool:
@@ -142,35 +142,85 @@ class TextRequest:
         self._on_finished(self)
 
 
+class RowQueue:
+    """Rows that wait, in the order in which they go, and what they cost.
+
+    cost_ms: of a row. classes: counts what its rows do; see `ClassQueue`. Not thread-safe.
+    """
+
+    def __init__(self, cost_ms: Callable[[Row], float], classes: SloClasses) -> None:
+        self.rows: ClassQueue[Row] = ClassQueue(classes)
+        self._classes = classes
+        self._cost_ms = cost_ms
+        # By the rank of the class.
+        self._costs_ms = [0.0] * len(classes.names)
+
+    @property
+    def cost_ms(self) -> float:
+        """What all rows cost together."""
+        return sum(self._costs_ms)
+
+    def ms_before(self, slo_class: str | None) -> float:
+        """What those cost that go before a row of this class, as far as classes order them."""
+        return sum(self._costs_ms[: self._classes.rank(slo_class) + 1])
+
+    def append(self, row: Row) -> None:
+        """One more row waits."""
+        self.rows.add(row)
+        self._costs_ms[self._classes.rank(row.slo_class)] += self._cost_ms(row)
+
+    def take(self, decide: Callable[[Iterable[int], int], int]) -> list[Row]:
+        """Remove as many from the head as `decide` returns.
+
+        decide(lengths, waiting): the waiting rows' tokens in order and their number; at least 1.
+        """
+        taken = self.rows.take(decide((row.tokens for row in self.rows), len(self.rows)))
+        for row in taken:
+            self._costs_ms[self._classes.rank(row.slo_class)] -= self._cost_ms(row)
+        # An empty queue costs nothing, whatever the rounding of the sums.
+        if not self.rows:
+            self._costs_ms = [0.0] * len(self._costs_ms)
+        return taken
+
+    def clear(self) -> list[Row]:
+        """Remove all rows."""
+        self._costs_ms = [0.0] * len(self._costs_ms)
+        return self.rows.clear()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where the cost is not that of the rows."""
+        assert math.isclose(self.cost_ms, sum(map(self._cost_ms, self.rows)), abs_tol=1e-6), "cost is off"
+
+
 class BoundedQueue:
     """Rows that wait, with a bound on their number; producers never wait, consumers do.
 
-    cost_ms: of a row, by the profile. classes: see `ClassOrder`, which orders the rows at the head.
+    cost_ms: of a row, by the profile. classes: see `RowQueue`.
     """
 
     def __init__(
         self,
         max_rows: int,
         cost_ms: Callable[[Row], float] = lambda row: 0.0,
-        classes: Sequence[str] = (OTHERS,),
+        classes: SloClasses | None = None,
     ) -> None:
-        self.order: ClassOrder[Row] = ClassOrder(classes)
-        # Waiting rows whose request names a class.
-        self._with_class = 0
+        self.classes = classes or SloClasses()
         self._bound = Bound("queue_rows", max_rows, "rows")
-        self._waiting: deque[Row] = deque()
-        self._cost_ms = cost_ms
-        self._waiting_ms = 0.0
+        self._waiting = RowQueue(cost_ms, self.classes)
         self._closed = False
         self._ready = threading.Condition()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting.rows)
 
     @property
     def waiting_ms(self) -> float:
         """What the waiting rows cost together."""
-        return self._waiting_ms
+        return self._waiting.cost_ms
+
+    def ms_before(self, slo_class: str | None) -> float:
+        """See `RowQueue`."""
+        return self._waiting.ms_before(slo_class)
 
     def put(self, rows: Sequence[Row]) -> None:
         """Append all of `rows` or none; OverloadedError naming the limit where they do not fit.
@@ -180,63 +230,31 @@ class BoundedQueue:
         with self._ready:
             if self._closed:
                 raise unloading()
-            self._bound.require_unless_empty(len(self._waiting), len(rows))
-            self._waiting.extend(rows)
-            self._waiting_ms += sum(map(self._cost_ms, rows))
-            self._with_class += sum(row.slo_class is not None for row in rows)
+            self._bound.require_unless_empty(len(self), len(rows))
+            for row in rows:
+                self._waiting.append(row)
             self._ready.notify(len(rows))
 
     def take(self, decide: Callable[[Iterable[int], int], int]) -> list[Row]:
-        """Wait for rows, then remove as many from the head as `decide` returns; [] once closed.
-
-        decide(lengths, waiting): the waiting rows' tokens in order and their number; at least 1.
-        """
+        """Wait for rows, then take as `RowQueue` does; [] once closed."""
         with self._ready:
-            while not self._waiting and not self._closed:
+            while not len(self) and not self._closed:
                 self._ready.wait()
-            if not self._waiting:
-                return []
-            taken = (
-                self._take_by_class(decide) if self._with_class or self.order.remembers else self._take_in_order(decide)
-            )
-            # An empty queue costs nothing, whatever the rounding of the sums.
-            self._waiting_ms = self._waiting_ms - sum(map(self._cost_ms, taken)) if self._waiting else 0.0
-            return taken
-
-    def _take_in_order(self, decide: Callable[[Iterable[int], int], int]) -> list[Row]:
-        count = decide((row.tokens for row in self._waiting), len(self._waiting))
-        return [self._waiting.popleft() for _ in range(count)]
-
-    def _take_by_class(self, decide: Callable[[Iterable[int], int], int]) -> list[Row]:
-        # Of a long queue only the head is put in order: that takes time, and the engine waits.
-        head = list(itertools.islice(self._waiting, _ORDERED_ROWS))
-        rest = itertools.islice(self._waiting, len(head), None)
-        ordered = [*self.order.upcoming(head, len(head)), *rest]
-        count = decide((row.tokens for row in ordered), len(ordered))
-        taken = ordered[:count]
-        self.order.pick(head, min(count, len(head)), lambda row: True)
-        gone = {*taken}
-        self._waiting = deque(row for row in self._waiting if row not in gone)
-        self._with_class -= sum(row.slo_class is not None for row in taken)
-        return taken
+            return self._waiting.take(decide) if len(self) else []
 
     def waiting(self) -> list[Row]:
         """The rows that wait now, in order."""
         with self._ready:
-            return list(self._waiting)
+            return list(self._waiting.rows)
 
     def close(self) -> list[Row]:
         """Refuse further rows, wake every consumer, and return the rows that still waited."""
         with self._ready:
             self._closed = True
-            left = list(self._waiting)
-            self._waiting.clear()
-            self._waiting_ms, self._with_class = 0.0, 0
             self._ready.notify_all()
-        return left
+            return self._waiting.clear()
 
     def check_integrity(self) -> None:
         """Raise AssertionError where the cost is not that of the rows."""
         with self._ready:
-            assert self._with_class == sum(row.slo_class is not None for row in self._waiting), "classes are off"
-            assert math.isclose(self._waiting_ms, sum(map(self._cost_ms, self._waiting)), abs_tol=1e-6), "cost is off"
+            self._waiting.check_integrity()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shapeshift.errors import EngineError
+from shapeshift.errors import EngineError, OverloadedError
 from shapeshift.fused_decode.engine.batching import Step, note_chunks, score
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.sampling.sampler import Sampler
@@ -29,6 +29,7 @@ from shapeshift.serving.model_args import Log
 
 STREAM_RESPONSES = 16
 _RETRY_S = 0.02
+_DISPLACED = "queue_requests: a request of a more urgent slo_class took the place of this one; retry later"
 
 
 class DecodeLoop:
@@ -88,14 +89,19 @@ class DecodeLoop:
         self.thread.start()
 
     def submit(self, request: Request) -> None:
-        """Queue `request` for a slot. Raises OverloadedError where the admission refuses it; it is finished then."""
+        """Queue `request` for a slot. Raises OverloadedError where the admission refuses it; it is finished then.
+
+        One of a less urgent class whose place it takes ends as if it were refused.
+        """
         try:
-            self.admission.submit(request)
+            displaced = self.admission.submit(request)
         except Exception as error:
             request.finish(error)
             raise
         request.is_submitted = True
         self.terminations.watch_deadline(request)
+        if displaced is not None:
+            self.terminations.add(displaced, OverloadedError(_DISPLACED))
         self._wake.set()
 
     def end(self, request: Request, reason: Reason) -> None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from shapeshift.serving.bounds import OTHERS, Bound, ClassOrder, QueuedRequest, unloading
+from shapeshift.serving.bounds import OTHERS, Bound, ClassQueue, QueuedRequest, SloClasses, unloading
 from shapeshift.serving.metrics import Metric
 
 C = TypeVar("C", bound=QueuedRequest)
@@ -25,6 +25,17 @@ def nothing(request: QueuedRequest) -> int:
     return 0
 
 
+def displaced(bound: Bound, held: int, waiting: ClassQueue[C], slo_class: str | None) -> C | None:
+    """Whose place a request of that class takes where the queue holds so many; None where it takes nobody's.
+
+    Raises OverloadedError where the queue is full of requests that are no less urgent.
+    """
+    last = waiting.last_below(slo_class) if held >= bound.limit else None
+    if last is None:
+        bound.require(held)
+    return last
+
+
 class Admission(Protocol[C]):
     """The waiting requests. Any thread may call `submit` and `refuse_when_full`, the generating thread the rest."""
 
@@ -32,12 +43,15 @@ class Admission(Protocol[C]):
         """Number of waiting requests."""
         ...
 
-    def refuse_when_full(self) -> None:
-        """Raise OverloadedError where no further request may wait, whatever its size."""
+    def refuse_when_full(self, slo_class: str | None = None) -> None:
+        """Raise OverloadedError where no further request of that class may wait, whatever its size."""
         ...
 
-    def submit(self, request: C) -> None:
-        """Queue `request`. Raises OverloadedError, naming the limit, where it does not fit."""
+    def submit(self, request: C) -> C | None:
+        """Queue `request`. Raises OverloadedError, naming the limit, where it does not fit.
+
+        Returns the request of a less urgent class that waits no longer, where it took the place of one.
+        """
         ...
 
     def admit(self, free: int, fits: Callable[[C], bool] = always, shared: Callable[[C], int] = nothing) -> list[C]:
@@ -79,59 +93,54 @@ class Admission(Protocol[C]):
 
 
 class FirstComeFirstServed(Admission[C]):
-    """In order of arrival, but for what `order` picks first."""
+    """In order of class and arrival."""
 
     def __init__(self, queue_requests: int, classes: Sequence[str] = (OTHERS,)) -> None:
-        """queue_requests: most that wait; classes: see `ClassOrder`."""
-        self._order: ClassOrder[C] = ClassOrder(classes)
+        """queue_requests: most that wait; classes: see `SloClasses`."""
         self._bound = Bound("queue_requests", queue_requests, "requests")
-        self._waiting: dict[C, None] = {}
+        self._waiting: ClassQueue[C] = ClassQueue(SloClasses(classes))
         self._closed = False
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def refuse_when_full(self) -> None:
+    def refuse_when_full(self, slo_class: str | None = None) -> None:
         if self._closed:
             raise unloading()
-        self._bound.require(len(self._waiting))
+        displaced(self._bound, len(self._waiting), self._waiting, slo_class)
 
-    def submit(self, request: C) -> None:
+    def submit(self, request: C) -> C | None:
         with self._lock:
-            self.refuse_when_full()
-            self._waiting[request] = None
+            if self._closed:
+                raise unloading()
+            last = displaced(self._bound, len(self._waiting), self._waiting, request.slo_class)
+            if last is not None:
+                self._waiting.remove(last)
+            self._waiting.add(request)
+        return last
 
     def admit(self, free: int, fits: Callable[[C], bool] = always, shared: Callable[[C], int] = nothing) -> list[C]:
         if not self._waiting or not free:
             return []
         with self._lock:
-            chosen = self._order.pick(self._waiting, free, fits)
-            for request in chosen:
-                del self._waiting[request]
-        return chosen
+            return self._waiting.take(free, fits)
 
     def preempted(self, request: C) -> None:
         with self._lock:
-            # Those that are preempted together come youngest first.
-            self._waiting = {request: None, **self._waiting}
+            self._waiting.add(request)
 
     def withdraw(self, request: C) -> bool:
         with self._lock:
-            if request not in self._waiting:
-                return False
-            del self._waiting[request]
-        return True
+            return self._waiting.remove(request)
 
     def finished(self, request: C) -> None:
         """Running requests are not tracked."""
 
     def metrics(self) -> Sequence[Metric]:
-        return [self._order.metric()]
+        return self._waiting.classes.metrics()
 
     def close(self) -> list[C]:
         with self._lock:
             self._closed = True
-            waiting = list(self._waiting)
-            self._waiting.clear()
-        return waiting
+            return self._waiting.clear()

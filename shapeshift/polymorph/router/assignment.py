@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from shapeshift.engines.execution.request import Row
+from shapeshift.engines.execution.request import Row, RowQueue
 from shapeshift.engines.policy.packs import rows_to_take
-from shapeshift.serving.bounds import Bound
+from shapeshift.serving.bounds import Bound, SloClasses
 
 # (bin of the worker) -> most tokens and most rows of one pack.
 PackLimits = Callable[[int], tuple[int, int]]
@@ -25,36 +23,10 @@ RowCost = Callable[[int, int], float]
 InFlight = Callable[[str], float]
 
 
-class RowQueue:
-    """Rows in order, and what they cost together. cost_ms: of a row, by its tokens."""
-
-    def __init__(self, cost_ms: Callable[[int], float]) -> None:
-        self.rows: deque[Row] = deque()
-        self.cost_ms = 0.0
-        self._cost_ms = cost_ms
-
-    def append(self, row: Row) -> None:
-        self.rows.append(row)
-        self.cost_ms += self._cost_ms(row.tokens)
-
-    def take(self, sharing: int, limits: tuple[int, int]) -> list[Row]:
-        """Remove the rows of a call of one of `sharing` workers; limits: most tokens and rows."""
-        count = rows_to_take((row.tokens for row in self.rows), len(self.rows), sharing, *limits)
-        taken = [self.rows.popleft() for _ in range(count)]
-        # An empty queue costs nothing, whatever the rounding of the sums.
-        self.cost_ms = self.cost_ms - sum(self._cost_ms(row.tokens) for row in taken) if self.rows else 0.0
-        return taken
-
-    def clear(self) -> list[Row]:
-        """Remove all rows."""
-        rows = list(self.rows)
-        self.rows.clear()
-        self.cost_ms = 0.0
-        return rows
-
-
 class Assignment(Protocol):
-    """The rows that wait. Workers are named; a name is valid from `add` to `remove`."""
+    """The rows that wait. Workers are named; a name is valid from `add` to `remove`. classes: of the rows."""
+
+    classes: SloClasses
 
     def add(self, worker: str, bin_edge: int) -> bool:
         """Add a worker that takes texts of up to `bin_edge` tokens (0: any). Returns whether it can be used."""
@@ -71,7 +43,7 @@ class Assignment(Protocol):
     def more(self) -> str | None:
         """The best worker for the rows that any worker may take; None if no such row waits."""
 
-    def wait_ms(self, tokens: int, in_flight: InFlight) -> float:
+    def wait_ms(self, tokens: int, in_flight: InFlight, slo_class: str | None = None) -> float:
         """The profiled time until a worker would begin a row that is put now; 0 if no worker can take it."""
 
     def done(self, worker: str, rows: int) -> None:
@@ -93,9 +65,10 @@ class SharedQueue:
     A worker that is reached late gets a row only where the row would wait longer for the others.
     """
 
-    def __init__(self, pack_limits: PackLimits, row_cost: RowCost) -> None:
+    def __init__(self, pack_limits: PackLimits, row_cost: RowCost, classes: SloClasses) -> None:
+        self.classes = classes
         self._limits = pack_limits
-        self._queue = RowQueue(partial(row_cost, 0))
+        self._queue = RowQueue(lambda row: row_cost(0, row.tokens), classes)
         self._running: dict[str, int] = {}
         # What runs on each by the profile, and how late each is reached.
         self._busy_ms: dict[str, float] = {}
@@ -126,7 +99,7 @@ class SharedQueue:
         if worker not in near or (self._running[worker] and not all(self._running[one] for one in near)):
             return []
         waiting_ms = self._queue.cost_ms
-        rows = self._queue.take(len(self._running), self._limits(0))
+        rows = self._queue.take(_pack(len(self._running), self._limits(0)))
         self._running[worker] += len(rows)
         self._busy_ms[worker] += waiting_ms - self._queue.cost_ms
         return rows
@@ -142,8 +115,8 @@ class SharedQueue:
         latest_ms = min(self._delay_ms.values()) + wait_ms
         return [worker for worker, delay_ms in self._delay_ms.items() if delay_ms <= latest_ms]
 
-    def wait_ms(self, tokens: int, in_flight: InFlight) -> float:
-        busy_ms = self._queue.cost_ms + sum(map(in_flight, self._running))
+    def wait_ms(self, tokens: int, in_flight: InFlight, slo_class: str | None = None) -> float:
+        busy_ms = self._queue.ms_before(slo_class) + sum(map(in_flight, self._running))
         return busy_ms / len(self._running) if self._running else 0.0
 
     def done(self, worker: str, rows: int) -> None:
@@ -186,7 +159,9 @@ class DispatchedQueues:
         capacities: Sequence[float],
         pack_limits: PackLimits,
         row_cost: RowCost,
+        classes: SloClasses,
     ) -> None:
+        self.classes = classes
         self.dispatcher = dispatcher
         self._edges = list(edges)
         self._capacities = list(capacities)
@@ -208,7 +183,8 @@ class DispatchedQueues:
         self.dispatcher.add(level, worker, self._capacities[level])
         self._delay_ms[worker], self._foreign[worker] = 0.0, 0
         self._bins[worker] = self._edges[level] if bin_edge else 0
-        self._queues[worker] = RowQueue(partial(self._row_cost, self._bins[worker]))
+        edge = self._bins[worker]
+        self._queues[worker] = RowQueue(lambda row: self._row_cost(edge, row.tokens), self.classes)
         self._running[worker] = 0
         return True
 
@@ -228,18 +204,18 @@ class DispatchedQueues:
         queue = self._queues[worker]
         if not queue.rows:
             return []
-        rows = queue.take(1, self._limits(self._bins[worker]))
+        rows = queue.take(_pack(1, self._limits(self._bins[worker])))
         self._running[worker] += len(rows)
         return rows
 
     def more(self) -> str | None:
         return None
 
-    def wait_ms(self, tokens: int, in_flight: InFlight) -> float:
+    def wait_ms(self, tokens: int, in_flight: InFlight, slo_class: str | None = None) -> float:
         # Of the worker that is free first: the default dispatch chooses it.
         return min(
             (
-                queue.cost_ms + in_flight(worker)
+                queue.ms_before(slo_class) + in_flight(worker)
                 for worker, queue in self._queues.items()
                 if self._bins[worker] == 0 or self._bins[worker] >= tokens
             ),
@@ -272,6 +248,11 @@ class DispatchedQueues:
 
     def waiting(self) -> list[Row]:
         return [row for queue in self._queues.values() for row in queue.rows]
+
+
+def _pack(sharing: int, limits: tuple[int, int]) -> Callable[[Iterable[int], int], int]:
+    """How many rows the call of one of `sharing` workers takes; limits: most tokens and rows."""
+    return lambda lengths, waiting: rows_to_take(lengths, waiting, sharing, *limits)
 
 
 class PendingRows:

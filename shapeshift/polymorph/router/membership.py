@@ -156,6 +156,7 @@ class Membership:
     def __init__(self, assignment: Assignment, max_rows: int, log: Logger) -> None:
         self.workers: Mapping[str, WorkerState] = {}
         self.pending = PendingRows(assignment, max_rows)
+        self.classes = assignment.classes
         self.retries = 0
         self.measured = MeasuredFactor()
         self._assignment = assignment
@@ -207,7 +208,8 @@ class Membership:
 
         cost_ms: of a row by the profile. Only what waits before the rows counts where no worker takes them now.
         """
-        wait_ms = max(self._assignment.wait_ms(tokens, self._in_flight_ms) for tokens in {row.tokens for row in rows})
+        lengths, slo_class = {row.tokens for row in rows}, rows[0].slo_class
+        wait_ms = max(self._assignment.wait_ms(tokens, self._in_flight_ms, slo_class) for tokens in lengths)
         costs_ms = [cost_ms(row) for row in rows]
         return self.measured.value * (wait_ms + max(sum(costs_ms) / max(1, self.joined), max(costs_ms)))
 

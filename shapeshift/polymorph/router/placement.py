@@ -15,6 +15,7 @@ from shapeshift.polymorph.router.router import Router
 from shapeshift.polymorph.router.transport import Transport
 from shapeshift.polymorph.service_times import ServiceTimes, bin_edges, entry_of_bin, service_times
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings, worker_name
+from shapeshift.serving.bounds import SloClasses, classes_of
 from shapeshift.serving.front import fleet_file
 from shapeshift.serving.model_args import Log
 from shapeshift.serving.pb_utils import PbUtils
@@ -52,8 +53,9 @@ def open_router(
     limits = pack_limits(manifest, settings)
     times = service_times(manifest, edges, limits)
     shared = settings.placement == "resident"
+    classes = SloClasses(classes_of(settings.slo_classes))
     assignment: Assignment = (
-        SharedQueue(limits, times.of_row) if shared else _dispatched(settings, edges, times, limits)
+        SharedQueue(limits, times.of_row, classes) if shared else _dispatched(settings, edges, times, limits, classes)
     )
     workers = [worker_name(front, number) for number in range(settings.max_workers)]
     reached = "fleet" if fleet_file() else "server"
@@ -64,11 +66,11 @@ def open_router(
 
 
 def _dispatched(
-    settings: PolymorphSettings, edges: list[int], times: ServiceTimes, limits: PackLimits
+    settings: PolymorphSettings, edges: list[int], times: ServiceTimes, limits: PackLimits, classes: SloClasses
 ) -> DispatchedQueues:
     services = [times.of_bin(edge) for edge in edges]
     dispatcher: RowDispatcher = DISPATCHERS[settings.dispatch](edges, services, Rules(settings.dispatch))
-    return DispatchedQueues(dispatcher, edges, capacities(settings.slo_ms, services), limits, times.of_row)
+    return DispatchedQueues(dispatcher, edges, capacities(settings.slo_ms, services), limits, times.of_row, classes)
 
 
 def capacities(slo_ms: float, services_ms: Sequence[float]) -> list[float]:

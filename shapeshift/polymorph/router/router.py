@@ -91,9 +91,10 @@ class Router:
             Gauges("worker_timeouts", "Calls in a row not answered in time", "worker", each(lambda one: one.timeouts)),
             Gauges("worker_delay_ms", "Time of calls outside the engine", "worker", each(lambda one: one.delay_ms)),
             Gauges("worker_foreign_share", "Time for other fronts", "worker", each(lambda one: one.foreign_share)),
+            *self.members.classes.metrics(),
         ]
 
-    def require_room(self, latency_ms: float | None) -> None:
+    def require_room(self, latency_ms: float | None, slo_class: str | None) -> None:
         """Never raises: which workers a request waits for depends on its texts."""
 
     def submit(self, request: TextRequest) -> None:

@@ -23,6 +23,7 @@ class _NumberedRequest:
     deadline: float
     utility: float
     excluded: frozenset[int] = frozenset()
+    rank: int = 0
 
 
 def _batch(requests: list[list[float]], delta: float, epsilon: int, eta: float, mu: float) -> dict[str, Any]:

@@ -7,20 +7,24 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Batchable(Protocol):
-    """What Algorithm 1 reads of an image: s_r, d_r and u_r; and the gammas, by index, that its task does not have."""
+    """What Algorithm 1 reads of an image: s_r, d_r and u_r.
+
+    excluded: gammas, by index, that its task does not have; rank: of its class.
+    """
 
     arrival: float
     deadline: float
     utility: float
     excluded: frozenset[int]
+    rank: int
 
 
 ImageT = TypeVar("ImageT", bound=Batchable)
 
 
 class Batch(Generic[ImageT]):
-    """At least one image, all with the same gammas. Arrival and deadline are the earliest of the images, the utility is
-    that of the first.
+    """At least one image, all with the same gammas and of one class. Arrival and deadline are the earliest of the
+    images, the utility is that of the first.
     """
 
     def __init__(self, images: Sequence[ImageT]) -> None:
@@ -28,7 +32,7 @@ class Batch(Generic[ImageT]):
         self.arrival = min(image.arrival for image in images)
         self.deadline = min(image.deadline for image in images)
         self.utility = images[0].utility
-        self.excluded = images[0].excluded
+        self.excluded, self.rank = images[0].excluded, images[0].rank
 
     def __len__(self) -> int:
         return len(self.images)
@@ -68,11 +72,12 @@ class BatchQueue(Generic[ImageT]):
     def _accepts(self, batch: Batch[ImageT], image: ImageT) -> bool:
         """Lines 4 to 9: whether size, deadline and utility are within their limits, which are inclusive.
 
-        An image of other gammas is not accepted: a batch is one call of the engine of its gamma.
+        An image of other gammas is not accepted: a batch is one call of the engine of its gamma. Nor is one of another
+        class, which has another turn.
         """
         return (
             len(batch) < self._max_size
             and abs(batch.deadline - image.deadline) <= self._deadline_gap_ms
             and abs(batch.utility - image.utility) <= self._utility_gap
-            and batch.excluded == image.excluded
+            and (batch.excluded, batch.rank) == (image.excluded, image.rank)
         )

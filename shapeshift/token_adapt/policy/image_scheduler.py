@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shapeshift.serving.bounds import OVERTAKEN, SloClasses, classes_of
 from shapeshift.settings import Choices, require
 from shapeshift.token_adapt.policy import plan
 from shapeshift.token_adapt.policy.batching import Batch, BatchQueue
@@ -67,6 +68,7 @@ class SchedulerSettings:
     batch_utility      most difference between the utilities of a batch (Algorithm 1's mu)
     price_window_ms    grid, front: window of the shadow price of device time (`ShadowPrice`); 0: time is free
     margin_ms          time between the end of a batch and its answers; deadlines count as this much earlier
+    slo_classes        values of the request parameter slo_class, the most urgent first; *: all others, and none
     """
 
     algorithm: str = "grid"
@@ -74,8 +76,10 @@ class SchedulerSettings:
     batch_utility: float = 0.8
     price_window_ms: float = 3000.0
     margin_ms: float = 5.0
+    slo_classes: str = "interactive,*,batch"
 
     def __post_init__(self) -> None:
+        classes_of(self.slo_classes)
         require(self.algorithm in ALGORITHMS, "algorithm", self.algorithm, f"one of {', '.join(ALGORITHMS)}")
         for name in ("batch_deadline_ms", "batch_utility", "price_window_ms", "margin_ms"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
@@ -83,12 +87,20 @@ class SchedulerSettings:
 
 @dataclass(eq=False)
 class WaitingImage:
-    """One image in the queue. accuracy [g]: its task's (0..1) at each gamma of the costs; NaN: it has no such gamma."""
+    """One image in the queue. accuracy [g]: its task's (0..1) at each gamma of the costs; NaN: it has no such gamma.
+
+    rank: of its class, which the scheduler sets; overtaken: how many batches of later images of more urgent classes
+    have gone before it.
+    """
 
     arrival: float
     deadline: float
     utility: float
     accuracy: Floats
+    _: KW_ONLY
+    slo_class: str | None = None
+    rank: int = 0
+    overtaken: int = 0
 
     def __post_init__(self) -> None:
         self.expected_utility = self.utility * np.nan_to_num(self.accuracy)
@@ -114,6 +126,7 @@ class ImageScheduler(Generic[ImageT]):
     def __init__(self, costs: Costs, settings: SchedulerSettings, started: float) -> None:
         self.costs = costs
         self.settings = settings
+        self.classes = SloClasses(classes_of(settings.slo_classes))
         self._queue: BatchQueue[ImageT] = BatchQueue(
             _WINDOW_MS, costs.max_size, settings.batch_deadline_ms, settings.batch_utility
         )
@@ -129,6 +142,8 @@ class ImageScheduler(Generic[ImageT]):
 
     def add(self, image: ImageT) -> None:
         """Queue an image that has arrived."""
+        image.rank = self.classes.rank(image.slo_class)
+        self.classes.waiting[image.rank] += 1
         if self._baseline is not None:
             self._baseline.add(image.arrival)
         if self._shadow_price is not None:
@@ -141,19 +156,38 @@ class ImageScheduler(Generic[ImageT]):
         if removed:
             remaining = [[image for image in batch.images if image not in removed] for batch in self._queue.batches]
             self._queue.batches = [Batch(images) for images in remaining if images]
+            self._wait_no_longer(removed)
         return list(removed)
 
     def step(self, now: float) -> Step[ImageT]:
         """Evict, plan, and take the next batch out of the queue. The step has images unless the queue is empty."""
         evicted = self._evict_late(now)
+        self._wait_no_longer(evicted)
         if not self._queue.batches:
             return Step((), SKIP, evicted)
         began = time.perf_counter()
-        batches = sorted(self._queue.batches, key=lambda batch: batch.deadline)
+        batches = sorted(self._queue.batches, key=_turn)
         times = self._allowed_times(batches)
         batch, gamma = self._first_feasible(now, batches, times, self._plan(now, batches, times))
         self._queue.batches.remove(batch)
+        self._go(batch, now)
         return Step(batch.images, gamma, evicted, (time.perf_counter() - began) * 1e3)
+
+    def _go(self, batch: Batch[ImageT], now: float) -> None:
+        """Count what the images of a batch that runs from `now` on have waited, and which they overtake."""
+        others = [image for other in self._queue.batches if other.rank > batch.rank for image in other.images]
+        first: dict[int, float] = {}
+        last = max(image.arrival for image in batch.images)
+        for image in others:
+            image.overtaken += image.arrival < last
+            first[image.rank] = min(image.arrival, first.get(image.rank, image.arrival))
+        for image in batch.images:
+            passed = [rank for rank, arrival in first.items() if arrival < image.arrival]
+            self.classes.start(batch.rank, (now - image.arrival) / 1e3, passed)
+
+    def _wait_no_longer(self, images: Iterable[ImageT]) -> None:
+        for image in images:
+            self.classes.waiting[image.rank] -= 1
 
     # Planning.
 
@@ -313,6 +347,12 @@ class Timetable:
         """The first batch in flight has ended."""
         self._in_flight.popleft()
         self._free_at = ended + sum(self._in_flight)
+
+
+def _turn(batch: Batch[ImageT]) -> tuple[int, float]:
+    """By class, in a class by deadline; a batch with an image that was overtaken too often goes before all others."""
+    due = batch.rank and max(image.overtaken for image in batch.images) >= OVERTAKEN
+    return -1 if due else batch.rank, batch.deadline
 
 
 def _expected_utilities(batches: Sequence[Batch[ImageT]]) -> Floats:

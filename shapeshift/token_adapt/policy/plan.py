@@ -1,8 +1,8 @@
 """The planning problem of OTAS, Eq. 1: which waiting batches run, and at which gamma; the price of device time that
 it is solved with; and its solvers by name.
 
-Batches run one after another by deadline, which is optimal because all of them have arrived (Jackson's rule). A plan
-is a list with the gamma index of each batch, or SKIP.
+Batches run one after another by deadline, which is optimal because all of them have arrived (Jackson's rule); those of
+a more urgent class run before. A plan is a list with the gamma index of each batch, or SKIP.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PlanProblem:
     """One instance, for b batches and g gammas.
 
     now        clock, ms
-    deadlines  [b] ms, non-decreasing
+    deadlines  [b] ms, in the order in which the batches run
     times      [b, g] ms, inf where the gamma is not allowed
     utilities  [b, g] utility of each batch if it ends before its deadline; negative only after `with_shadow_price`
     """

@@ -27,7 +27,7 @@ def solve(problem: PlanProblem, tick_ms: float) -> list[int]:
     batches = len(problem.deadlines)
     times = problem.times.copy()
     _drop_dominated(problem.now, problem.deadlines, times, problem.utilities)
-    horizon = min(float(problem.deadlines[-1]) - problem.now, _total_time(times))
+    horizon = min(float(problem.deadlines.max()) - problem.now, _total_time(times))
     if not horizon > 0.0:
         horizon = tick_ms
     max_cells = max(min(_MAX_CELLS, _MAX_WORK // batches), _CELLS_PER_BATCH * batches)

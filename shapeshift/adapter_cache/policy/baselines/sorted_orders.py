@@ -14,24 +14,28 @@ AGEING = 10.0
 """Predicted tokens that one second of waiting subtracts."""
 
 
+_Key = tuple[int, float, int, T]
+
+
 class _SortedOrder(AdmissionBase[T]):
-    """By a key that is fixed when the request arrives; the lowest is next."""
+    """By class, in a class by a key that is fixed when the request arrives; the lowest is next."""
 
     def __init__(self, inputs: SchedulerInputs, patience: float = PATIENCE) -> None:
         super().__init__(inputs, patience)
-        self._queue: list[tuple[float, int, T]] = []
-        self._keys: dict[T, tuple[float, int, T]] = {}
+        self._queue: list[_Key[T]] = []
+        self._keys: dict[T, _Key[T]] = {}
         self._numbers = itertools.count()
 
     @abstractmethod
     def _key(self, request: T) -> float: ...
 
     def _select(self) -> None:
-        while self._free_slots > 0 and self._queue and self._try_admit(self._queue[0][2]):
+        while self._free_slots > 0 and self._queue and self._try_admit(self._queue[0][3]):
             pass
 
     def _on_wait(self, request: T) -> None:
-        self._keys[request] = key = (self._key(request), next(self._numbers), request)
+        rank = self._waiting.classes.rank(request.slo_class)
+        self._keys[request] = key = (rank, self._key(request), next(self._numbers), request)
         bisect.insort(self._queue, key)
 
     def _on_leave(self, request: T) -> None:
@@ -39,7 +43,7 @@ class _SortedOrder(AdmissionBase[T]):
 
     def _check_order(self) -> None:
         assert self._queue == sorted(self._keys.values()), "the queue is out of order"
-        assert self._keys.keys() == self._waiting.keys(), "the queue has lost a request"
+        assert self._keys.keys() == set(self._waiting), "the queue has lost a request"
 
 
 class ShortestAnswerFirst(_SortedOrder[T]):
