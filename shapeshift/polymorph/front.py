@@ -88,7 +88,7 @@ class TextJob(TextRequest):
         params: RequestParameters,
     ) -> None:
         super().__init__(texts, done, params.latency_ms, params.slo_class)  # type: ignore[arg-type]
-        self.client = client
+        self.client, self.trace = client, client.trace
         self.output_names = output_names
         self.offsets = offsets
 

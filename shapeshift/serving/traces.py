@@ -28,6 +28,9 @@ from shapeshift.settings import require
 
 HEADER = "traceparent"
 _TIMEOUT_S = 2.0
+# Most requests that are traced because their clients say so: so many times the rate, which traces of Triton's own take
+# as well, and so many before that.
+_CLIENTS_SHARE, _FIRST_TRACES = 2.0, 10.0
 # Of a gateway whose environment has none.
 _RATE = "1000"
 _CONTEXTS = TraceContextTextMapPropagator()
@@ -46,7 +49,9 @@ class Tracer:
         self._name = name
         rate = os.environ.get(TRACE_RATE_VARIABLE, _RATE)
         require(rate.isdecimal() and int(rate) >= 1, TRACE_RATE_VARIABLE, rate, "a whole number, at least 1")
-        sampler = ParentBased(TraceIdRatioBased(1 / int(rate)))
+        share = 1 / int(rate)
+        self._credit, self._more_credit = _FIRST_TRACES, _CLIENTS_SHARE * share
+        sampler = ParentBased(TraceIdRatioBased(share))
         resource = Resource({"service.name": "shapeshift", "process.pid": os.getpid()})
         self._provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
         exporter = OTLPSpanExporter(os.environ[TRACES_VARIABLE], timeout=_TIMEOUT_S)
@@ -54,15 +59,28 @@ class Tracer:
         self._tracer = self._provider.get_tracer("shapeshift")
 
     def begin(self, request: InferenceRequest) -> RequestTrace | None:
-        """The span of a request that has arrived just now; None where Triton does not trace it."""
+        """The span of a request that has arrived just now.
+
+        None where Triton does not trace it, or traces more than a multiple of the rate, as clients want it to.
+        """
+        self._credit = min(self._credit + self._more_credit, _FIRST_TRACES)
         triton = request.trace()
         headers = None if triton is None else triton.get_context()
         header = json.loads(headers).get(HEADER) if headers else None
-        return self.join(header) if header else None
+        return self._within(header) if header else None
 
     def join(self, header: str) -> RequestTrace | None:
-        """See `serving.front.Tracer`."""
-        span = self._tracer.start_span(self._name, _CONTEXTS.extract({HEADER: header}), SpanKind.SERVER)
+        """See `serving.front.Tracer`. What clients trace is bounded as in `begin`."""
+        self._credit = min(self._credit + self._more_credit, _FIRST_TRACES)
+        return self._within(header)
+
+    def _within(self, header: str) -> RequestTrace | None:
+        context = _CONTEXTS.extract({HEADER: header})
+        if trace.get_current_span(context).get_span_context().trace_flags.sampled:
+            if self._credit < 1:
+                return None
+            self._credit -= 1
+        span = self._tracer.start_span(self._name, context, SpanKind.SERVER)
         return RequestTrace(self._tracer, span) if span.is_recording() else None
 
     def close(self) -> None:

@@ -87,7 +87,7 @@ class ImageJob(ImageRequest):
         done: Callable[[ImageJob], None],
     ) -> None:
         super().__init__(options, images.count, done)  # type: ignore[arg-type]
-        self.client = client
+        self.client, self.trace = client, client.trace
         self.images: Images | None = images
         self.outputs = outputs
         self.num_bytes = num_bytes

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shapeshift.serving.front import Trace
 from shapeshift.token_adapt.policy.image_scheduler import WaitingImage
 
 Pixels = NDArray[np.uint8]
@@ -69,6 +70,7 @@ class ImageRequest:
         self.arrival = now_ms()
         self.deadline = self.arrival + options.latency_ms
         self.error: Exception | None = None
+        self.trace: Trace | None = None
         self.cancelled = False
         self.utility = 0.0
         self.compute_ms = 0.0

@@ -32,6 +32,8 @@ from tests.fakes import (
     ids_request,
     text_request,
 )
+from tests.serving.otlp import PARENT, Receiver
+from tests.serving.otlp import receiver as receiver
 
 if TYPE_CHECKING:
     from tests.polymorph.conftest import Gate
@@ -100,6 +102,18 @@ def test_a_request_of_many_rows_shares_calls(
     vectors, packs = request.vectors(), list(gate.packs)
     np.testing.assert_array_equal(vectors, expected(*texts))
     assert sum(packs) == 64 and len(packs) < 16
+
+
+def test_a_trace_shows_the_engine_call_of_a_text(receiver: Receiver, make_front: MakeFront, gate: Gate) -> None:
+    front, request = make_front(), text_request("a", "b")
+    request.trace_header = PARENT
+    front.execute([request])
+    request.vectors()
+    front.close()
+    (span,) = receiver.named("front")
+    call = receiver.within(span)["engine call"]
+    assert (call.attributes["texts"], call.attributes["tokens"]) == (2, span.attributes["tokens"])
+    assert [call.attributes["size"]] == span.attributes["bins"] and call.attributes["waited_ms"] >= 0
 
 
 def test_without_packing_every_text_has_its_own_call(make_front: MakeFront, gate: Gate) -> None:

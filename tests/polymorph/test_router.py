@@ -8,11 +8,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
+from shapeshift.engines.execution.request import TextRequest
 from shapeshift.errors import CancelledRequestError, OverloadedError
 from shapeshift.serving.bounds import OVERTAKEN
 from shapeshift.serving.metrics import Gauge, Gauges
+from shapeshift.serving.traces import Tracer
+from tests.serving.otlp import Receiver, traced_request
+from tests.serving.otlp import receiver as receiver
 
 if TYPE_CHECKING:
     from tests.polymorph.conftest import Router
@@ -84,6 +89,34 @@ def test_a_deadline_is_held_against_what_goes_before_a_text_of_its_class(make_ro
     urgent = router.ask(1, latency_ms=10_000, slo_class="interactive")
     router.workers["a"].free()
     assert urgent.error() is None
+
+
+def test_a_trace_shows_the_worker_its_bin_and_the_wait(make_router: MakeRouter, receiver: Receiver) -> None:
+    router = make_router(64)
+    router.workers["a"].stick()
+    held = [router.ask(9) for _ in range(2)]
+    router.wait(lambda: router.workers["a"].held == 2)
+    tracer = Tracer("encode")
+    ended = threading.Event()
+    request = TextRequest([np.ones(tokens, np.int64) for tokens in (10, 20, 40)], lambda _: ended.set())
+    request.trace = tracer.begin(traced_request())
+    assert request.trace is not None
+    router.submit(request)
+    plain = router.ask(5)
+    router.workers["a"].free()
+    assert [one.error() for one in (*held, plain)] == [None] * 3 and ended.wait(60)
+    request.trace.end({}, "OK")
+    tracer.close()
+    (span,) = receiver.named("encode")
+    # The bin takes 64 tokens: the third text goes with the next call.
+    first, second = receiver.named("engine call", worker="a", bin=64)
+    assert [(one.parent, one.attributes["texts"], one.attributes["tokens"]) for one in (first, second)] == [
+        (span.id, 2, 30),
+        (span.id, 2, 45),
+    ]
+    for one in (first, second):
+        assert one.attributes["predicted_ms"] == 1.0
+        assert one.attributes["waited_ms"] == pytest.approx(1e3 * (one.began - span.began), abs=50)
 
 
 def test_a_worker_of_an_older_build_takes_what_it_can(make_router: MakeRouter) -> None:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from shapeshift.serving.events import TRACES_VARIABLE
+from tests.fakes import Request
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+"""The header of a client that wants its request traced."""
 
 
 class Span(NamedTuple):
@@ -70,6 +77,22 @@ class Receiver:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """A receiver, to which tracers that are made from now on send."""
+    found = Receiver()
+    monkeypatch.setenv(TRACES_VARIABLE, found.url)
+    yield found
+    found.close()
+
+
+def traced_request() -> Request:
+    """A request that the server traces."""
+    request = Request()
+    request.trace_header = PARENT
+    return request
 
 
 def from_protobuf(body: bytes) -> list[Span]:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,24 +14,10 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.serving import front, traces
 from shapeshift.serving.events import TRACE_RATE_VARIABLE, TRACES_VARIABLE
 from tests.fakes import Request
-from tests.serving.otlp import Receiver
+from tests.serving.otlp import PARENT, Receiver, traced_request
+from tests.serving.otlp import receiver as receiver
 
-PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRACE, SPAN = PARENT.split("-")[1:3]
-
-
-@pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    found = Receiver()
-    monkeypatch.setenv(TRACES_VARIABLE, found.url)
-    yield found
-    found.close()
-
-
-def traced_request() -> Request:
-    request = Request()
-    request.trace_header = PARENT
-    return request
 
 
 def test_a_request_is_a_span_with_its_parts(receiver: Receiver) -> None:
@@ -128,6 +113,17 @@ def test_a_rate_that_is_none_is_refused_by_name(receiver: Receiver, monkeypatch:
     monkeypatch.setenv(TRACE_RATE_VARIABLE, "0")
     with pytest.raises(InvalidInputError, match="SHAPESHIFT_TRACE_RATE: got '0'"):
         traces.Tracer("gateway")
+
+
+@pytest.mark.parametrize(("rate", "least", "most"), [("1", 1000, 1000), ("100", 25, 31)])
+def test_clients_cannot_have_more_traced_than_a_multiple_of_the_rate(
+    rate: str, least: int, most: int, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TRACE_RATE_VARIABLE, rate)
+    for begin in (lambda one: one.begin(traced_request()), lambda one: one.join(PARENT)):
+        tracer = traces.Tracer("encode")
+        assert least <= sum(begin(tracer) is not None for _ in range(1000)) <= most
+        tracer.close()
 
 
 def test_a_receiver_that_is_gone_or_hangs_costs_spans_alone(

@@ -95,7 +95,7 @@ def test_a_request_is_followed_from_the_gateway_to_the_engine(
     # Triton's own spans lie between.
     assert "triton" in {one.service for one in receiver.above(span)}
     parts = receiver.within(span)
-    assert parts.keys() == {"queue", "compute"}
+    assert parts.keys() == {"queue", "compute", "engine call"} and parts["engine call"].attributes["texts"] == 1
     assert entry.began <= span.began <= parts["compute"].began < parts["compute"].ended <= entry.ended
 
 
@@ -103,7 +103,7 @@ def test_images_show_what_was_computed_for_them(triton: TritonServer, receiver: 
     infer(triton, "classify_image", {"latency_ms": 30000}, PIXELS=np.zeros((2, 4, 4, 3), np.uint8))
     span = last(lambda: receiver.named("classify_image"))
     assert (span.attributes["images"], span.attributes["images_in_time"]) == (2, 2)
-    assert span.attributes["gammas"] and receiver.within(span).keys() == {"queue", "compute"}
+    assert span.attributes["gammas"] and receiver.within(span).keys() == {"queue", "compute", "batch"}
 
 
 def test_each_level_of_a_cascade_is_seen(triton: TritonServer, receiver: Receiver) -> None:

@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 
 from shapeshift.errors import EngineError
+from shapeshift.serving.traces import Tracer
 from shapeshift.token_adapt.executor import Executor
 from shapeshift.token_adapt.policy.costs import Costs
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler, SchedulerSettings, Timetable
 from shapeshift.token_adapt.request import IN_TIME, LATE, ImageRequest, ImageRequestOptions, RequestImage, Task, now_ms
 from tests.fakes import logger
 from tests.recording import recording
+from tests.serving.otlp import Receiver, traced_request
+from tests.serving.otlp import receiver as receiver
 from tests.token_adapt.token_models import LONG_MS, SIZE, TASKS, Gate, RecordingModel
 from tests.waiting import wait_for
 
@@ -105,6 +108,26 @@ def test_utility_counts_for_requests_that_end_in_time(desk: Desk) -> None:
     wait_for(lambda: desk.metrics.utility.value > 0)
     assert desk.finished == [request] and request.outcomes == [IN_TIME] * 2
     assert desk.metrics.utility.value == pytest.approx(2 * 0.9)
+
+
+def test_a_trace_shows_each_batch_with_its_gamma(desk: Desk, receiver: Receiver) -> None:
+    tracer = Tracer("classify_image")
+    held = desk.run_held()
+    request = ImageRequest(ImageRequestOptions(TASKS["animals"], LONG_MS, 1.0), 9, desk.finished.append)
+    request.trace = tracer.begin(traced_request())
+    assert request.trace is not None
+    desk.executor.submit(request, [np.zeros((SIZE, SIZE, 3), np.uint8)] * 9)
+    desk.gate.opened.set()
+    wait_for(lambda: len(desk.finished) == 2)
+    request.trace.end({}, "OK")
+    tracer.close()
+    (span,), batches = receiver.named("classify_image"), receiver.named("batch")
+    assert [(one.parent, one.attributes["images"]) for one in batches] == [(span.id, 8), (span.id, 1)]
+    assert {one.attributes["gamma"] for one in batches} == set(request.gammas.ravel().tolist())
+    for one in batches:
+        assert one.attributes["predicted_ms"] > 0 and one.attributes["slack_ms"] > 0
+        assert one.attributes["waited_ms"] == pytest.approx(1e3 * (one.began - span.began), abs=50)
+    assert held.trace is None
 
 
 def test_utility_does_not_count_for_late_and_cancelled_requests(desk: Desk) -> None:

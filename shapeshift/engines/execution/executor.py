@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shapeshift.engines.execution import engine_set
 from shapeshift.engines.execution.engine_set import BackgroundLoader, EngineSet, first_and_rest
-from shapeshift.engines.execution.request import BoundedQueue, Row, TextRequest
+from shapeshift.engines.execution.request import BoundedQueue, Row, TextRequest, trace_call
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.interfaces import PROVIDERS
 from shapeshift.engines.manifest import EngineEntry, Manifest
@@ -102,7 +102,7 @@ class EngineThread:
     def _run(self, rows: list[Row]) -> None:
         self.busy_rows = len(rows)
         self.busy_ms = self._executor.pack_ms(sum(row.tokens for row in rows))
-        before = time.perf_counter()
+        began, before = time.monotonic(), time.perf_counter()
         try:
             outputs = self.engines.run([row.ids for row in rows])
         except Exception as error:  # noqa: BLE001  a failing engine fails its rows, not the thread
@@ -110,6 +110,7 @@ class EngineThread:
                 row.request.fail(EngineError(f"the engine failed: {error}"))
         else:
             took_ms, size = (time.perf_counter() - before) * 1e3, self.engines.last_size
+            trace_call(rows, began, {"size": size, "predicted_ms": self.busy_ms})
             for index, row in enumerate(rows):
                 row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms, size)
         self.calls += 1

@@ -13,6 +13,7 @@ import numpy as np
 from shapeshift.engines.interfaces import TOKEN_OUTPUTS, Array, Ids
 from shapeshift.errors import OverloadedError
 from shapeshift.serving.bounds import Bound, ClassQueue, SloClasses, TimeBound, unloading
+from shapeshift.serving.front import RequestLine, Trace
 
 
 class Row:
@@ -71,6 +72,7 @@ class TextRequest:
         self.engine_ms = np.zeros(len(self.rows), np.float32)
         self.error: Exception | None = None
         self.latency_ms = latency_ms
+        self.trace: Trace | None = None
         # When it was taken: how long its answer would take.
         self.predicted_ms: float | None = None
         self._deadline = None if latency_ms is None else self.arrived + latency_ms / 1e3
@@ -140,6 +142,19 @@ class TextRequest:
             self._remaining = 0
             self.error = error
         self._on_finished(self)
+
+
+def trace_call(rows: Sequence[Row], began: float, facts: RequestLine) -> None:
+    """Add the engine call that has just computed these rows to the traces of their requests.
+
+    began: monotonic, in seconds; facts: what the spans say beside the wait of the request until then.
+    """
+    ended = time.monotonic()
+    for request in dict.fromkeys(row.request for row in rows if row.request.trace is not None):
+        assert request.trace is not None
+        pack = {"texts": len(rows), "tokens": sum(row.tokens for row in rows)}
+        waited = {"waited_ms": (began - request.arrived) * 1e3}
+        request.trace.span("engine call", began, ended, {**facts, **pack, **waited})
 
 
 class RowQueue:

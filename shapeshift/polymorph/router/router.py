@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from logging import Logger
 
-from shapeshift.engines.execution.request import Row, TextRequest
+from shapeshift.engines.execution.request import Row, TextRequest, trace_call
 from shapeshift.engines.interfaces import Ids
 from shapeshift.errors import EngineError, ModelDiedError, ModelGoneError, OverloadedError
 from shapeshift.loops import Loop
@@ -177,6 +177,7 @@ class Router:
             self._rows += len(begun)
             self.members.answered(worker, call, took_ms)
         size = worker.info.bin if worker.info else 0
+        trace_call(begun, call.began, {"worker": worker.name, "bin": size, "predicted_ms": call.expected_ms})
         for index, row in enumerate(begun):
             row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms, size)
 
