@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from shapeshift.serving.model_args import Tensor
+from shapeshift.serving.model_args import TOKENS, Tensor
 
 # Sampling computes in FLOAT32: beyond these, a parameter or a penalised logit becomes 0 or infinity.
 LEAST, MOST = 1e-30, 1e30
@@ -23,18 +23,21 @@ MAX_BEAMS, MAX_LENGTH_PENALTY = 8, 4
 class Output:
     """An output.
 
-    kind   the type's name in the inference protocol
-    shape  its dims, one word each; every word but 1 stands for a number that differs between responses
+    kind    the type's name in the inference protocol
+    shape   its dims, one word each; every word but 1 stands for a number that differs between responses
+    always  of an output: see `model_args.Tensor`
     """
 
     name: str
     kind: str
     shape: str = "1"
+    always: bool = field(default=False, kw_only=True)
 
     def tensor(self) -> Tensor:
         """As config.pbtxt declares it."""
         dims = tuple(1 if word == "1" else -1 for word in self.shape.split(", "))
-        return Tensor(self.name, f"TYPE_{self.kind.replace('BYTES', 'STRING')}", dims, optional=isinstance(self, Input))
+        kind, optional = f"TYPE_{self.kind.replace('BYTES', 'STRING')}", isinstance(self, Input)
+        return Tensor(self.name, kind, dims, optional=optional, always=self.always)
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ OUTPUTS = (
     Output("choice_index", "INT32", "choices"),
     Output("sequence_score", "FP32", "choices"),
     Output("finish_reason", "BYTES", "choices"),
+    Output("stop_reason", "BYTES", "choices", always=True),
     Output("num_input_tokens", "UINT32", "choices"),
     Output("num_output_tokens", "UINT32", "choices"),
     Output("token_ids", "INT32", "tokens"),
@@ -140,4 +144,5 @@ OUTPUTS = (
     Output("queue_ms", "FP32", "choices"),
     Output("prefill_ms", "FP32", "choices"),
     Output("decode_ms", "FP32", "choices"),
+    Output(TOKENS.name, "BYTES", "prompts", always=True),
 )

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shapeshift.errors import CancelledRequestError, InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.fused_decode import loading
@@ -101,6 +102,14 @@ class GenerateFront(Front[GenerateJob]):
         job = kind(self, client, parsed, params, prompts, outputs)
         job.requests = self._requests(request.request_id() or params.id or uuid.uuid4().hex, parsed, job, table)
         return job
+
+    def tokens(self, request: InferenceRequest) -> NDArray[np.object_]:
+        tokenizer = self.loaded.tokenizer
+        listed = [
+            tokenizer.listed(prompt, row) if isinstance(prompt, bytes) else tokenizer.listed_ids(prompt.tolist())
+            for row, prompt in enumerate(self._parser.prompts(request))
+        ]
+        return np.array(listed, dtype=object)
 
     def start(self, job: GenerateJob) -> None:
         with self._lock:

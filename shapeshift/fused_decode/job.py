@@ -106,6 +106,9 @@ class AnswerOutputs:
         for name in timings[0]:
             by_name[name] = np.full(len(pieces), np.nan, np.float32)
             by_name[name][ends] = [one[name] for one in timings]
+        stops = [piece.request.stop_reason if piece.finish_reason == STOP else None for piece in pieces]
+        if stops.count(None) < len(stops):
+            by_name["stop_reason"] = _texts(json.dumps(stop).encode() for stop in stops)
         return {"finish_reason": _texts((piece.finish_reason or "").encode() for piece in pieces), **by_name}
 
     def _tokens(self, pieces: Sequence[Piece]) -> Arrays:

@@ -121,6 +121,14 @@ class Request:
         self.is_finished = True
 
     @property
+    def stop_reason(self) -> str | int | None:
+        """Which of `stop` or `stop_token_ids` ended the answer; None where something else did."""
+        if self.finish_reason != STOP or self.text.stopped is not None:
+            return self.text.stopped
+        last = self.token_ids[-1] if self.token_ids else None
+        return last if last in self.sampling_params.stop_token_ids else None
+
+    @property
     def is_scored(self) -> bool:
         """Whether all of `prompt_logprobs` are there, where they are asked for."""
         scored = self.sampling_params.prompt_logprobs is not None

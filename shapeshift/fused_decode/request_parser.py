@@ -20,7 +20,7 @@ Ids = npt.NDArray[np.int64]
 
 TEXT = "text_output"
 RETURNS: Mapping[str, tuple[str, ...]] = {
-    "return_finish_reason": ("finish_reason",),
+    "return_finish_reason": ("finish_reason", "stop_reason"),
     "return_num_input_tokens": ("num_input_tokens",),
     "return_num_output_tokens": ("num_output_tokens",),
     "return_token_ids": ("token_ids", "prompt_token_ids"),
@@ -105,7 +105,7 @@ class RequestParser:
 
     def parse(self, request: InferenceRequest) -> ParsedRequest:
         """The inputs of a request for text. Raises InvalidInputError naming the input, its value and the limit."""
-        prompts = self._prompts(request)
+        prompts = self.prompts(request)
         stream = bool(self._one(request, "stream", flag))
         echo = self._one(request, "exclude_input_in_output", flag) is False
         if stream and echo:
@@ -139,7 +139,7 @@ class RequestParser:
             request_parameters=request_parameters,
         )
 
-    def _prompts(self, request: InferenceRequest) -> Sequence[bytes | Ids]:
+    def prompts(self, request: InferenceRequest) -> Sequence[bytes | Ids]:
         """The prompts, as texts or as tokens. Raises InvalidInputError."""
         texts, ids, lengths = (self._values(request, name) for name in _PROMPTS)
         if ids is None:

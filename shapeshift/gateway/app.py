@@ -25,6 +25,7 @@ from shapeshift.gateway.apis import (
     probes,
     rerank,
     responses,
+    tokenize,
 )
 from shapeshift.gateway.catalogue import Catalogue
 from shapeshift.gateway.conversation import ChatRenderer
@@ -40,7 +41,7 @@ from shapeshift.triton.async_client import AsyncClient
 from shapeshift.triton.endpoint import tls_from_environment
 
 _LOG = logging.getLogger("shapeshift.gateway")
-_APIS = (models, chat, responses, messages, completions, embeddings, rerank, classify, adapters, probes)
+_APIS = (models, chat, responses, messages, completions, embeddings, rerank, classify, tokenize, adapters, probes)
 
 
 def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = (), limits: Limits | None = None) -> FastAPI:

@@ -46,6 +46,7 @@ class Conversation:
     options      what else the template reads
     reasoning_effort, thinking_budget  how much the model thinks, in a word of the template's and in tokens
     thinks       whether reasoning is turned on where the template has a switch
+    add_generation_prompt  whether the text ends where the answer begins
 
     Raises ApiError for a tool that stands there twice, a choice of none of the tools, and a result of no call.
     """
@@ -58,6 +59,7 @@ class Conversation:
     reasoning_effort: str | None = None
     thinking_budget: int | None = None
     thinks: bool = False
+    add_generation_prompt: bool = True
 
     def __post_init__(self) -> None:
         names = Counter(tool["function"]["name"] for tool in self.tools)
@@ -116,7 +118,7 @@ class ChatRenderer:
         try:
             for _ in range(2):
                 with contextlib.suppress(BrokenProcessPool):
-                    options = chat.options, chat.reasoning_effort, chat.thinks
+                    options = chat.options, chat.reasoning_effort, chat.thinks, chat.add_generation_prompt
                     return await self._rendered(str(source), tokens, chat.messages, tools or None, *options)
             raise EngineError("chat template: its process ends at once; is there memory left?")
         except UnreadOptionError as error:

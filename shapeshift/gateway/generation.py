@@ -53,7 +53,7 @@ class Row:
     """What is new of one choice: prompt x n + answer.
 
     finish_reason  None while it goes on
-    stop_reason    the generator's own word, where OpenAI has none
+    stop_reason    the stop text or token that ended it, as vLLM has it, or the generator's own word for another end
     logprobs       of each token, see the output `logprobs` in docs/fused_decode.md
     prompt_logprobs  with the first row of a prompt, if asked for; None for the first token
     """
@@ -63,7 +63,7 @@ class Row:
     tokens: int
     prompt_tokens: int
     finish_reason: str | None
-    stop_reason: str | None = None
+    stop_reason: str | int | None = None
     logprobs: list[TokenEntries] | None = None
     prompt_logprobs: list[TokenEntries | None] | None = None
 
@@ -153,6 +153,7 @@ def _rows_of(tensors: Tensors, choices: int) -> list[Row]:
     tokens = tensors["num_output_tokens"].tolist()
     prompt_tokens = tensors["num_input_tokens"].tolist()
     reasons = tensors["finish_reason"].tolist() if "finish_reason" in tensors else [b""] * len(texts)
+    stops = tensors["stop_reason"].tolist() if "stop_reason" in tensors else [b"null"] * len(texts)
     logprobs = tensors["logprobs"].tolist() if "logprobs" in tensors else [b"null"] * len(texts)
     prompt_logprobs = tensors["prompt_logprobs"].tolist() if "prompt_logprobs" in tensors else []
     answers = []
@@ -166,7 +167,7 @@ def _rows_of(tensors: Tensors, choices: int) -> list[Row]:
                 tokens[place],
                 prompt_tokens[place],
                 _REASONS.get(reason, "stop") if reason else None,
-                reason if reason not in ("", "stop", "length") else None,
+                orjson.loads(stops[place]) if reason in ("", "stop", "length") else reason,
                 orjson.loads(logprobs[place]),
                 orjson.loads(prompt_logprobs[prompt]) if prompt < len(prompt_logprobs) else None,
             )

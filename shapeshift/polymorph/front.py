@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shapeshift import settings
 from shapeshift.engines import manifest
@@ -33,6 +34,7 @@ from shapeshift.serving.text_inputs import (
     Offsets,
     padded_offsets,
     rows_of_request,
+    texts_of_request,
     wanted_outputs,
 )
 from shapeshift.settings import Choices
@@ -157,6 +159,12 @@ class TextFront(Front[TextJob]):
         for ids in rows.ids if params.check is None else ():
             self.request_metrics.lengths.observe(len(ids))
         return TextJob(client, rows.ids, output_names, rows.offsets, self.done, params)
+
+    def tokens(self, request: InferenceRequest) -> NDArray[np.object_]:
+        prompt = self._engines.prompt(self.read(request).prompt_name)
+        texts = texts_of_request(self.pb_utils, request, pairs=False)
+        listed = [[self._tokenizer.listed(text, row, prompt)] for row, (text,) in enumerate(texts)]
+        return np.array(listed, dtype=object)
 
     def start(self, job: TextJob) -> None:
         self.executor.submit(job)

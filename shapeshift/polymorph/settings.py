@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shapeshift.engines.execution.executor import ExecutorSettings
 from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.policy.algorithms import ALLOCATIONS, DISPATCHERS
-from shapeshift.serving.model_args import DESCRIPTION, Signature, Tensor
+from shapeshift.serving.model_args import DESCRIPTION, TOKENS, Signature, Tensor
 from shapeshift.serving.text_inputs import ENGINE_MS, NUM_TOKENS, OFFSETS, TEXT_PAIR
 from shapeshift.settings import require
 
@@ -158,6 +158,7 @@ def front_signature(parameters: Mapping[str, str]) -> Signature:
         Tensor(OFFSETS, "TYPE_INT32", (-1, 2), listed=True),
         Tensor(ENGINE_MS, "TYPE_FP32", listed=True),
         NUM_TOKENS,
+        TOKENS,
         DESCRIPTION,
     )
     return Signature(_INPUTS, outputs)

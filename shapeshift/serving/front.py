@@ -21,7 +21,7 @@ from shapeshift.serving import description, error_codes, events, model_args, par
 from shapeshift.serving.description import Description
 from shapeshift.serving.liveness import Liveness, StepCounter
 from shapeshift.serving.metrics import CHECKS, Metric, MetricsFlusher, RequestMetrics
-from shapeshift.serving.model_args import DESCRIPTION, FrontSettings, ModelArgs, Signature, model_log
+from shapeshift.serving.model_args import DESCRIPTION, TOKENS, FrontSettings, ModelArgs, Signature, model_log
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import (
     InferenceRequest,
@@ -191,6 +191,8 @@ class Front(ABC, Generic[J]):
         """Serve a request, here or on another node. What this raises is its answer."""
         if description.is_wanted(request):
             self.responder.post([SingleResponse(sender, self._described)])
+        elif [*request.requested_output_names()] == [TOKENS.name]:
+            self.responder.post([SingleResponse(sender, partial(self.response, {TOKENS.name: self.tokens(request)}))])
         elif self.peers is not None:
             self.peers.submit(request, sender)
         else:
@@ -281,6 +283,10 @@ class Front(ABC, Generic[J]):
 
     def describe(self) -> Description:
         """What the front is. Called on any thread, unless the front overrides `handle`."""
+        raise NotImplementedError
+
+    def tokens(self, request: InferenceRequest) -> NDArray[np.object_]:
+        """TOKENS of the texts of a request, of a front that has this output. Raises InvalidInputError."""
         raise NotImplementedError
 
     @abstractmethod

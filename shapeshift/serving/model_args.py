@@ -64,6 +64,8 @@ class Tensor:
 
 DESCRIPTION = Tensor("DESCRIPTION", "TYPE_STRING", always=True)
 """The output of every front that says what it is, see `serving.description`."""
+TOKENS = Tensor("TOKENS", "TYPE_STRING", always=True)
+"""Of a front that reads texts: their tokens, in JSON (`engines.text.tokenizer`), for requests with no other output."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.serving.model_args import DESCRIPTION, Tensor
+from shapeshift.serving.model_args import DESCRIPTION, TOKENS, Tensor
 from shapeshift.serving.pb_utils import InferenceRequest, PbUtils
 
 Ids = npt.NDArray[np.int64]
@@ -97,11 +97,14 @@ def texts_of_request(pb_utils: PbUtils, request: InferenceRequest, pairs: bool) 
 
 
 def wanted_outputs(request: InferenceRequest, names: Sequence[str]) -> list[str]:
-    """Which of the outputs `names` to answer with, in their order; NUM_TOKENS only for a request that names it."""
+    """Which of the outputs `names` to answer with, in their order; NUM_TOKENS only for a request that names it.
+
+    TOKENS is not among them.
+    """
     named = request.requested_output_names()
     # Triton lists every output for a request that names none, and only then stands DESCRIPTION beside others.
-    left_out = NUM_TOKENS.name if DESCRIPTION.name in named else ""
-    return [name for name in names if name in named and name != left_out]
+    left_out = (TOKENS.name, NUM_TOKENS.name if DESCRIPTION.name in named else "")
+    return [name for name in names if name in named and name not in left_out]
 
 
 def padded_offsets(offsets: Sequence[Offsets]) -> Offsets:

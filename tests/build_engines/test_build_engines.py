@@ -101,7 +101,7 @@ def test_builds_and_generates_what_a_server_loads(project: Project) -> None:
     assert parameters["checkpoint_sha256"] == made.checkpoint_sha256
     assert (project.generated().parent / parameters["engines"]).resolve() == project.engines()
     assert config.name == "front"
-    assert [output.name for output in config.output] == ["EMBEDDING", "NUM_TOKENS", "DESCRIPTION"]
+    assert [output.name for output in config.output] == ["EMBEDDING", "NUM_TOKENS", "TOKENS", "DESCRIPTION"]
 
     profile = json.loads(parameters["profile"])
     assert profile["hardware"] == made.hardware and profile["precision"] == "f32"
@@ -127,6 +127,7 @@ def test_short_config_is_completed(project: Project) -> None:
         {"name": "LOGITS", "data_type": "TYPE_FP32", "dims": ["2"]},
         {"name": "EMBEDDING", "data_type": "TYPE_FP32", "dims": ["8"]},
         {"name": "NUM_TOKENS", "data_type": "TYPE_INT32", "dims": ["1"]},
+        {"name": "TOKENS", "data_type": "TYPE_STRING", "dims": ["1"]},
         {"name": "DESCRIPTION", "data_type": "TYPE_STRING", "dims": ["1"]},
     ]
 

@@ -50,7 +50,7 @@ INPUTS = {
         "logprobs": "also `token_logprobs`, and so many of the most likely tokens",
         "prompt_logprobs": "also `prompt_logprobs`, with so many of the most likely tokens",
         "exclude_input_in_output": "false: the text begins with the prompt; only without `stream`",
-        "return_finish_reason": "also `finish_reason`",
+        "return_finish_reason": "also `finish_reason` and `stop_reason`",
         "return_num_input_tokens": "also `num_input_tokens`",
         "return_num_output_tokens": "also `num_output_tokens`",
         "return_token_ids": "also `token_ids` and `prompt_token_ids`",
@@ -69,6 +69,7 @@ OUTPUTS = {
         "IMPORTANCE": "the attention that each token receives, summed over layers, heads and queries; padded with 0",
         "OFFSETS": "byte range of each token in its text, end exclusive; -1: special tokens, prompts, padding",
         "NUM_TOKENS": "tokens that the model read, special tokens and prompts too; for requests that name it",
+        "TOKENS": "alone: the tokens of each `TEXT` in JSON; nothing is computed",
         "ENGINE_MS": "duration of the engine call that computed the text; with workers, of the call to the worker",
     },
     "token_adapt": _DESCRIPTION
@@ -95,6 +96,7 @@ OUTPUTS = {
         "choice_index": "the answer of each row: prompt x `n` + answer, from 0; only where there are several",
         "sequence_score": "of beam search: the score of the text",
         "finish_reason": "with the last text: `stop`, `length`, `abort` (a `stop_id`) or `deadline`; else empty",
+        "stop_reason": "where one of `stop` or `stop_token_ids` ended an answer: this in JSON, `null` for others",
         "num_input_tokens": "tokens of the prompt",
         "num_output_tokens": "tokens of this response, end of sequence included",
         "token_ids": "these tokens, row after row",
@@ -108,6 +110,7 @@ OUTPUTS = {
         "queue_ms": "with the last text: time until the request got a slot; NaN for answers that go on",
         "prefill_ms": "likewise: from then to the first token",
         "decode_ms": "likewise: from the first token to the last",
+        "TOKENS": "alone: the tokens of each prompt, and the text of `input_ids`, in JSON; nothing is generated",
         "DESCRIPTION": "[what the model is](client.md#what-a-model-is), for a request without inputs",
     },
 }

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -175,6 +176,44 @@ def test_counts_of_a_stream_add_up_and_the_reason_comes_last(make_front: MakeFro
     values = [values_of(response) for response in request.sender.stream()]
     assert sum(int(each["num_output_tokens"][0]) for each in values) == 9
     assert ["finish_reason" in each for each in values] == [False] * (len(values) - 1) + [True]
+
+
+def test_what_a_client_ends_an_answer_with_is_named(make_front: MakeFront, toy: ToyRuntime) -> None:
+    said = toy.text(ids("hello"), 20)
+    flags: dict[str, Any] = {"return_finish_reason": True, "max_tokens": 20}
+    by_text = ask("hello", stop=["nowhere", said[3:6]], **flags)
+    by_token = ask("hello", stop_token_ids=[LETTERS.index(said[4])], **flags)
+    by_length = ask("hello", stop=["nowhere"], **flags)
+    streamed = ask("hello", stop=[said[3:6]], stream=True, **flags)
+    front = make_front()
+    front.execute([by_text, by_token, by_length, streamed])
+    assert json.loads(answer_of(by_text)["stop_reason"]) == said[3:6]
+    assert json.loads(answer_of(by_token)["stop_reason"]) == LETTERS.index(said[4])
+    assert "stop_reason" not in answer_of(by_length)
+    *_, last = [values_of(response) for response in streamed.sender.stream()]
+    assert json.loads(last["stop_reason"].item()) == said[3:6]
+
+
+def test_the_end_of_sequence_is_nothing_that_a_client_named(make_front: MakeFront, toy: ToyRuntime) -> None:
+    toy.eos_at = 8
+    request = ask("hello", max_tokens=20, stop=["nowhere"], return_finish_reason=True)
+    make_front().execute([request])
+    answer = answer_of(request)
+    assert answer["finish_reason"] == "stop" and "stop_reason" not in answer
+
+
+def test_prompts_become_tokens_and_tokens_text(make_front: MakeFront, toy: ToyRuntime) -> None:
+    texts = Request(("TOKENS",), text_input=np.array([b"hello", b"a" * 99], dtype=object))
+    lengths = np.array([5, 2], np.int32)
+    tokens = Request(("TOKENS",), input_ids=np.array([*ids("hello"), *ids("ab")], np.int32), input_lengths=lengths)
+    wrong = Request(("TOKENS",), input_ids=np.array([10**6], np.int32))
+    make_front().execute([texts, tokens, wrong])
+    first, long = (json.loads(row) for row in values_of(texts.sender.answer())["TOKENS"])
+    assert (first["text"], first["ids"], first["tokens"]) == ("hello", list(ids("hello")), list("hello"))
+    assert len(long["ids"]) == 99 > toy.max_length, "more than the model reads"
+    said = [json.loads(row)["text"] for row in values_of(tokens.sender.answer())["TOKENS"]]
+    assert said == ["hello", "ab"] and not toy.steps
+    assert wrong.refusal()[1].startswith("input_ids: got 1000000; 0 to ")
 
 
 def test_outputs_are_the_requested_ones(make_front: MakeFront) -> None:

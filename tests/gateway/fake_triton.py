@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -21,7 +22,7 @@ FRONTS: dict[str, dict[str, Any]] = {
         "max_tokens": 512,
         "max_batch_size": 4,
         "embedding_size": WIDTH,
-        "outputs": ["EMBEDDING", "NUM_TOKENS"],
+        "outputs": ["EMBEDDING", "NUM_TOKENS", "TOKENS"],
     },
     "cross": {
         "kind": "reranking",
@@ -72,6 +73,7 @@ FRONTS: dict[str, dict[str, Any]] = {
     "generate": {
         "kind": "generation",
         "max_tokens": 64,
+        "outputs": ["text_output", "stop_reason", "TOKENS"],
         "unary": "generate_unary",
         "stream": "generate",
         "chat_template": TEMPLATE,
@@ -134,6 +136,9 @@ class FakeTriton(AsyncClient):
         self.calls.append(call)
         if self.failure is not None:
             raise self.failure
+        if call.outputs == ("TOKENS",):
+            yield {"TOKENS": _bytes(_listed(call))}
+            return
         ended = False
         try:
             for tensors in _generated(call, self.answers.pop(0) if self.answers else None):
@@ -174,6 +179,25 @@ class FakeTriton(AsyncClient):
         return made[name]
 
 
+def _listed(call: ModelCall) -> list[str]:
+    """TOKENS as a front has them: each word is a token, between the special ones 1 and 2."""
+    if "input_ids" in call.inputs:
+        ends = np.cumsum(call.inputs["input_lengths"])[:-1]
+        rows = [ids.tolist() for ids in np.split(call.inputs["input_ids"], ends)]
+        return [
+            json.dumps({"text": " ".join(map(str, ids)), "ids": ids, "tokens": list("x" * len(ids))}) for ids in rows
+        ]
+    listed = []
+    for text in (call.inputs["text_input"] if "text_input" in call.inputs else call.inputs["TEXT"]).reshape(-1):
+        words = [(match[0], match.span()) for match in re.finditer(r"\S+", text.decode())]
+        tokens = [("[CLS]", (0, 0)), *words, ("[SEP]", (0, 0))]
+        ids = [1, *range(10, 10 + len(words)), 2]
+        named = {"text": text.decode(), "ids": ids, "tokens": [word for word, _ in tokens]}
+        special = [1, *[0] * len(words), 1]
+        listed.append(json.dumps({**named, "offsets": [span for _, span in tokens], "special": special}))
+    return listed
+
+
 def _lengths(call: ModelCall) -> Any:
     if "INPUT_IDS" in call.inputs:
         return call.inputs["ATTENTION_MASK"].sum(1).astype(float)
@@ -195,6 +219,10 @@ def _generated(call: ModelCall, said: list[str] | None = None) -> list[Tensors]:
         raise ModelError(f"n: got {n}; a whole number at least 1", "INVALID_ARG")
     most = sampling.get("max_tokens", 16)
     answers = [(said or prompt.split())[:most] for prompt in prompts for _ in range(n)]
+    stops = [next((word for word in words if word in sampling.get("stop", [])), None) for words in answers]
+    answers = [
+        words if stop is None else words[: words.index(stop)] for words, stop in zip(answers, stops, strict=True)
+    ]
     space = "" if said else " "
     several = len(answers) > 1
     logprobs = inputs.get("return_logprobs") is not None and sampling.get("logprobs") is not None
@@ -224,6 +252,7 @@ def _generated(call: ModelCall, said: list[str] | None = None) -> list[Tensors]:
             tensors["choice_index"] = np.array([place for place, _, _ in rows], np.int32)
         if any(last for _, _, last in rows):
             full = [len(answers[place]) == most for place, _, _ in rows]
+            tensors["stop_reason"] = _bytes(json.dumps(stops[place] if last else None) for place, _, last in rows)
             tensors["finish_reason"] = _bytes(
                 ("length" if cut else "stop") if last else "" for (_, _, last), cut in zip(rows, full, strict=True)
             )

@@ -48,6 +48,15 @@ def test_a_stream(client: openai.OpenAI) -> None:
     assert len({piece.id for piece in pieces}) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_text_that_ended_an_answer_is_named(client: openai.OpenAI, stream: bool) -> None:
+    asked = client.completions.create(model="generate", prompt="one two three", stop=["x", "three"], stream=stream)
+    pieces: list[Any] = list(asked) if stream else [asked]
+    choices = [piece.choices[0].model_dump() for piece in pieces]
+    assert "".join(one["text"] for one in choices).split() == ["one", "two"]
+    assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", "three")
+
+
 def test_usage_at_the_end_of_a_stream(url: str) -> None:
     *pieces, last = stream(url, stream_options={"include_usage": True}, n=2)
     assert all(piece["usage"] is None for piece in pieces)

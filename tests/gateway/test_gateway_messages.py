@@ -187,6 +187,21 @@ def test_thinking(client: anthropic.Anthropic, triton: FakeTriton) -> None:
     assert prompt_of(triton).endswith("high")
 
 
+def test_the_sequence_that_ended_an_answer_is_named(client: anthropic.Anthropic, triton: FakeTriton) -> None:
+    triton.answers = [["It is ", "6. ", "END", " no more"]] * 2
+    for message in (
+        ask(client, "plain", stop_sequences=["x", "END"]),
+        streamed(client, "plain", stop_sequences=["x", "END"])[0],
+    ):
+        assert (message.content[0].text, message.stop_reason, message.stop_sequence) == (
+            "It is 6. ",
+            "stop_sequence",
+            "END",
+        )
+    message = ask(client, "plain", stop_sequences=["x"])
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+
+
 def test_a_schema(client: anthropic.Anthropic, triton: FakeTriton) -> None:
     form = {"type": "json_schema", "schema": {"type": "object"}}
     ask(client, "plain", output_config={"format": form})
@@ -195,8 +210,8 @@ def test_a_schema(client: anthropic.Anthropic, triton: FakeTriton) -> None:
 
 def test_tokens_are_counted(client: anthropic.Anthropic, triton: FakeTriton) -> None:
     counted = client.messages.count_tokens(model="plain", messages=ASK, system="Be short.")
-    assert counted.input_tokens == len(TEXT.split()) and sampling_of(triton)["max_tokens"] == 1
-    assert prompt_of(triton) == TEXT
+    assert counted.input_tokens == len(TEXT.split())
+    assert prompt_of(triton) == TEXT and triton.calls[-1].outputs == ("TOKENS",), "no token is generated"
 
 
 @pytest.mark.parametrize(

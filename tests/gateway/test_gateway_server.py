@@ -19,9 +19,10 @@ import openai
 import pytest
 import tritonclient.grpc as grpc_client
 
+from shapeshift.engines.text.tokenizer import open_tokenizer
 from shapeshift.triton import keys, metrics
 from shapeshift.triton.control import ModelControl
-from tests.gateway.served import gateway, models_of, serving
+from tests.gateway.served import BUILD, gateway, models_of, serving
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -91,6 +92,36 @@ def test_text_is_what_the_model_says_without_a_gateway(client: openai.OpenAI, tr
     pieces = list(client.completions.create(**asked, stream=True))
     assert whole.choices[0].text == wanted == "".join(piece.choices[0].text for piece in pieces)
     assert whole.usage and whole.usage.completion_tokens == 12 and pieces[-1].choices[0].finish_reason == "length"
+
+
+def test_tokens_are_those_of_the_tokenizer_and_of_what_the_model_reads(url: str, client: openai.OpenAI) -> None:
+    for model, text in (("generate", PROMPT), ("generate_lora:sentiment", PROMPT), ("encode", "Wörds, of any kind 😀")):
+        folder = BUILD / ("repository/generate/1" if model != "encode" else "engines/encode")
+        reference = open_tokenizer(folder / "tokenizer.json")
+        found = httpx2.post(f"{url}/tokenize", json={"model": model, "prompt": text, "return_token_strs": True}).json()
+        (tei,) = httpx2.post(f"{url}/tokenize", json={"model": model, "inputs": text}).json()
+        encoding = reference.encode(text)
+        assert (found["tokens"], found["token_strs"]) == (encoding.ids, encoding.tokens)
+        assert [one["id"] for one in tei] == encoding.ids and "".join(text.split()) == "".join(
+            one["text"].strip() for one in tei if not one["special"]
+        )
+        if model != "encode":
+            read = client.completions.create(model=model, prompt=text, max_tokens=1).usage
+            assert read is not None and found["count"] == read.prompt_tokens
+            body = {"model": model, "tokens": found["tokens"]}
+            assert httpx2.post(f"{url}/detokenize", json=body).json() == {"prompt": text}
+    chat = {"model": "generate", "messages": [{"role": "user", "content": PROMPT}]}
+    read = client.chat.completions.create(**chat, max_tokens=1).usage  # type: ignore[call-overload]
+    assert httpx2.post(f"{url}/tokenize", json=chat).json()["count"] == read.prompt_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_ended_an_answer_is_named(client: openai.OpenAI, stream: bool) -> None:
+    asked: dict[str, Any] = {"model": "generate", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    stop = client.completions.create(**asked).choices[0].text[3:6]
+    answer: Any = client.completions.create(**asked, stop=["nowhere", stop], stream=stream)
+    choice = (list(answer)[-1] if stream else answer).choices[0].model_dump()
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
 
 
 def test_an_adapter_answers_under_its_name(client: openai.OpenAI) -> None:

@@ -56,6 +56,7 @@ def test_a_short_configuration_is_completed_at_load(encode_server: TritonServer,
     assert made["outputs"] == [
         {"name": "EMBEDDING", "datatype": "FP32", "shape": ["-1", "-1"]},
         {"name": "NUM_TOKENS", "datatype": "INT32", "shape": ["-1", "1"]},
+        {"name": "TOKENS", "datatype": "BYTES", "shape": ["-1", "1"]},
         {"name": "DESCRIPTION", "datatype": "BYTES", "shape": ["-1", "1"]},
     ]
     assert control.config(NAME)["max_batch_size"] == 64

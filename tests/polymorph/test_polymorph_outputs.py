@@ -122,6 +122,24 @@ def test_tokens_are_counted_for_who_asks(open_front: Callable[..., TextFront]) -
     assert ids.vectors("NUM_TOKENS").tolist() == [[3], [2]]
 
 
+def test_texts_become_tokens_which_nothing_computes(open_front: Callable[..., TextFront]) -> None:
+    request = text_request("is it", "is it so " * 200, outputs=["TOKENS"])
+    wrong = text_request("", outputs=["TOKENS"])
+    lone = ids_request([101, 102], outputs=["TOKENS"])
+    front = open_front()
+    front.execute([request, wrong, lone])
+    short, long = (json.loads(row) for row in request.vectors("TOKENS")[:, 0])
+    assert (short["tokens"][0], short["tokens"][-1], short["text"]) == ("[CLS]", "[SEP]", "is it")
+    assert [short["text"][start:end] for start, end in short["offsets"][1:-1]] == ["is", "it"]
+    assert short["special"] == [1, 0, 0, 1] and len(short["ids"]) == 4
+    assert len(long["ids"]) > 512, "more than the model reads"
+    assert "TEXT: got ''" in wrong.refusal()[1] and "one of the two" not in lone.refusal()[1]
+    # Triton lists all outputs for a request that names none.
+    unnamed = text_request("a", outputs=[*ALL, "NUM_TOKENS", "TOKENS", "DESCRIPTION"])
+    front.execute([unnamed])
+    assert set(values_of(unnamed.sender.answer())) == {*ALL}
+
+
 def test_pairs(open_front: Callable[..., TextFront]) -> None:
     front = open_front(pairs=True)
     texts = np.array([[b"is it"], [b"x"]], dtype=object)

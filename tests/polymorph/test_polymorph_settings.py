@@ -98,7 +98,9 @@ def test_a_bin_is_a_length_or_any() -> None:
 def test_a_front_lists_what_its_configuration_chooses() -> None:
     for parameters, default in (({}, "EMBEDDING"), ({"head": "a.safetensors"}, "LOGITS")):
         found = front_signature(parameters)
-        assert [one.name for one in found.outputs if not one.listed] == [default, "NUM_TOKENS", "DESCRIPTION"]
+        assert [one.name for one in found.outputs if not one.listed] == [
+            *(default, "NUM_TOKENS", "TOKENS", "DESCRIPTION")
+        ]
         assert [one.name for one in found.outputs if one.listed] == [
             *({"EMBEDDING", "LOGITS"} - {default}),
             *("TOKEN_LOGITS", "IMPORTANCE", "OFFSETS", "ENGINE_MS"),

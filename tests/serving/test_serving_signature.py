@@ -28,6 +28,15 @@ SIGNATURES: dict[str, Signature] = {
 }
 DESCRIPTION = {"name": "DESCRIPTION", "data_type": "TYPE_STRING", "dims": [1]}
 NUM_TOKENS = {"name": "NUM_TOKENS", "data_type": "TYPE_INT32", "dims": [1]}
+TOKENS = {"name": "TOKENS", "data_type": "TYPE_STRING", "dims": [1]}
+# What a model has whatever outputs its configuration lists.
+ALWAYS: dict[str, list[str]] = {
+    "polymorph": ["NUM_TOKENS", "TOKENS", "DESCRIPTION"],
+    "token_adapt": ["DESCRIPTION"],
+    "generate": ["stop_reason", "TOKENS", "DESCRIPTION"],
+    "forward": ["stop_reason", "TOKENS", "DESCRIPTION"],
+    "cascade": ["NUM_TOKENS", "DESCRIPTION"],
+}
 TEXT = {"name": "TEXT", "data_type": "TYPE_STRING", "dims": [1], "optional": True}
 
 
@@ -65,6 +74,7 @@ def test_what_is_stated_stays() -> None:
         {"name": "LOGITS", "data_type": "TYPE_FP32", "dims": [3]},
         {"name": "EMBEDDING", "data_type": "TYPE_FP32", "dims": [384]},
         NUM_TOKENS,
+        TOKENS,
         DESCRIPTION,
     ]
     assert {name: made[name] for name in ("max_batch_size", "instance_group", "parameters")} == {
@@ -85,15 +95,15 @@ def test_an_input_may_be_narrowed_and_an_open_size_is_completed() -> None:
 def test_a_front_can_be_asked_for_its_description_alone(kind: str) -> None:
     first = SIGNATURES[kind].outputs[0].name
     made = SIGNATURES[kind].complete({"output": [{"name": first}]})
-    counted = [NUM_TOKENS] if kind in ("polymorph", "cascade") else []
-    assert names(made["output"]) == [first, *names(counted), "DESCRIPTION"]
+    assert names(made["output"]) == [first, *ALWAYS[kind]]
     assert all(one["optional"] for one in made["input"])
-    assert SIGNATURES[kind].complete({"output": [{"name": "DESCRIPTION"}]})["output"] == [DESCRIPTION, *counted]
+    bare = SIGNATURES[kind].complete({"output": [{"name": "DESCRIPTION"}]})["output"]
+    assert bare[0] == DESCRIPTION and names(bare[1:]) == ALWAYS[kind][:-1]
 
 
 def test_the_default_output_of_texts_follows_the_head() -> None:
     completed = polymorph.front_signature({"head": "h"}).complete({})
-    assert names(completed["output"]) == ["LOGITS", "NUM_TOKENS", "DESCRIPTION"]
+    assert names(completed["output"]) == ["LOGITS", *ALWAYS["polymorph"]]
 
 
 def test_pairs_are_part_of_a_cascade_that_classifies_them() -> None:
@@ -148,7 +158,7 @@ def test_signatures_are_those_of_the_fronts() -> None:
     assert inputs == others | {*RETURNS} | set(RequestParser(PbUtils(), 2)._checks)
     returned = {output for outputs in (*RETURNS.values(), *NUMBERS.values()) for output in outputs}
     assert {one.name for one in SIGNATURES["generate"].outputs} == {
-        *("text_output", "choice_index", "sequence_score", "DESCRIPTION"),
+        *("text_output", "choice_index", "sequence_score", "TOKENS", "DESCRIPTION"),
         *returned,
     }
 
@@ -188,7 +198,8 @@ def test_triton_keeps_what_a_configuration_states() -> None:
 def test_a_tensor_of_which_only_the_name_is_stated_is_completed() -> None:
     bare = {"name": "ENGINE_MS", "data_type": "TYPE_INVALID", "dims": []}
     made = complete(polymorph.signature, output=[bare])
-    assert made["output"] == [{"name": "ENGINE_MS", "data_type": "TYPE_FP32", "dims": [1]}, NUM_TOKENS, DESCRIPTION]
+    assert made["output"][0] == {"name": "ENGINE_MS", "data_type": "TYPE_FP32", "dims": [1]}
+    assert made["output"][1:] == [NUM_TOKENS, TOKENS, DESCRIPTION]
 
 
 def test_triton_gets_the_reason_why_a_configuration_is_refused() -> None:

@@ -24,14 +24,14 @@ from shapeshift.engines.text.sentence_modules import SentenceModules
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from shapeshift.files import HASHES, file_sha256
 from shapeshift.polymorph.settings import ENGINE_OUTPUTS, front_signature
-from shapeshift.serving.model_args import DESCRIPTION
+from shapeshift.serving.model_args import DESCRIPTION, TOKENS
 from shapeshift.serving.text_inputs import NUM_TOKENS, TEXT_PAIR
 from shapeshift.triton import model_config
 
 # Incremented when a change of this project makes engines that were built before wrong or worse.
 _BUILD_FORMAT = 7
 # Outputs that every front has: they say nothing about its engines.
-_COMMON_OUTPUTS = (NUM_TOKENS.name, DESCRIPTION.name)
+_COMMON_OUTPUTS = (NUM_TOKENS.name, TOKENS.name, DESCRIPTION.name)
 
 
 @dataclass(frozen=True)

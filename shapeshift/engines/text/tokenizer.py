@@ -114,6 +114,23 @@ class TextTokenizer:
         """
         return self._encoded(text, None, row, truncate, prompt, add_special_tokens).ids
 
+    def listed(self, text: bytes, row: int | None = None, prompt: str = "") -> bytes:
+        """JSON of the tokens of a text behind `prompt`, special tokens too, also of more than `max_tokens`.
+
+        An object with the whole `text`, and for each token `ids`, `tokens` (its name in the vocabulary), `special`
+        (whether it stands around the text) and `offsets` ([start, end) in characters). Raises as `encode`.
+        """
+        whole = prompt + self._decode(text, self._field, row, False)
+        encoding = self._tokenizer.encode(whole)
+        listed = {"text": whole, "ids": encoding.ids, "tokens": encoding.tokens, "offsets": encoding.offsets}
+        return json.dumps({**listed, "special": encoding.special_tokens_mask}, ensure_ascii=False).encode()
+
+    def listed_ids(self, ids: Sequence[int]) -> bytes:
+        """As `listed` for the text of these ids, without `special` and `offsets`."""
+        text = self._tokenizer.decode(ids, skip_special_tokens=False)
+        tokens = [self._tokenizer.id_to_token(token) or "" for token in ids]
+        return json.dumps({"text": text, "ids": [*ids], "tokens": tokens}, ensure_ascii=False).encode()
+
     def special_texts(self) -> dict[int, str]:
         """The texts of the special tokens, by id."""
         added = self._tokenizer.get_added_tokens_decoder()

@@ -142,35 +142,35 @@ class TextStream:
     """The text of one answer, released as soon as it is final.
 
     A character is held back until all its bytes have arrived, and the possible beginning of a stop string until the
-    next text decides. Bytes that are not valid UTF-8 become U+FFFD.
+    next text decides. Bytes that are not valid UTF-8 become U+FFFD. stopped: the stop string that ended it; None: none.
     """
 
     def __init__(self, table: Sequence[bytes], stop: Sequence[str] = ()) -> None:
-        self.stopped = False
+        self.stopped: str | None = None
         self._table = table
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         self._stop = tuple(stop)
         self._held = ""
 
     def add(self, token: int) -> str:
-        """The text that `token` releases; `stopped` becomes true with the token that completes a stop string."""
+        """The text that `token` releases; `stopped` is set with the token that completes a stop string."""
         # The vocabulary of a model may be larger than that of its tokenizer.
         text = self._decode(self._table[token] if token < len(self._table) else b"")
         return self._release(text) if self._stop and text else text
 
     def end(self) -> str:
         """The text that was held back; no further token follows."""
-        rest = "" if self.stopped else self._held + self._decode(b"", True)
+        rest = "" if self.stopped is not None else self._held + self._decode(b"", True)
         self._held = ""
         return rest
 
     def _release(self, text: str) -> str:
         text = self._held + text
-        ends = [at for stop in self._stop if (at := text.find(stop)) >= 0]
+        ends = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
         if ends:
-            self.stopped = True
+            at, self.stopped = min(ends)
             self._held = ""
-            return text[: min(ends)]
+            return text[:at]
         keep = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

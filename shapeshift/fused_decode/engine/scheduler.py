@@ -286,7 +286,7 @@ class Scheduler:
             request.parts.append(text)
             if request.stream:
                 self._outbox.add(request)
-        return request.text.stopped
+        return request.text.stopped is not None
 
     def _count_tokens(self, step: Step, generated: int, accepted: int, now: float) -> None:
         prompt_tokens, rows = int(step.lengths[step.decoding :].sum()), len(step.batch.logit_rows)

@@ -51,7 +51,7 @@ class Answer:
     calls: list[tuple[CallBegun, str]] = field(default_factory=list)
     logprobs: list[TokenEntries] = field(default_factory=list)
     finish_reason: str | None = None
-    stop_reason: str | None = None
+    stop_reason: str | int | None = None
 
     def add(self, part: Part) -> None:
         """Take what is new of it."""
@@ -84,6 +84,11 @@ class Turn:
         # With a budget there is one choice: its text, and its tokens.
         self._text, self._tokens, self._has_ended = "", 0, False
         self.usage = Usage(call.choices, reasoning=None if form.reasoning is None else 0)
+
+    @property
+    def prompt(self) -> str:
+        """The text that the model reads."""
+        return str(self._call.prompts[0])
 
     async def answers(self, context: Context) -> list[Answer]:
         """The whole answers."""

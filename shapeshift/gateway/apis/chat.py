@@ -252,7 +252,7 @@ class _ChatCompletion:
         return _logprobs(tokens, self._body.top_logprobs or 0) if self._body.logprobs else None
 
 
-def _with_reason(choice: dict[str, Any], stop_reason: str | None) -> dict[str, Any]:
+def _with_reason(choice: dict[str, Any], stop_reason: str | int | None) -> dict[str, Any]:
     return choice if stop_reason is None else {**choice, "stop_reason": stop_reason}
 
 

@@ -15,6 +15,7 @@ from shapeshift.gateway.answers.turn import Turn, begin
 from shapeshift.gateway.apis.messages_request import CountRequest, MessagesRequest
 from shapeshift.gateway.endpoint import BodyRoute, Context, event, event_stream
 from shapeshift.gateway.errors import MESSAGES, ApiError, api_error
+from shapeshift.gateway.tokens import tokens_of
 from shapeshift.serving.description import GENERATION
 
 router = APIRouter(route_class=BodyRoute, tags=["messages"])
@@ -40,8 +41,8 @@ async def count_tokens(body: CountRequest, context: Context) -> dict[str, Any]:
     """The tokens of a conversation, as a model reads them."""
     target = await context.gateway.catalogue.find(body.model, (GENERATION,))
     turn = await begin(context, body.conversation(), body.call(target))
-    await turn.answers(context)
-    return {"input_tokens": turn.usage.body()["prompt_tokens"]}
+    (tokens,) = await tokens_of(context, target, [turn.prompt])
+    return {"input_tokens": len(tokens.without_special().ids)}
 
 
 class _Message:
@@ -55,12 +56,13 @@ class _Message:
         # Of the last block, while it is open.
         self._texts: list[str] | None = None
         self._reason: str | None = None
+        self._stop_sequence: str | None = None
 
     async def whole(self, context: Context) -> dict[str, Any]:
         """The answer to a request without `stream`."""
         async for _ in self._told(context):
             pass
-        return self._shown(self._content, self._stop_reason())
+        return self._shown(self._content)
 
     async def events(self, context: Context) -> AsyncGenerator[bytes, None]:
         """The events of a stream."""
@@ -77,15 +79,17 @@ class _Message:
             for part in parts:
                 if not has_begun:
                     has_begun = True
-                    yield {"type": "message_start", "message": self._shown([], None)}
+                    yield {"type": "message_start", "message": self._shown([])}
                     yield {"type": "ping"}
                 for piece in part.pieces:
                     for one in self._added(piece):
                         yield one
                 self._reason = part.row.finish_reason
+                if part.row.stop_reason in (self._body.stop_sequences or ()):
+                    self._stop_sequence = str(part.row.stop_reason)
         for one in self._closed():
             yield one
-        yield {"type": "message_delta", "delta": _ended(self._stop_reason()), "usage": self._usage()}
+        yield {"type": "message_delta", "delta": self._ended(), "usage": self._usage()}
         yield {"type": "message_stop"}
 
     def _added(self, piece: Piece) -> Iterator[dict[str, Any]]:
@@ -134,25 +138,30 @@ class _Message:
             yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
 
-    def _stop_reason(self) -> str:
+    def _stop_reason(self) -> str | None:
+        if self._reason is None:
+            return None
+        if self._stop_sequence is not None:
+            return "stop_sequence"
         if self._reason == "stop" and self._content and self._content[-1]["type"] == "tool_use":
             return "tool_use"
-        return _REASONS.get(self._reason or "", "end_turn")
+        return _REASONS.get(self._reason, "end_turn")
 
-    def _shown(self, content: list[dict[str, Any]], stop_reason: str | None) -> dict[str, Any]:
-        """The message. stop_reason: None while it goes on."""
+    def _ended(self) -> dict[str, Any]:
+        """Why it has ended; nothing while it goes on."""
+        stop = {"stop_reason": self._stop_reason(), "stop_sequence": self._stop_sequence}
+        return {**stop, "stop_details": None, "container": None}
+
+    def _shown(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        """The message."""
         head = {"id": self._id, "type": "message", "role": "assistant", "model": self._body.model, "content": content}
-        return {**head, **_ended(stop_reason), "usage": {**self._usage(), **dict.fromkeys(_SERVICE)}}
+        return {**head, **self._ended(), "usage": {**self._usage(), **dict.fromkeys(_SERVICE)}}
 
     def _usage(self) -> dict[str, Any]:
         usage = self._turn.usage
         details = None if usage.reasoning is None else {"thinking_tokens": usage.reasoning}
         tokens = {"input_tokens": usage.body()["prompt_tokens"], "output_tokens": usage.completion}
         return {**tokens, "output_tokens_details": details, **dict.fromkeys(_CACHED)}
-
-
-def _ended(reason: str | None) -> dict[str, Any]:
-    return {"stop_reason": reason, "stop_sequence": None, "stop_details": None, "container": None}
 
 
 def _object(arguments: str) -> dict[str, Any]:

@@ -186,13 +186,14 @@ def render(
     options: Mapping[str, Any] | None = None,
     reasoning_effort: str | None = None,
     thinks: bool = False,
+    add_generation_prompt: bool = True,
 ) -> str:
     """`ChatTemplate.render`, in a process that keeps the last templates. Raises TemplateError."""
     try:
         template = _template(source, special_tokens)
         is_given = options or reasoning_effort or thinks
         chosen = template.options_of(options or {}, reasoning_effort, thinks) if is_given else {}
-        return template.render(messages, tools, options=chosen)
+        return template.render(messages, tools, add_generation_prompt, chosen)
     except TemplateError:
         raise
     except Exception as error:  # noqa: BLE001  a template may raise whatever Python does
