@@ -1,4 +1,4 @@
-"""Builds the image of Dockerfile.cpu from packages that are collected here: `python -m docker.image [docker's options]`.
+"""Builds the image of Dockerfile.cpu from packages that it collects: `python -m docker.image [options of docker]`.
 
 No index and no cache of pip is in the image. BASE, in the environment, is another image to start from: it needs the
 Python that runs this, and Debian's apt.
@@ -76,11 +76,11 @@ def materials() -> dict[str, Any]:
 
 
 def _licence(name: str) -> str:
-    about = metadata.metadata(name)
-    classifiers = [one for one in about.get_all("Classifier") or [] if one.startswith("License ::")]
-    stated = about.get("License-Expression") or (classifiers[0].rpartition(" :: ")[2] if classifiers else "")
+    about = metadata.metadata(name).json
+    classifiers = [one for one in about.get("classifier", ()) if one.startswith("License ::")]
+    stated = about.get("license_expression") or (classifiers[0].rpartition(" :: ")[2] if classifiers else "")
     # Some packages put the whole text there.
-    return stated or (about.get("License") or "not stated").splitlines()[0]
+    return str(stated or about.get("license") or "not stated").splitlines()[0]
 
 
 if __name__ == "__main__":
