@@ -20,7 +20,6 @@ HOW_TO_CALL = "how_to_call.txt"
 # One line: how the model was made.
 SUMMARY = "summary.txt"
 VERSION = "1"
-_LINK = "-> "
 
 
 def write_front(
@@ -86,35 +85,25 @@ def place_on(group: Any, device: int) -> None:
     group.gpus.append(device)
 
 
-def write_folder(target: Path, contents: Mapping[str, str], links: Mapping[str, Path] | None = None) -> None:
-    """Replace the model folder `target` as a whole by these files. An identical folder is left untouched: it may be in
-    use.
-
-    links: files in folders of versions, by relative path, and where each leads, seen from its folder; without any
-    there is an empty version.
+def write_folder(target: Path, contents: Mapping[str, str]) -> None:
+    """Replace the model folder `target` as a whole by these files and an empty version. An identical folder is left
+    untouched: it may be in use.
     """
-    contents_by_path = {**contents, **{name: f"{_LINK}{leads_to}" for name, leads_to in (links or {}).items()}}
-    if _contents(target, bool(links)) == contents_by_path:
+    if _contents(target) == contents:
         return
     # A server takes each folder of the repository for a model.
     with files.replace_folder(target, within=target.parent.parent) as work:
-        if not links:
-            (work / VERSION).mkdir()
+        (work / VERSION).mkdir()
         for name, text in contents.items():
             (work / name).write_text(text, encoding="utf-8")
-        for name, leads_to in (links or {}).items():
-            (work / name).parent.mkdir(exist_ok=True)
-            (work / name).symlink_to(leads_to)
 
 
-def _contents(folder: Path, linked: bool) -> dict[str, str] | None:
+def _contents(folder: Path) -> dict[str, str] | None:
     """The files below `folder`: contents by relative path. None if it is not a model folder."""
-    if not (folder if linked else folder / VERSION).is_dir():
+    if not (folder / VERSION).is_dir():
         return None
     return {
-        str(path.relative_to(folder)): f"{_LINK}{path.readlink()}"
-        if path.is_symlink()
-        else path.read_text(encoding="utf-8", errors="replace")
+        str(path.relative_to(folder)): path.read_text(encoding="utf-8", errors="replace")
         for path in folder.rglob("*")
-        if path.is_symlink() or path.is_file()
+        if path.is_file()
     }

@@ -12,7 +12,6 @@ from shapeshift.engines.interfaces import Ids
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import ModelError, TimedOutError
 from shapeshift.fleet.node_clients import NodeClients
-from shapeshift.polymorph.router.engine_client import PROBE, EngineCalls, without_texts
 from shapeshift.polymorph.router.transport import (
     Exchange,
     Outputs,
@@ -30,7 +29,7 @@ from shapeshift.triton.names import split
 
 
 class RemoteWorkerClient:
-    """Calls workers of other nodes, of the backend `polymorph`. manifest: of the front's own engines."""
+    """Calls workers of other nodes. manifest: of the front's own engines."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._outputs = [*(output.name for output in manifest.outputs), STATE]
@@ -51,43 +50,10 @@ class RemoteWorkerClient:
         return outputs, info
 
 
-class RemoteEngineClient:
-    """As `RemoteWorkerClient`, where Triton's own backends serve the workers.
-
-    A probe asks the node for the versions that it has loaded: each question costs the way there and back.
-    """
-
-    def __init__(self, manifest: Manifest) -> None:
-        self._calls = EngineCalls(manifest)
-
-    async def call(
-        self, client: AsyncClient, worker: str, texts: Sequence[Ids], deadline: float
-    ) -> tuple[Outputs, WorkerInfo]:
-        """As `RemoteWorkerClient.call`. Only a probe raises OtherVersionError for a worker with other engines."""
-        if texts:
-            return await self._compute(client, worker, self._calls.version_for(worker, texts), texts, deadline)
-        loaded = await client.versions(split(worker)[1], seconds_until(deadline))
-        version = next((one for one in loaded if one in self._calls.edges), None)
-        if version is None:
-            raise of_other_engines()
-        outputs, info = await self._compute(client, worker, version, PROBE, deadline)
-        self._calls.learn(worker, version)
-        return without_texts(outputs), info
-
-    async def _compute(
-        self, client: AsyncClient, worker: str, version: int, texts: Sequence[Ids], deadline: float
-    ) -> tuple[Outputs, WorkerInfo]:
-        inputs, outputs = self._calls.inputs(version, texts), self._calls.outputs
-        began = time.perf_counter_ns()
-        call = ModelCall(split(worker)[1], inputs, seconds_until(deadline), outputs, version=version)
-        answer = await client.infer(call)
-        return self._calls.answer(worker, version, answer, texts, (time.perf_counter_ns() - began) // 1000)
-
-
 class GrpcTransport:
     """Starts calls to workers named `node/model` by `remote`, over `clients`, which it closes."""
 
-    def __init__(self, clients: NodeClients, remote: RemoteWorkerClient | RemoteEngineClient) -> None:
+    def __init__(self, clients: NodeClients, remote: RemoteWorkerClient) -> None:
         self.timeouts = 0
         self._clients = clients
         self._remote = remote

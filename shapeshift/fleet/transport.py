@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from shapeshift.engines.manifest import Manifest
-from shapeshift.fleet.grpc_transport import GrpcTransport, RemoteEngineClient, RemoteWorkerClient
+from shapeshift.fleet.grpc_transport import GrpcTransport, RemoteWorkerClient
 from shapeshift.fleet.membership import open_membership
 from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.fleet.polling import NodePoll
-from shapeshift.polymorph.router import bls_transport, engine_client
+from shapeshift.polymorph.router import bls_transport
 from shapeshift.polymorph.router.transport import Exchange, Transport
 from shapeshift.serving.front import fleet_file, own_node
 from shapeshift.serving.model_args import Log
@@ -82,21 +82,8 @@ def open_transport(pb_utils: PbUtils, front: str, workers: Sequence[str], manife
     Raises ShapeshiftError for a fleet file that cannot be read.
     """
     local = bls_transport.open_transport(pb_utils, front, workers, manifest, log)
-    return _beside(local, RemoteWorkerClient(manifest), front, log)
-
-
-def open_engine_transport(
-    pb_utils: PbUtils, front: str, workers: Sequence[str], manifest: Manifest, log: Log
-) -> Transport:
-    """As `open_transport`, where Triton's own backends serve the workers."""
-    local = engine_client.open_transport(pb_utils, front, workers, manifest, log)
-    return _beside(local, RemoteEngineClient(manifest), front, log)
-
-
-def _beside(local: Transport, remote: RemoteWorkerClient | RemoteEngineClient, front: str, log: Log) -> FleetTransport:
-    """`local`, and `remote` for the workers of the other nodes."""
     file, node = fleet_file(), own_node()
     assert file is not None, "a front outside a fleet has another transport"
     clients = NodeClients()
     poll = NodePoll(open_membership(file, node), clients, node, log, loaded_models)
-    return FleetTransport(local, GrpcTransport(clients, remote), poll, front)
+    return FleetTransport(local, GrpcTransport(clients, RemoteWorkerClient(manifest)), poll, front)

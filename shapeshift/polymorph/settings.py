@@ -14,7 +14,6 @@ from shapeshift.serving.text_inputs import ENGINE_MS, NUM_TOKENS, OFFSETS, TEXT_
 from shapeshift.settings import require
 
 PLACEMENTS = ("inline", "resident", "partitioned", "auto")
-WORKER_BACKENDS = ("polymorph", "triton")
 CURVES = ("md1", "clamped")
 MAX_WORKERS = 256
 
@@ -31,11 +30,6 @@ WORKER_STATE = Tensor("STATE", "TYPE_INT64", (6,))
 """The output of a worker beside those of its engines."""
 
 
-def are_engine_models(worker_backend: str) -> bool:
-    """Whether workers of this backend are models of Triton's own backends, see `polymorph.engine_model`."""
-    return worker_backend == "triton"
-
-
 @dataclass(frozen=True)
 class PolymorphSettings(ExecutorSettings):
     """Parameters of the serving processes, and of the plan that the sidecar makes for them; see `ExecutorSettings`.
@@ -43,8 +37,6 @@ class PolymorphSettings(ExecutorSettings):
     placement       inline: the front's own process holds the engines; resident: workers hold all of them;
                     partitioned: each worker holds one; auto: chosen by `make engines`, which reports why
     slo_ms          latency objective; half of it and 95% of it become bounds of the latency histogram; 0: none
-    worker_backend  what the workers of `partitioned` run in: polymorph, a process of this backend; or triton, Triton's
-                    own backend for files of the provider
     workers         workers at first; 0: one for each GPU, else two
     min_workers     fewest workers that the sidecar keeps; 0: `workers`, or 1 in a pool
     max_workers     most workers; 0: `workers`
@@ -58,7 +50,6 @@ class PolymorphSettings(ExecutorSettings):
 
     placement: str = "auto"
     slo_ms: float = 0.0
-    worker_backend: str = "polymorph"
     workers: int = 0
     min_workers: int = 0
     max_workers: int = 0
@@ -72,17 +63,11 @@ class PolymorphSettings(ExecutorSettings):
         super().__post_init__()
         DISPATCHERS.require(self.dispatch)
         ALLOCATIONS.require(self.allocation)
-        choices = (("placement", PLACEMENTS), ("curve", CURVES), ("worker_backend", WORKER_BACKENDS))
-        for field, allowed in choices:
+        for field, allowed in (("placement", PLACEMENTS), ("curve", CURVES)):
             value = getattr(self, field)
             require(value in allowed, field, value, f"one of {', '.join(allowed)}")
         require(self.slo_ms >= 0, "slo_ms", self.slo_ms, "0 or more")
         self._check_workers()
-
-    @property
-    def engine_models(self) -> bool:
-        """Whether the workers are models of Triton's own backends, see `polymorph.engine_model`."""
-        return are_engine_models(self.worker_backend)
 
     def _check_workers(self) -> None:
         require(0 <= self.workers <= MAX_WORKERS, "workers", self.workers, f"0 to {MAX_WORKERS}")
@@ -93,8 +78,6 @@ class PolymorphSettings(ExecutorSettings):
         require(self.max_workers == 0 or self.max_workers >= self.workers, "max_workers", self.max_workers, at_least)
         pooled = self.pool_workers >= 1 if self.worker_pool else self.pool_workers == 0
         require(pooled, "pool_workers", self.pool_workers, "at least 1 with a worker_pool, 0 without one")
-        fits = not self.engine_models or self.placement == "partitioned"
-        require(fits, "worker_backend", self.worker_backend, "polymorph, unless placement is partitioned")
         objective = "above 0 with placement partitioned, which divides the workers by it"
         require(self.placement != "partitioned" or self.slo_ms > 0, "slo_ms", self.slo_ms, objective)
 
@@ -132,12 +115,10 @@ class WorkerSettings:
 
     worker_of   the front that it serves
     bin         longest text that it takes, in tokens; 0: any, all engines are loaded
-    bin_shapes  of a worker in Triton's own backend, see `engine_model`; else empty
     """
 
     worker_of: str = ""
     bin: int = 0
-    bin_shapes: str = ""
 
     def __post_init__(self) -> None:
         require(self.bin >= 0, "bin", self.bin, "0 or more")

@@ -19,22 +19,13 @@ from shapeshift.serving.pb_utils import PbUtils
 Tensors = dict[str, NDArray[Any]]
 
 
-def call(
-    pb_utils: PbUtils,
-    model: str,
-    inputs: Mapping[str, Any],
-    outputs: Sequence[str],
-    version: int | None = None,
-) -> Tensors:
+def call(pb_utils: PbUtils, model: str, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Tensors:
     """The named outputs of `model`, copied; blocks until it answers, which may be never (24.10).
 
-    version: of the model, None for its highest. Raises the errors of `error_of`.
+    Raises the errors of `error_of`.
     """
     tensors = [pb_utils.Tensor(name, values) for name, values in inputs.items()]
-    optional: dict[str, Any] = {} if version is None else {"model_version": version}
-    request = pb_utils.InferenceRequest(
-        model_name=model, requested_output_names=list(outputs), inputs=tensors, **optional
-    )
+    request = pb_utils.InferenceRequest(model_name=model, requested_output_names=list(outputs), inputs=tensors)
     try:
         response = request.exec()
     except Exception as failure:  # noqa: BLE001  the server raises several types for a model that is not there

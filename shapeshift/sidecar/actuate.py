@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.errors import NotFoundError, ShapeshiftError
-from shapeshift.polymorph import engine_model
 from shapeshift.sidecar.health import DeadModel, ReloadBackoff
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.policy.moves import Action
@@ -222,8 +221,6 @@ class Actuator:
         parameters = config.setdefault("parameters", {})
         if bin_ is not None:
             parameters["bin"] = {"string_value": str(bin_)}
-            if engine_model.is_engine_model(config):
-                engine_model.place(config, bin_)
         if new_process:
             parameters["generation"] = {"string_value": str(self._next_generation(model, parameters))}
         self._control.load(model, config, timeout_s=LOAD_TIMEOUT_S)

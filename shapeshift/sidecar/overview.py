@@ -123,8 +123,6 @@ def _workers(
     for front, workers in server.workers.items():
         for worker in workers:
             process = _process(worker.name, traffic[worker.name], page, processes)
-            if not worker.beats:
-                process = {"state": "serving", "pid": None}
             rows.append(
                 {
                     "name": worker.name,

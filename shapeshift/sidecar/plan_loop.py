@@ -83,9 +83,7 @@ class PlanLoop:
                 self._plan_or_scale(group, server, page)
         self._answered = server.nodes
         fronts = [model for front in server.fronts.values() for model in front.models]
-        ready = [
-            worker.name for workers in server.workers.values() for worker in workers if worker.is_ready and worker.beats
-        ]
+        ready = [worker.name for workers in server.workers.values() for worker in workers if worker.is_ready]
         return frozenset([*fronts, *ready])
 
     def _adopt(self, group: Sequence[Front], server: ServerModels) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from shapeshift.errors import ShapeshiftError
-from shapeshift.polymorph import engine_model
 from shapeshift.sidecar.front_config import ALL_BINS, Front, read_front
 from shapeshift.triton.model_state import ModelState
 
@@ -35,16 +34,12 @@ class Control(Protocol):
 
 @dataclass(frozen=True)
 class Worker:
-    """One worker model. bin and generation are those of the loaded configuration, 0 while it is not loaded.
-
-    beats: whether it has a process of its own, with a heartbeat.
-    """
+    """One worker model. bin and generation are those of the loaded configuration, 0 while it is not loaded."""
 
     name: str
     state: str
     bin: int = ALL_BINS
     generation: int = 0
-    beats: bool = True
 
     @property
     def is_ready(self) -> bool:
@@ -125,7 +120,7 @@ class ServerModelReader:
             except ValueError:
                 problems[model] = f"bin and generation must be whole numbers: got {parameters}"
                 bin_, generation = ALL_BINS, 0
-            workers.append(Worker(model, states[model], bin_, generation, engine_model.SHAPES not in parameters))
+            workers.append(Worker(model, states[model], bin_, generation))
         return tuple(workers)
 
     def _parameters(self, model: str) -> dict[str, str] | None:

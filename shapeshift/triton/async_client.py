@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
-from shapeshift.errors import EngineError, InvalidInputError, ModelGoneError, ShapeshiftError, TimedOutError
+from shapeshift.errors import EngineError, InvalidInputError, ShapeshiftError, TimedOutError
 from shapeshift.serving.error_codes import FORWARDED, error_of
 from shapeshift.triton.endpoint import Tls
 
@@ -55,8 +55,8 @@ _RESERVED_PREFIX = "triton_"
 class ModelCall:
     """One inference request.
 
-    outputs: the requested ones, all where empty; timeout_s: seconds until it is given up; version: of the model, None
-    for its highest; trace: the header of the span that it belongs to, empty for none.
+    outputs: the requested ones, all where empty; timeout_s: seconds until it is given up; trace: the header of the span
+    that it belongs to, empty for none.
     """
 
     model: str
@@ -65,7 +65,6 @@ class ModelCall:
     outputs: Sequence[str] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
     request_id: str = ""
-    version: int | None = None
     trace: str = ""
 
 
@@ -131,14 +130,12 @@ class AsyncClient:
 
     async def models(self, timeout_s: float) -> list[str]:
         """The names of the models that are loaded. Raises as `infer` does."""
-        return sorted({one.name for one in await self._statistics("", timeout_s)})
-
-    async def versions(self, model: str, timeout_s: float) -> list[int]:
-        """The versions of a model that are loaded, ascending. Raises as `infer` does, ModelGoneError for none."""
-        versions = sorted(int(one.version) for one in await self._statistics(model, timeout_s))
-        if not versions:
-            raise ModelGoneError(f"model {model} is not loaded")
-        return versions
+        request = messages.ModelStatisticsRequest()
+        try:
+            loaded = (await self._service().ModelStatistics(request, timeout=timeout_s)).model_stats
+        except grpc.RpcError as error:
+            raise _failure("the server", timeout_s, error) from None
+        return sorted({one.name for one in loaded})
 
     async def is_live(self, timeout_s: float) -> bool:
         """Whether the server answers."""
@@ -151,14 +148,6 @@ class AsyncClient:
         """Close the connection; calls in flight end with an error."""
         if self._channel is not None:
             await self._channel.close()
-
-    async def _statistics(self, model: str, timeout_s: float) -> Sequence[Any]:
-        """Of a model, or of all where it is empty: one entry for each version that is loaded."""
-        request = messages.ModelStatisticsRequest(name=model)
-        try:
-            return list((await self._service().ModelStatistics(request, timeout=timeout_s)).model_stats)
-        except grpc.RpcError as error:
-            raise _failure(f"model {model}" if model else "the server", timeout_s, error) from None
 
     def _service(self) -> Any:
         # A channel belongs to the event loop on which it is made.
@@ -230,8 +219,6 @@ def message_of(call: ModelCall) -> Any:
     Raises InvalidInputError for a parameter or a type of values that the protocol has no place for.
     """
     message = messages.ModelInferRequest(model_name=call.model, id=call.request_id)
-    if call.version is not None:
-        message.model_version = str(call.version)
     for name, values in call.inputs.items():
         datatype = np_to_triton_dtype(values.dtype)
         if datatype is None:

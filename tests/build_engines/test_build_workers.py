@@ -16,10 +16,8 @@ from shapeshift.cli.main import main
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import FileEntry, Manifest
 from shapeshift.errors import InvalidInputError
-from shapeshift.polymorph import engine_model
 from shapeshift.polymorph.settings import PolymorphSettings
 from shapeshift.triton import model_config
-from tests.polymorph import engine_models
 
 Make = Callable[..., tuple[int, str, str]]
 
@@ -229,79 +227,3 @@ def test_one_worker_per_gpu_by_default(on_gpu: Manifest) -> None:
     assert workers.choose_placement(PolymorphSettings(placement="resident", workers=5), on_gpu, 2).workers == 5
     with pytest.raises(InvalidInputError, match="max_workers"):
         PolymorphSettings(placement="resident", workers=5, max_workers=4)
-
-
-# Workers that Triton's own backends serve.
-
-
-def written(root: Path, provider: str, gpus: list[int], **outputs: tuple[int, ...]) -> list[Any]:
-    """The configurations of two workers of a front with engines of this provider, as the server would read them."""
-    front = type(model_config.read(_empty(root)))()
-    front.name, front.backend = "front", "polymorph"
-    parameters = {"placement": "partitioned", "worker_backend": "triton", "max_workers": "2", "profile": "{}"}
-    for name, value in {**parameters, "engines": "../../engines/front"}.items():
-        model_config.set_parameter(front, name, value)
-    repository = root / "build" / "repository"
-    repository.mkdir(parents=True, exist_ok=True)
-    workers.write_workers(front, engine_models.made(provider, **outputs), repository, gpus)
-    return [model_config.read(repository / f"front_w0{number}" / "config.pbtxt") for number in range(2)]
-
-
-def _empty(root: Path) -> Path:
-    (root / "empty.pbtxt").touch()
-    return root / "empty.pbtxt"
-
-
-def dims(tensors: Any) -> dict[str, tuple[str, list[int]]]:
-    return {one.name: (model_config_pb2.DataType.Name(one.data_type), list(one.dims)) for one in tensors}
-
-
-@pytest.mark.parametrize(("provider", "file"), [("tensorrt", "model.plan"), ("onnxruntime", "model.onnx")])
-def test_workers_of_tritons_own_backends_are_plain_models(tmp_path: Path, provider: str, file: str) -> None:
-    engines = tmp_path / "build" / "engines" / "front"
-    engines.mkdir(parents=True)
-    for name in ("16.plan", "32.plan", "dynamic.plan"):
-        (engines / name).write_text(name)
-    outputs = {"EMBEDDING": (2,), "TOKEN_LOGITS": (-1, 3)}
-    configs, made = written(tmp_path, provider, [0, 1], **outputs), engine_models.made(provider, **outputs)
-    for number, config in enumerate(configs):
-        assert (config.name, config.backend, config.max_batch_size) == (f"front_w0{number}", provider, 0)
-        assert dims(config.input) == {
-            "INPUT_IDS": ("TYPE_INT64", [1, -1]),
-            "SEGMENTS": ("TYPE_INT64", [1, -1]),
-            "POSITIONS": ("TYPE_INT64", [1, -1]),
-            "ROWS": ("TYPE_INT64", [-1]),
-        }
-        assert dims(config.output) == {"EMBEDDING": ("TYPE_FP32", [-1, 2]), "TOKEN_LOGITS": ("TYPE_FP32", [1, -1, 3])}
-        versions = {edge: str(engine_model.version_of(made, edge)) for edge in (16, 32, 64)}
-        assert list(config.version_policy.specific.versions) == [int(versions[64])], (
-            "the longest bin until the sidecar plans"
-        )
-        (group,) = config.instance_group
-        assert (group.count, group.kind, list(group.gpus)) == (1, group.KIND_GPU, [number])
-        own = model_config.parameters(config)
-        assert (own["worker_of"], own["bin"], own["generation"]) == ("front", "64", "0")
-        assert (own.get("intra_op_thread_count") == "1") is (provider == "onnxruntime")
-        folder = tmp_path / "build" / "repository" / str(config.name)
-        assert {path.name for path in folder.iterdir()} == {"config.pbtxt", *versions.values()}
-        read = {edge: (folder / version / file).read_text() for edge, version in versions.items()}
-        assert read == {16: "16.plan", 32: "32.plan", 64: "dynamic.plan"}
-        assert not (folder / versions[16] / file).readlink().is_absolute(), "the project may be moved"
-
-
-def test_an_unchanged_worker_of_tritons_own_backend_is_left_alone(tmp_path: Path) -> None:
-    written(tmp_path, "tensorrt", [0])
-    folder = tmp_path / "build" / "repository" / "front_w00"
-    first, version = (folder / "config.pbtxt").stat().st_ino, str(engine_models.version(16))
-    written(tmp_path, "tensorrt", [0])
-    assert (folder / "config.pbtxt").stat().st_ino == first
-    (folder / version / "model.plan").unlink()
-    (folder / version / "model.plan").symlink_to("elsewhere")
-    written(tmp_path, "tensorrt", [0])
-    assert (folder / version / "model.plan").readlink().name == "16.plan"
-
-
-def test_a_provider_without_a_backend_in_triton_is_refused(make: Make) -> None:
-    status, _, err = make(placement="partitioned", worker_backend="triton", workers=2, slo_ms=50)
-    assert status == 1
-    assert "worker_backend: got 'triton'; polymorph, or with a provider of onnxruntime, tensorrt, not emulated" in err

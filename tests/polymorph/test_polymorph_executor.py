@@ -190,12 +190,10 @@ def test_a_placement_that_make_engines_has_not_set_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("in_fleet", "backend", "reached"),
+    ("in_fleet", "reached"),
     [
-        (False, "polymorph", "server"),
-        (True, "polymorph", "fleet"),
-        (False, "triton", "server, triton"),
-        (True, "triton", "fleet, triton"),
+        (False, "server"),
+        (True, "fleet"),
     ],
 )
 @pytest.mark.parametrize(("stated", "edges"), [("[]", [16, 64, 512]), ("[64, 512]", [64, 512])])
@@ -204,7 +202,6 @@ def test_workers_are_reached_where_they_are_and_hold_the_stated_bins(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     in_fleet: bool,
-    backend: str,
     reached: str,
     stated: str,
     edges: list[int],
@@ -216,11 +213,11 @@ def test_workers_are_reached_where_they_are_and_hold_the_stated_bins(
     def opens(name: str) -> Callable[..., str]:
         return lambda pb_utils, front, workers, made, log: opened.append((front, *workers)) or name  # type: ignore[func-returns-value]
 
-    names = ("server", "fleet", "server, triton", "fleet, triton")
+    names = ("server", "fleet")
     monkeypatch.setattr(placement, "TRANSPORTS", {name: opens(name) for name in names})
     monkeypatch.setattr(placement, "fleet_file", lambda: Path("fleet.toml") if in_fleet else None)
     monkeypatch.setattr(placement, "Router", lambda *given: given)
-    own = PolymorphSettings(placement="partitioned", slo_ms=100.0, max_workers=3, worker_backend=backend)
+    own = PolymorphSettings(placement="partitioned", slo_ms=100.0, max_workers=3)
     made = manifest.load(folder)
     found: Any = open_router(PbUtils(), "f", made, own, PlacementSettings(stated), logger())
     transport, assignment, times, *_ = found

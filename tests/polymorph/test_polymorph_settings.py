@@ -44,9 +44,7 @@ def test_a_parameter_is_taken_to_its_limit_and_not_beyond(name: str, within: flo
     require_limit(PolymorphSettings, name, within, beyond)
 
 
-@pytest.mark.parametrize(
-    "name", ["placement", "curve", "worker_backend", "dispatch", "allocation"], ids=lambda name: name
-)
+@pytest.mark.parametrize("name", ["placement", "curve", "dispatch", "allocation"], ids=lambda name: name)
 def test_other_words_are_refused(name: str) -> None:
     given: dict[str, Any] = {name: "other"}
     with pytest.raises(InvalidInputError, match=f"^{name}: got 'other'"):
@@ -65,8 +63,6 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
     ({"worker_pool": "", "pool_workers": 1}, "pool_workers: got 1; at least 1 with a worker_pool, 0 without"),
     ({"placement": "partitioned", "slo_ms": 0.01}, ""),
     ({"placement": "partitioned", "slo_ms": 0.0}, "slo_ms: got 0.0; above 0 with placement partitioned"),
-    ({"placement": "partitioned", "slo_ms": 1.0, "worker_backend": "triton"}, ""),
-    ({"placement": "resident", "worker_backend": "triton"}, "worker_backend: got 'triton'; polymorph, unless"),
 ]
 
 

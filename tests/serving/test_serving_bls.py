@@ -62,14 +62,6 @@ def test_a_request_states_only_what_the_call_states() -> None:
     assert given[0].keys() == {"model_name", "requested_output_names", "inputs"}
 
 
-@pytest.mark.parametrize(("version", "answers"), [(None, "newest"), (1, "first"), (0, "zeroth")])
-def test_the_version_is_the_one_that_is_named_or_the_highest(version: int | None, answers: str) -> None:
-    models = {"newest": Other(), "first": Other(), "zeroth": Other()}
-    named = {"other": models["newest"], "other/1": models["first"], "other/0": models["zeroth"]}
-    bls.call(serving(**named), "other", IN, ["OUT"], version=version)
-    assert [name for name, model in models.items() if model.asked] == [answers]
-
-
 @pytest.mark.parametrize("code", ["INVALID_ARG", "UNSUPPORTED"])
 def test_a_refusal_keeps_its_code_and_its_text(code: str) -> None:
     other = Other(TritonError("IN: too long", getattr(TritonError, code)))

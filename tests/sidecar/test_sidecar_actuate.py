@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from shapeshift.errors import EngineError
-from shapeshift.polymorph import engine_model
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.health import DeadModel, ReloadBackoff
 from shapeshift.sidecar.journal import Journal
@@ -18,7 +17,6 @@ from shapeshift.sidecar.policy.moves import Action
 from shapeshift.sidecar.run_files import OwedLoads
 from tests import waiting
 from tests.fakes import logger
-from tests.polymorph import engine_models
 from tests.sidecar.fakes import FakeServer
 from tests.sidecar.fleet import single
 from tests.sidecar.stubs import Stubs
@@ -265,25 +263,3 @@ def test_an_interruption_does_not_wait_for_a_load_that_runs(case: Case) -> None:
     go_on.set()
     waiting.wait_for(lambda: not case.actuator.changing)
     assert case.server.bins()["enc_w03"] == "32" and "enc_w04" not in case.server.bins()
-
-
-def test_a_worker_of_tritons_own_backend_gets_the_shape_of_its_bin(case: Case) -> None:
-    engines = engine_models.made()
-    worker = case.server.files["enc_w03"]
-    worker |= engine_model.tensors(engines)
-    worker["parameters"][engine_model.SHAPES] = {"string_value": engine_model.bin_shapes(engines)}
-    for action in (Action("load", "enc_w03", 64), Action("change", "enc_w03", 16, 64)):
-        if action.kind == "load":
-            # Only the server has the files.
-            case.server.load("enc_w03")
-        assert case.actuator.apply([[action]]).failed == ""
-        loaded = case.server.loaded["enc_w03"]
-        assert loaded["version_policy"] == {"specific": {"versions": [engine_models.version(action.bin)]}}
-        assert loaded["parameters"]["bin"] == {"string_value": str(action.bin)}
-    assert [tensor["dims"] for tensor in loaded["input"]] == [[1, 16]] * 3 + [[4]]
-    # What is replaced keeps its bin.
-    assert case.actuator.reload("enc_w03", DeadModel("timed out", True))
-    replaced = case.server.loaded["enc_w03"]
-    assert replaced["version_policy"] == {"specific": {"versions": [engine_models.version(16)]}}
-    assert replaced["parameters"]["generation"] == {"string_value": "1"}
-    assert "bin: got 48" in case.actuator.apply([[Action("change", "enc_w03", 48, 32)]]).failed

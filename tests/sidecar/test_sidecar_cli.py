@@ -81,8 +81,7 @@ def test_status_of_a_server_without_a_sidecar(tmp_path: Path) -> None:
     server = FakeServer()
     server.add_front(models=4, placement_reason="two workers fit")
     server.add_front("bad", models=0, curve="none")
-    server.files["enc_w03"]["parameters"]["bin_shapes"] = {"string_value": "{}"}
-    for worker in ("enc_w00", "enc_w01", "enc_w03"):
+    for worker in ("enc_w00", "enc_w01"):
         server.load(worker)
     server.loaded["other"] = server.files["other"] = {"parameters": {}}
     no_pid = 4_194_304
@@ -107,15 +106,14 @@ def test_status_of_a_server_without_a_sidecar(tmp_path: Path) -> None:
 
     found = overview(single(server, scrape), tmp_path, ProcessTracker(local=True), seconds=0.01)
     (front,) = found["fronts"]
-    assert (front["name"], front["state"], front["workers"], front["waiting"]) == ("enc", "serving", 3, 3)
+    assert (front["name"], front["state"], front["workers"], front["waiting"]) == ("enc", "serving", 2, 3)
     assert front["p98_ms"] == pytest.approx(147)
     assert front["plan"] is None
     assert [(row["name"], row["state"], row["bin"], row["pid"]) for row in found["workers"]] == [
         ("enc_w00", "serving", 512, no_pid + 1),
         ("enc_w01", "dead", 512, no_pid + 2),
         ("enc_w02", "not loaded", None, None),
-        # Of Triton's own backend: it has no process of ours.
-        ("enc_w03", "serving", 512, None),
+        ("enc_w03", "not loaded", None, None),
     ]
     assert (found["workers"][0]["outstanding"], found["workers"][0]["timeouts"]) == (2, 1)
     assert found["sidecar"] == {"pid": None, "frozen": False, "decisions": []}

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from shapeshift.polymorph import engine_model
 from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.observe import MetricsPage
@@ -21,7 +20,6 @@ from shapeshift.triton.model_state import ModelState
 from shapeshift.triton.names import split
 from tests import waiting
 from tests.fakes import logger
-from tests.polymorph import engine_models
 from tests.sidecar.fakes import PROFILE, SERVICE_MS, FakeServer, cumulative, samples
 from tests.sidecar.fleet import FakeFleet
 
@@ -229,26 +227,6 @@ def test_a_slow_load_does_not_delay_the_plan_without_a_lost_node(case: Case, nev
     never.set()
     waiting.wait_for(lambda: not case.actuator.changing)
     assert case.bins()[running] == "512"
-
-
-def test_workers_of_tritons_own_backend_are_planned_for_on_all_nodes_and_expected_to_have_no_heartbeat() -> None:
-    case, engines = Case(), engine_models.made()
-    shapes = json.dumps({edge: [edge, 4, 10**6 + edge] for edge in (32, 128, 512)})
-    for server in case.servers.values():
-        for name, config in server.files.items():
-            if "_w" in name:
-                config |= engine_model.tensors(engines)
-                config["parameters"][engine_model.SHAPES] = {"string_value": shapes}
-    case.step()
-    assert [case.on(node) for node in NODES] == [4, 4, 4]
-    for node, server in case.servers.items():
-        for worker, bin_ in server.bins().items():
-            loaded = server.loaded[worker]["version_policy"]["specific"]["versions"]
-            assert loaded == [10**6 + int(bin_)], f"{node}/{worker}"
-    assert case.loop.step() == {f"{node}/enc" for node in NODES}
-    case.period(a=LONG, b=LONG, c=LONG)
-    assert set(case.bins().values()) == {"512"}
-    assert {server.loaded["enc_w00"]["input"][0]["dims"][1] for server in case.servers.values()} == {512}
 
 
 @pytest.mark.parametrize(("name", "value"), [("slo_ms", 500), ("answers_version", 7)], ids=["slo", "engines"])

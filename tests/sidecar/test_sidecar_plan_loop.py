@@ -87,16 +87,6 @@ def test_the_first_plan_is_loaded_at_once() -> None:
     assert case.report["plans"]["enc"]["workers"] == 4  # type: ignore[index]
 
 
-def test_a_worker_of_tritons_own_backend_is_expected_to_have_no_heartbeat() -> None:
-    case = Case()
-    case.step()
-    assert case.loop.step() == {"enc", *case.server.bins()}
-    worker = min(case.server.bins())
-    case.server.loaded[worker]["parameters"]["bin_shapes"] = {"string_value": "{}"}
-    case.begin()
-    assert case.loop.step() == {"enc", *case.server.bins()} - {worker}
-
-
 def test_each_plan_follows_the_last_periods_traffic() -> None:
     case = Case()
     case.step()

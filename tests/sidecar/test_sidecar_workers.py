@@ -119,7 +119,7 @@ def test_a_worker_of_another_front_is_a_problem_and_later_ones_are_read(server: 
 def test_a_worker_without_its_parameters_has_all_bins(server: CountingServer) -> None:
     server.load("enc_w00", config("enc_w00"))
     found = ServerModelReader(server).read()
-    assert found.workers["enc"][0] == Worker("enc_w00", "READY", ALL_BINS, 0, beats=True)
+    assert found.workers["enc"][0] == Worker("enc_w00", "READY", ALL_BINS, 0)
 
 
 @pytest.mark.parametrize("name", ["bin", "generation"])
@@ -129,11 +129,6 @@ def test_a_number_that_is_none_is_a_problem_and_the_worker_is_kept(server: Count
     found = ServerModelReader(server).read()
     assert found.workers["enc"][0] == Worker("enc_w00", "READY", ALL_BINS, 0)
     assert found.problems["enc_w00"].startswith("bin and generation must be whole numbers: got {")
-
-
-def test_a_worker_of_tritons_own_backend_has_no_heartbeat(server: CountingServer) -> None:
-    server.load("enc_w00", config("enc_w00", worker_of="enc", bin_shapes="{}"))
-    assert [worker.beats for worker in ServerModelReader(server).read().workers["enc"]] == [False, True]
 
 
 def test_an_inline_front_has_no_workers(server: CountingServer) -> None:

@@ -184,23 +184,6 @@ def test_models_are_named_once_in_order() -> None:
     assert asked(Server(), lambda client: client.models(20.0)) == ["a", "b"]
 
 
-def test_the_versions_of_a_model_ascend_as_numbers_and_one_without_any_is_gone() -> None:
-    server = Server()
-    assert asked(server, lambda client: client.versions("b", 20.0)) == [3, 12]
-    assert [request.name for request in server.asked] == ["b"]
-    with pytest.raises(ModelGoneError, match="^model c is not loaded$"):
-        asked(Server(), lambda client: client.versions("c", 20.0))
-    with pytest.raises(TimedOutError, match="^model b gave no answer within 0.5 s; retry later$"):
-        asked(Server(grpc.StatusCode.DEADLINE_EXCEEDED), lambda client: client.versions("b", 0.5))
-
-
-@pytest.mark.parametrize(("version", "sent"), [(None, ""), (0, "0"), (12, "12")])
-def test_a_call_names_the_version_that_it_wants(version: int | None, sent: str) -> None:
-    server = Server()
-    asked(server, lambda client: client.infer(ModelCall("m", IN, 20.0, version=version)))
-    assert [request.model_version for request in server.asked] == [sent]
-
-
 def test_a_server_is_live_where_it_answers() -> None:
     assert asked(Server(), lambda client: client.is_live(20.0)) is True
     assert asked(Server(grpc.StatusCode.UNAVAILABLE), lambda client: client.is_live(20.0)) is False

@@ -20,8 +20,7 @@ from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.engines.text import tokenizer_files
 from shapeshift.engines.text.families import FAMILIES, family_of, hidden_size, longest_text, vocabulary_size
 from shapeshift.engines.verify import REFERENCE
-from shapeshift.errors import InvalidInputError, UnsupportedError
-from shapeshift.polymorph import engine_model
+from shapeshift.errors import UnsupportedError
 from shapeshift.polymorph.policy.placement import Placement
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings, front_signature
 from shapeshift.progress import ProgressCallback
@@ -43,9 +42,6 @@ def check(front: TextFrontConfig, paths: BuildPaths) -> Plan:
     """What to build. Raises the error of what cannot be built, as far as files and settings show it."""
     planned = plan(front, paths)
     length_histogram(front)
-    if front.serving.engine_models and planned.provider.name not in engine_model.FILES:
-        allowed = f"polymorph, or with a provider of {', '.join(engine_model.FILES)}, not {planned.provider.name}"
-        raise InvalidInputError("worker_backend", front.serving.worker_backend, allowed)
     config = planned.checkpoint.config
     engine_outputs(planned, hidden_size(config))
     longest = longest_text(config)

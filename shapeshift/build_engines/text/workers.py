@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,12 @@ from shapeshift.build_engines.model_folder import CONFIG, place_on, write_folder
 from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import InvalidInputError
-from shapeshift.polymorph import engine_model
 from shapeshift.polymorph.policy import placement
 from shapeshift.polymorph.policy.placement import Placement
-from shapeshift.polymorph.service_times import bin_edges, entry_of_bin
+from shapeshift.polymorph.service_times import bin_edges
 from shapeshift.polymorph.settings import (
     MAX_WORKERS,
     PolymorphSettings,
-    are_engine_models,
     worker_name,
     worker_signature,
 )
@@ -94,9 +92,8 @@ def write_workers(front: Any, manifest: Manifest, repository: Path, gpus: Sequen
     for folder in repository.iterdir():
         if _names_of(front.name).fullmatch(folder.name) and folder.name not in configs:
             shutil.rmtree(folder)
-    links = _links(parameters, manifest) if count and are_engine_models(parameters.get("worker_backend", "")) else None
     for name, config in configs.items():
-        write_folder(repository / name, {CONFIG: model_config.as_text(config)}, links)
+        write_folder(repository / name, {CONFIG: model_config.as_text(config)})
 
 
 def _worker_config(front: Any, parameters: dict[str, str], manifest: Manifest, number: int, gpus: Sequence[int]) -> Any:
@@ -113,30 +110,8 @@ def _worker_config(front: Any, parameters: dict[str, str], manifest: Manifest, n
     for name, value in {**parameters, "worker_of": str(front.name), "bin": str(longest_bin), "generation": "0"}.items():
         if name not in _OF_THE_FRONT:
             model_config.set_parameter(config, name, value)
-    if are_engine_models(parameters.get("worker_backend", "")):
-        return _of_triton(config, manifest, longest_bin)
     outputs = [Tensor(output.name, output.data_type, (-1, *output.dims)) for output in manifest.outputs]
     return model_config.complete(config, worker_signature(outputs))
-
-
-def _of_triton(config: Any, manifest: Manifest, longest_bin: int) -> Any:
-    """The configuration of a worker that Triton's own backend for the provider serves."""
-    config.backend = manifest.provider
-    model_config.set_parameter(config, engine_model.SHAPES, engine_model.bin_shapes(manifest))
-    for name, value in engine_model.PARAMETERS.get(manifest.provider, {}).items():
-        model_config.set_parameter(config, name, value)
-    values = {**model_config.as_json(config), **engine_model.tensors(manifest)}
-    engine_model.place(values, longest_bin)
-    return model_config.from_json(values)
-
-
-def _links(parameters: Mapping[str, str], manifest: Manifest) -> dict[str, Path]:
-    """The engine of each bin as the file of a version."""
-    engines, file = Path("..") / parameters["engines"], engine_model.FILES[manifest.provider]
-    return {
-        f"{engine_model.version_of(manifest, edge)}/{file}": engines / entry_of_bin(manifest, edge).file
-        for edge in bin_edges(manifest)
-    }
 
 
 def _names_of(front: str) -> re.Pattern[str]:

@@ -21,15 +21,12 @@ from shapeshift.serving.model_args import Log
 from shapeshift.serving.pb_utils import PbUtils
 from shapeshift.settings import Choices
 
-# Each opens what reaches the workers of a front: those of its server, and where it is in a fleet those of other nodes;
-# processes of ours, or models of Triton's own backends.
+# Each opens what reaches the workers of a front: those of its server, and where it is in a fleet those of other nodes.
 TRANSPORTS: Choices[Callable[[PbUtils, str, Sequence[str], Manifest, Log], Transport]] = Choices(
     "workers",
     {
         "server": "shapeshift.polymorph.router.bls_transport:open_transport",
         "fleet": "shapeshift.fleet.transport:open_transport",
-        "server, triton": "shapeshift.polymorph.router.engine_client:open_transport",
-        "fleet, triton": "shapeshift.fleet.transport:open_engine_transport",
     },
 )
 
@@ -59,8 +56,6 @@ def open_router(
     )
     workers = [worker_name(front, number) for number in range(settings.max_workers)]
     reached = "fleet" if fleet_file() else "server"
-    if settings.engine_models:
-        reached = f"{reached}, triton"
     transport = TRANSPORTS[reached](pb_utils, front, workers, manifest, log.warning)
     return Router(transport, assignment, times, settings, log)
 
