@@ -6,7 +6,6 @@ import json
 import re
 import struct
 import subprocess
-import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,11 @@ from tests.engines.tokenizer_texts import texts
 pytestmark = pytest.mark.long
 pytest.importorskip("gguf")
 NAMES = (
-    *("aquila", "baichuan", "bert-bge", "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2"),
-    *("gpt-neox", "llama-bpe", "llama-spm", "mpt", "nomic-bert-moe", "phi-3", "qwen2", "qwen35", "refact", "starcoder"),
+    *("aquila", "baichuan", "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2"),
+    *("gpt-neox", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2", "qwen35", "refact", "starcoder"),
 )
 STATED = (
     *(
-        "bert-bge",
         "command-r",
         "deepseek-coder",
         "deepseek-llm",
@@ -82,23 +80,8 @@ def test_the_ids_are_those_beside_the_vocabulary(name: str) -> None:
         assert tokenizer.encode(line, add_special_tokens=False).ids == expected, line
 
 
-def _is_other_in_bert(text: str) -> bool:
-    """llama.cpp drops all marks and all but the first part of a Hangul syllable, takes controls for spaces, and U+2581
-    for what begins a word.
-
-    The models were trained with transformers' rules, which are ours: see the test below.
-    """
-    forms = unicodedata.normalize("NFD", text) + unicodedata.normalize("NFC", text)
-    return any(
-        "\uac00" <= letter <= "\ud7a3" or letter in "\v\f\x85\u2581" or unicodedata.category(letter) in ("Mc", "Me")
-        for letter in forms
-    )
-
-
 def _other(name: str, tokens: list[str]) -> Skip:
     """Which texts have other ids than in llama.cpp."""
-    if name == "bert-bge":
-        return _is_other_in_bert
     if name == "phi-3":
         # `tokenizers` drops every kind of space behind a special token, llama.cpp those of ASCII.
         special = "|".join(map(re.escape, tokens))
@@ -110,14 +93,12 @@ def _other(name: str, tokens: list[str]) -> Skip:
 def test_the_ids_and_texts_are_those_of_llama_cpp(name: str) -> None:
     file = file_of(name)
     metadata = read(file)
-    # Of those for BERT many are left out below.
-    lines = texts(markers(metadata), 2400 if name == "bert-bge" else 1200)
+    lines = texts(markers(metadata), 1200)
     answer = by_llama_cpp(file, lines)
     tokenizer = tokenizer_of(metadata)
     is_other = _other(name, markers(metadata))
     compared = 0
-    # Unigrams find special tokens even where they shall be text; nothing here asks them to.
-    modes = ("whole", "inner") if name == "nomic-bert-moe" else ("whole", "inner", "split")
+    modes = ("whole", "inner", "split")
     for mode in modes:
         tokenizer.encode_special_tokens = mode == "split"
         for line, expected in zip(lines, answer[mode], strict=True):
@@ -125,8 +106,7 @@ def test_the_ids_and_texts_are_those_of_llama_cpp(name: str) -> None:
                 compared += 1
                 assert tokenizer.encode(line, add_special_tokens=mode == "whole").ids == expected, (mode, line)
     assert compared > 1000 * len(modes)
-    if name != "bert-bge":
-        _require_texts(tokenizer, metadata, answer)
+    _require_texts(tokenizer, metadata, answer)
 
 
 def _require_texts(tokenizer: Tokenizer, metadata: dict[str, Any], answer: dict[str, Any]) -> None:
@@ -136,16 +116,6 @@ def _require_texts(tokenizer: Tokenizer, metadata: dict[str, Any], answer: dict[
     for ids in answer["inner"]:
         text = "".join(answer["pieces"][token] for token in ids).encode("latin-1").decode()
         assert tokenizer.decode(ids) == (text.removeprefix(" ") if drops else text)
-
-
-def test_word_pieces_are_those_of_transformers() -> None:
-    from transformers import BertTokenizer
-
-    metadata = read(file_of("bert-bge"))
-    tokenizer = tokenizer_of(metadata)
-    library = BertTokenizer(vocab=tokenizer.get_vocab())
-    for line in texts(markers(metadata)):
-        assert tokenizer.encode(line).ids == library(line)["input_ids"], line
 
 
 # One name for each rule.

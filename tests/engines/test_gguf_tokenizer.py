@@ -229,33 +229,6 @@ def test_gemma4_writes_spaces_and_bytes_as_sentence_piece_does() -> None:
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-def test_word_pieces_are_those_of_bert() -> None:
-    added = {"[PAD]": CONTROL, "[UNK]": CONTROL, "[CLS]": CONTROL, "[SEP]": CONTROL, "[MASK]": CONTROL}
-    ids = {"bos": 2, "unknown": 1, "seperator": 3, "padding": 0, "mask": 4}
-    metadata = pieces(
-        "bert", ("▁word", "s", "▁cafe", "▁,", "▁w", "▁中"), added, **{f"{k}_token_id": v for k, v in ids.items()}
-    )
-    tokenizer = tokenizer_of(metadata)
-    text = "Words, CAFÉ[MASK]中wx"
-    assert tokenizer.encode(text).ids == [2, 5, 6, 8, 7, 4, 10, 1, 3]
-    assert tokenizer.encode("word", "word").type_ids == [0, 0, 0, 1, 1]
-    assert tokenizer.decode(tokenizer.encode("words word").ids) == "words word"
-    cased = tokenizer_of(metadata | {"tokenizer.ggml.normalizer.lowercase": False})
-    assert cased.encode("Words words").ids == [2, 1, 5, 6, 3]
-    config = json.loads(tokenizer_files(metadata)["tokenizer_config.json"])
-    assert (config["cls_token"], config["sep_token"], config["mask_token"]) == ("[CLS]", "[SEP]", "[MASK]")
-
-
-def test_unigrams_are_the_likeliest_pieces() -> None:
-    added = {"<pad>": CONTROL, "</s>": CONTROL, "<unk>": UNKNOWN}
-    metadata = pieces("t5", ("▁ab", "▁a", "b", "▁", "a", "c"), added, add_space_prefix=True, unknown_token_id=2)
-    tokenizer = tokenizer_of(metadata)
-    assert tokenizer.encode("ab  aéé").ids == [3, 6, 4, 2, 1] and tokenizer.id_to_token(6) == "▁"
-    merged = tokenizer_of(metadata | {"tokenizer.ggml.remove_extra_whitespaces": True})
-    assert merged.encode("  ab  a ").tokens == ["▁ab", "▁a", "</s>"] and merged.encode("  ").tokens == ["</s>"]
-    assert merged.decode(merged.encode("ab ab").ids) == "ab ab"
-
-
 def test_chat_templates_stand_where_they_are_looked_for(tmp_path: Path) -> None:
     metadata = byte_pairs("gpt-2", WORDS) | {
         "tokenizer.chat_template": "{{ bos_token }}a",

@@ -92,7 +92,6 @@ PRE_TOKENIZERS: Final[dict[str, PreTokenizer]] = {
     **_named(DEFAULT, r"[\p{P}$+<=>^~|]+", _GPT2, _NUMBERS, "[0-9]{3}"),
     **_named("falcon", r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9]{3}"),
     **_named("gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat a.x-4.0 mellum exaone4", _GPT2),
-    **_named("jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe modern-bert", _GPT2),
     **_named("starcoder refact command-r smollm codeshell exaone minerva-7b mellum2", _NUMBER, _GPT2),
     **_named("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral", _LLAMA3, ignore_merges=True, add_bos=True),
     **_named("midm-2.0 lfm2 jina-v5-nano", _LLAMA3, ignore_merges=True, add_bos=True),

@@ -72,8 +72,6 @@ _NO_BYTES: Final = frozenset("ÀÁõö÷øùúûüýþÿ")
 """The letters of GPT-2's alphabet for bytes that no UTF-8 text has."""
 _SHOWN: Final = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 """Control tokens that belong to the text of an answer."""
-_MASKED: Final = ("jina-v2-de", "jina-v2-es", "jina-v2-code", "nomic-bert-moe", "jina-bert-v3")
-"""Architectures and pre-tokenizers whose mask takes the spaces before it."""
 _IDS: Final = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -108,10 +106,10 @@ class _Vocabulary:
     def scores(self) -> list[float]:
         return [float(score) for score in _list(self.metadata, _SCORES, (int, float), len(self.tokens))]
 
-    def ends(self, tokenizer: Any, add_bos: bool, add_eos: bool = False) -> _Built:
-        """The tokenizer with the ends that the file states, or else these."""
+    def ends(self, tokenizer: Any, add_bos: bool) -> _Built:
+        """The tokenizer with the ends that the file states, or else a BOS token where `add_bos`."""
         first = "bos_token" if self.flag("add_bos_token", add_bos) else None
-        return _Built(tokenizer, first, "eos_token" if self.flag("add_eos_token", add_eos) else None)
+        return _Built(tokenizer, first, "eos_token" if self.flag("add_eos_token", False) else None)
 
     def token(self, role: str) -> str:
         if role not in self.ids:
@@ -137,8 +135,6 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
     ids = {role: metadata.get(f"tokenizer.ggml.{key}", defaults.get(role)) for role, key in _IDS.items()}
     ids = {role: number for role, number in ids.items() if number is not None and 0 <= number < len(tokens)}
     types = token_types(metadata, tokens)
-    if build is _word_piece:
-        tokens = [_piece(token, kind) for token, kind in zip(tokens, types, strict=True)]
     vocabulary = _Vocabulary(metadata, tokens, types, ids)
     built = build(vocabulary)
     _add_tokens(built.tokenizer, vocabulary)
@@ -147,11 +143,9 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         **{role: tokens[number] for role, number in ids.items()},
+        "add_bos_token": built.first is not None,
+        "add_eos_token": built.last is not None,
     }
-    if kind == "bert":
-        config["cls_token"] = config.pop("bos_token")
-    else:
-        config |= {"add_bos_token": built.first is not None, "add_eos_token": built.last is not None}
     files = {FILE_NAME: built.tokenizer.to_str(), CONFIG: json.dumps(config, ensure_ascii=False, indent=2)}
     return files | _templates(metadata)
 
@@ -243,60 +237,10 @@ def _sentence_piece_decoder(strip: bool) -> Any:
     return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
 
 
-def _unigram(vocabulary: _Vocabulary) -> _Built:
-    from tokenizers import Regex, Tokenizer, models, normalizers
-
-    scores = [
-        0.0 if kind == TokenType.USER_DEFINED else score
-        for score, kind in zip(vocabulary.scores(), vocabulary.types, strict=True)
-    ]
-    pieces = list(zip(vocabulary.tokens, scores, strict=True))
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=vocabulary.ids.get("unk_token")))
-    steps: list[Any] = []
-    characters = vocabulary.metadata.get("tokenizer.ggml.precompiled_charsmap")
-    if characters:
-        composing = normalizers.Precompiled(bytes(byte & 0xFF for byte in characters))
-        # The library overlooks what a long group of marks composes to.
-        composes = composing.normalize_str("e\u0301") == "\u00e9"
-        steps += [normalizers.NFC(), composing] if composes else [composing]
-    prefix = vocabulary.flag("add_space_prefix", False)
-    if vocabulary.flag("remove_extra_whitespaces", False):
-        steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" +"), " ")]
-        prefix = True
-    if prefix:
-        steps.append(normalizers.Prepend(_SPACE))
-    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
-    tokenizer.decoder = _sentence_piece_decoder(strip=prefix)
-    return vocabulary.ends(tokenizer, add_bos=False, add_eos=True)
-
-
-def _piece(token: str, kind: int) -> str:
-    """A piece as WordPiece has it. In a file those that begin words have U+2581 before them, and no other has ##."""
-    if kind in _SPECIAL or (token.startswith("[") and token.endswith("]")):
-        return token
-    return token[1:] if token.startswith(_SPACE) else f"##{token}"
-
-
-def _word_piece(vocabulary: _Vocabulary) -> _Built:
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-
-    words = {token: number for number, token in enumerate(vocabulary.tokens)}
-    tokenizer = Tokenizer(models.WordPiece(words, unk_token=vocabulary.token("unk_token")))
-    lowercase = vocabulary.flag("normalizer.lowercase", True)
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        lowercase=lowercase, strip_accents=vocabulary.flag("normalizer.strip_accents", lowercase)
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(cleanup=False)
-    return _Built(tokenizer, "bos_token", "sep_token")
-
-
 _KINDS: Final[dict[Any, tuple[Callable[[_Vocabulary], _Built], dict[str, int]]]] = {
     "llama": (_sentence_piece, {"bos_token": 1, "eos_token": 2, "unk_token": 0}),
     "gpt2": (_byte_pairs, {}),
     GEMMA4: (_byte_pairs, {}),
-    "bert": (_word_piece, {"bos_token": 101, "unk_token": 100, "sep_token": 102, "pad_token": 0, "mask_token": 103}),
-    "t5": (_unigram, {"eos_token": 1, "unk_token": 2, "pad_token": 0}),
 }
 """How each kind is built, and the ids of special tokens where a file states none."""
 
@@ -305,18 +249,14 @@ def _add_tokens(tokenizer: Any, vocabulary: _Vocabulary) -> None:
     """Make tokens of their type what they are in texts: control tokens special, those of users whole but ordinary."""
     from tokenizers import AddedToken
 
-    metadata = vocabulary.metadata
-    model, architecture = (str(metadata.get(f"general.{key}", "")).lower() for key in ("name", "architecture"))
+    model = str(vocabulary.metadata.get("general.name", "")).lower()
     phi3 = "phi-3" in model or "phi3" in model
-    masks = {"<mask>"} if architecture in _MASKED or metadata.get(_PRE) in _MASKED else set()
-    masks |= {"[MASK]"} if "modern-bert" in model else set()
     tokenizer.add_tokens(
         [
             AddedToken(
                 token,
                 special=kind in _SPECIAL,
                 normalized=False,
-                lstrip=token in masks,
                 rstrip=phi3 and token not in ("<unk>", "<s>", "<|endoftext|>"),
             )
             for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
@@ -334,9 +274,7 @@ def _add_ends(built: _Built, vocabulary: _Vocabulary) -> None:
     if not special:
         return
     first, last = ((f"{role}:TYPE",) if role else () for role in built[1:])
-    # A pair of BERT's kind has one token between its texts.
-    again = () if built.last == "sep_token" else first
-    one, other = (*first, "$A:TYPE", *last), (*again, "$B:TYPE", *last)
+    one, other = (*first, "$A:TYPE", *last), (*first, "$B:TYPE", *last)
     single, following = (
         [piece.replace("TYPE", number) for piece in pieces] for pieces, number in ((one, "0"), (other, "1"))
     )
