@@ -107,7 +107,6 @@ PROVIDERS: Choices[Provider] = Choices(
     {
         "openvino": "shapeshift.engines.providers.openvino:PROVIDER",
         "onnxruntime": "shapeshift.engines.providers.onnxruntime:PROVIDER",
-        "onnxruntime_tensorrt": "shapeshift.engines.providers.onnxruntime_tensorrt:PROVIDER",
         "torch": "shapeshift.engines.providers.torch:PROVIDER",
         "tensorrt": "shapeshift.engines.providers.tensorrt:PROVIDER",
         "emulated": "shapeshift.engines.providers.emulated:PROVIDER",

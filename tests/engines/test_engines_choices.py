@@ -63,7 +63,7 @@ def test_providers_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in PROVIDERS:
         assert PROVIDERS[name].name == name
     with pytest.raises(
-        InvalidInputError, match="provider: got 'tflite'; one of openvino, onnxruntime, onnxruntime_tensorrt, torch"
+        InvalidInputError, match="provider: got 'tflite'; one of openvino, onnxruntime, torch"
     ):
         PROVIDERS["tflite"]
     assert (lookup.resolve("auto", []), lookup.resolve("auto", [1])) == ("openvino", "torch")

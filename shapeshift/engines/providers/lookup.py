@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from shapeshift.engines.interfaces import PROVIDERS, Provider
 from shapeshift.errors import UnsupportedError
 
-ON_GPU = ("onnxruntime", "onnxruntime_tensorrt", "tensorrt", "torch")
+ON_GPU = ("onnxruntime", "tensorrt", "torch")
 
 
 def resolve(requested: str, gpus: Sequence[int]) -> str:
