@@ -45,9 +45,7 @@ def test_a_provider_of_cpus_needs_no_gpu_and_gets_none(source: Path) -> None:
     state(source, "")
     assert model_folder.provider_of(source, "openvino")[1] == ()
     state(source, "kind: KIND_GPU")
-    with pytest.raises(
-        InvalidInputError, match="provider: got 'openvino'; with KIND_GPU one of onnxruntime, tensorrt"
-    ):
+    with pytest.raises(InvalidInputError, match="provider: got 'openvino'; with KIND_GPU one of onnxruntime, tensorrt"):
         model_folder.provider_of(source, "openvino")
 
 

@@ -62,9 +62,7 @@ def test_the_hardware_in_one_line(tmp_path: Path) -> None:
 def test_providers_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in PROVIDERS:
         assert PROVIDERS[name].name == name
-    with pytest.raises(
-        InvalidInputError, match="provider: got 'tflite'; one of openvino, onnxruntime, torch"
-    ):
+    with pytest.raises(InvalidInputError, match="provider: got 'tflite'; one of openvino, onnxruntime, torch"):
         PROVIDERS["tflite"]
     assert (lookup.resolve("auto", []), lookup.resolve("auto", [1])) == ("openvino", "torch")
     assert lookup.resolve("onnxruntime", [1]) == "onnxruntime"

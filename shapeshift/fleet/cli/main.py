@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _seconds(upgraded, "--watch", UpgradeSettings.watch_s, "they serve alone")
     upgraded.add_argument("--max-errors", type=float, default=UpgradeSettings.max_errors, help="share that may fail")
 
-    summary = "show the nodes of a fleet, their workers, load, versions and the last decisions"
+    summary = "show the nodes of a fleet, their workers, load and the last decisions"
     status.add_arguments(action("status", status.run, summary))
 
     manifests = action("manifests", _manifests, "print the files of a fleet for Kubernetes or KubeRay")

@@ -1,4 +1,4 @@
-"""`shapeshift fleet status`: the nodes of a fleet, their workers, load, versions and the last decisions."""
+"""`shapeshift fleet status`: the nodes of a fleet, their workers, load and the last decisions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the overview to standard output. Raises ShapeshiftError if no node answers."""
     # The gRPC client is slow to import.
-    from shapeshift.fleet.cli import versions
     from shapeshift.fleet.membership import open_membership
     from shapeshift.fleet.sidecar.connections import FleetConnections
     from shapeshift.fleet.sidecar.fleet import servers_of
@@ -53,13 +52,6 @@ def run(options: argparse.Namespace) -> int:
     servers = servers_of(connections, quiet, _LIMIT_S)
     run_directory = sidecar_directory(options.file, fleet, options.build)
     shown = overview(servers, run_directory, ProcessTracker(local=False), options.seconds)
-    by_node = versions.read(connections.nodes)
-    for node in shown["nodes"]:
-        fronts = by_node.get(node["name"], {})
-        node["shapeshift"] = versions.software(fronts) or None
-        node["engines"] = {name: one.engines for name, one in fronts.items() if one.engines}
-        node["registries"] = {name: one.registry for name, one in fronts.items() if one.registry}
-    shown["version_problems"] = versions.differing(by_node)
     sys.stdout.write(json.dumps(shown) + "\n" if options.json else format_fleet(fleet.name, shown))
     return 0
 
@@ -73,20 +65,11 @@ def sidecar_directory(file: Path, fleet: FleetSettings, build: Path | None = Non
 
 def format_fleet(name: str, shown: dict[str, Any]) -> str:
     """The overview of the fleet as text and tables: first its nodes, last the decisions."""
-    head = ["node", "state", "Triton", "Shapeshift", "workers", "texts/s", "engines", "registries", "problem"]
-    fields = ("name", "state", "version", "shapeshift", "workers", "texts_per_s", "engines", "registries", "problem")
-    rows = [["-" if node[field] is None else _cell(node[field]) for field in fields] for node in shown["nodes"]]
+    head = ["node", "state", "Triton", "workers", "texts/s", "problem"]
+    fields = ("name", "state", "version", "workers", "texts_per_s", "problem")
+    rows = [["-" if node[field] is None else str(node[field]) for field in fields] for node in shown["nodes"]]
     parts = [f"fleet: {name}\n", table([head, *rows]), format_overview(shown)]
-    if problems := shown["version_problems"]:
-        parts.append("".join(f"{line}\n" for line in problems))
     if decisions := shown["sidecar"]["decisions"]:
         lines = (f"  {one['at']} {one['kind']} {one['subject']}: {one['text']}\n" for one in decisions)
         parts.append("last decisions:\n" + "".join(lines))
     return "\n".join(parts)
-
-
-def _cell(value: object) -> str:
-    """A value, or the version of each front's engines or registry."""
-    if isinstance(value, dict):
-        return ", ".join(f"{front} {version}" for front, version in sorted(value.items())) or "-"
-    return str(value)
