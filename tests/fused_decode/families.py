@@ -136,6 +136,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gptj": {**_GPT, "rotary_dim": 8},
     "gpt_neox": _NEOX,
 }
+_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 8,
+    "patch_size": 4,
+}
 MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss")
 # Further settings of these families.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -155,6 +163,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 12,
     },
     "phi3, without longrope": {**_WIDE, "model_type": "phi3", "tie_word_embeddings": True},
+    "gemma3": {
+        "model_type": "gemma3",
+        "text_config": {**CONFIGS["gemma3_text"], "model_type": "gemma3_text"},
+        "vision_config": {**_VISION, "model_type": "siglip_vision_model"},
+    },
+    "mistral3": {
+        "model_type": "mistral3",
+        "text_config": {**CONFIGS["ministral3"], "model_type": "ministral3"},
+        "vision_config": {**_VISION, "model_type": "pixtral", "head_dim": 8},
+    },
     "gpt_neox, one branch after the other": {**_NEOX, "model_type": "gpt_neox", "use_parallel_residual": False},
     "gpt2, head of its own": {**_GPT, "model_type": "gpt2", "tie_word_embeddings": False},
 }
@@ -168,7 +186,8 @@ def make(name: str, folder: Path) -> Tiny:
     options = dict(CASES[name])
     config = transformers.AutoConfig.for_model(options.pop("model_type"), **options)
     torch.manual_seed(len(name))
-    reference = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    kind = transformers.AutoModelForImageTextToText if "vision_config" in options else transformers.AutoModelForCausalLM
+    reference = kind.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter, tensor in reference.named_parameters():
             tensor.copy_(_random(parameter, tensor, name.startswith("gemma")))

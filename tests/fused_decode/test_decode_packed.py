@@ -20,6 +20,7 @@ from shapeshift.fused_decode.model.formats.packing import packing_of
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import resolve
 from tests.fused_decode.decode_models import Tiny, batch, texts
+from tests.fused_decode.families import make
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
@@ -204,6 +205,14 @@ def test_numbers_of_eight_bits_are_read_as_numbers(
     save_file(meant, plain / "model.safetensors")
     for precision in ("f32", "int8"):
         assert torch.equal(*(logits_of(tmp_path / one, kernel_cache, precision) for one in ("packed", "plain")))
+
+
+def test_fp8_of_a_text_model_beside_one_of_images(kernel_cache: Path, tmp_path: Path) -> None:
+    """As Ministral 3 is published."""
+    plain = make("mistral3", tmp_path / "plain").folder
+    meant = packed_copy(plain, tmp_path / "packed", TENSOR)
+    save_file(meant, plain / "model.safetensors")
+    assert torch.equal(*(logits_of(tmp_path / one, kernel_cache, "f32") for one in ("packed", "plain")))
 
 
 def test_a_linear_of_fp8_needs_its_scales_and_a_plain_one_none(tiny: Callable[[str], Tiny], tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ class Tensors:
     positions, attention_end, mlp_end  learned positions, and the norms after the branches; empty: none
     attention_norm, mlp_norm  the norms before the branches; empty: none
     prefix        that checkpoints of the model without its head leave out
+    wrapped       beginnings of names in files that hold another model beside this one, and what they are here
+    others        beginnings of the names of that model's tensors
     renamed       names of whole tensors, as older checkpoints have them, and today's
     ignored       endings of names that hold nothing but what config.json says
     columns       weights of layers are [inputs, outputs]
@@ -86,10 +88,20 @@ class Tensors:
     final_norm: str = "model.norm"
     head: str = "lm_head"
     prefix: str = ""
+    wrapped: tuple[tuple[str, str], ...] = ()
+    others: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     columns: bool = False
     by_head: bool = False
+
+    def today(self, name: str) -> str:
+        """What this calls the tensor that a file calls `name`."""
+        for beginning, here in self.wrapped:
+            if name.startswith(beginning):
+                name = here + name.removeprefix(beginning)
+                break
+        return dict(self.renamed).get(name, name)
 
 
 @dataclass(frozen=True)
@@ -230,14 +242,13 @@ class Architecture:
         """As the files with tensors of these names have it: as in transformers, what config.json ties but two tensors
         hold is not tied, and the one that there is serves for both.
         """
-        renamed = dict(self.tensors.renamed)
-        present = {renamed.get(name, name) for name in names}
+        present = {self.tensors.today(name) for name in names}
         table, head = f"{self.tensors.embedding}.weight", f"{self.tensors.head}.weight"
         if not self.tied or head not in present:
             return self
         if present & {table, table.removeprefix(self.tensors.prefix)}:
             return replace(self, tied=False)
-        older = ((name, table if today == head else today) for name, today in renamed.items())
+        older = ((name, table if today == head else today) for name, today in self.tensors.renamed)
         return replace(self, tensors=replace(self.tensors, renamed=((head, table), *older)))
 
     @classmethod
@@ -305,9 +316,31 @@ _REASONS = {
 }
 
 
+_WRAPPERS: Mapping[str, Mapping[str, Any]] = {
+    "gemma3": {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+    },
+    "mistral3": {},
+}
+"""Models of texts and images whose text model is served, and what a config.json may leave out of its `text_config`."""
+# How files of such a model call the tensors of the text model, and those of the rest.
+_WRAPPED = (("model.language_model.", "model."), ("language_model.", ""))
+_BESIDE_TEXT = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+
+
 def from_config(config: Mapping[str, Any], generation_eos: object = None) -> Architecture:
     """The architecture that the content of a config.json describes. Raises InvalidInputError."""
-    family = config.get("model_type")
+    family, text = config.get("model_type"), config.get("text_config")
+    if isinstance(family, str) and family in _WRAPPERS and isinstance(text, Mapping):
+        # What is stated once for the whole model.
+        tied = {"tie_word_embeddings": config.get("tie_word_embeddings", True)}
+        whole = {key: config[key] for key in ("quantization_config", "eos_token_id") if key in config}
+        inner = from_config({**_WRAPPERS[family], **whole, **text, **tied}, generation_eos)
+        return replace(inner, tensors=replace(inner.tensors, wrapped=_WRAPPED, others=_BESIDE_TEXT))
     reason = next((reason for keys, reason in _REASONS.items() if any(config.get(key) for key in keys)), "")
     allowed = f"one of {', '.join(FAMILIES)} (config.json){reason and f': this one has {reason}'}"
     require(isinstance(family, str) and family in FAMILIES, "model_type", family, allowed)

@@ -328,7 +328,7 @@ class WeightFiles:
     def _known(self, name: str) -> str:
         """The name that the architecture has for the tensor `name` of a file."""
         names = self._architecture.tensors
-        today = dict(names.renamed).get(name, name)
+        today = names.today(name)
         longer = names.prefix + today
         return longer if today not in self._expected and longer in self._expected else today
 
@@ -336,7 +336,8 @@ class WeightFiles:
         expected = self._expected.get(name)
         a = self._architecture
         if expected is None:
-            require(name.endswith(self._ignored), name, shape, f"this {a.family} has no such tensor ({path.name})")
+            ignored = name.endswith(self._ignored) or name.startswith(a.tensors.others)
+            require(ignored, name, shape, f"this {a.family} has no such tensor ({path.name})")
             return
         allowed = f"shape must be {expected.shape} ({path.name})"
         require(shape == expected.shape or shape in expected.others, name, shape, allowed)
