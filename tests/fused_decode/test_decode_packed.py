@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
+from shapeshift.fused_decode.model.formats.levels import unpacked
 from shapeshift.fused_decode.model.formats.packing import packing_of
-from shapeshift.fused_decode.model.weights import WeightFiles
+from shapeshift.fused_decode.model.weights import WeightFiles, scaled
 from shapeshift.fused_decode.settings import resolve
+from tests.fused_decode import compressed_linears
 from tests.fused_decode.decode_models import Tiny, batch, texts
 from tests.fused_decode.families import make
 
@@ -142,6 +145,10 @@ def pack_numbers(weight: torch.Tensor, stated: Mapping[str, Any]) -> tuple[dict[
     return {"weight": numbers, name: scales.view([1] if fields else []) if whole else scales}, numbers.float() * spread
 
 
+def is_numbers(stated: Mapping[str, Any]) -> bool:
+    return stated["quant_method"] == "fp8" or stated.get("format") == "float-quantized"
+
+
 def packed_copy(source: Path, folder: Path, stated: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """A checkpoint in `folder` whose layers' linears are packed; returns all weights that its files stand for."""
     shutil.copytree(source, folder)
@@ -149,8 +156,8 @@ def packed_copy(source: Path, folder: Path, stated: Mapping[str, Any]) -> dict[s
     for name in list(tensors):
         meant[name] = tensors[name]
         if name.endswith("proj.weight"):
-            make = pack_numbers if stated in NUMBERS.values() else pack
-            parts, meant[name] = make(tensors.pop(name), stated)
+            make_parts = pack_numbers if is_numbers(stated) else pack
+            parts, meant[name] = make_parts(tensors.pop(name), stated)
             tensors |= {name.replace("weight", part): tensor for part, tensor in parts.items()}
     save_file(tensors, folder / "model.safetensors")
     configure(folder, stated)
@@ -193,6 +200,26 @@ def test_a_packed_checkpoint_is_what_its_levels_stand_for(
     assert 0.0 < off.abs().max() < 0.08 * expected.abs().max()
 
 
+@pytest.mark.parametrize("name", compressed_linears.SCHEMES)
+def test_a_linear_is_what_compressed_tensors_itself_reads(name: str) -> None:
+    with safe_open(compressed_linears.FILE, "pt") as file:
+        stated = json.loads(file.metadata()[name])
+    stored = load_file(compressed_linears.FILE).items()
+    tensors = {part.removeprefix(f"{name}."): tensor for part, tensor in stored if part.startswith(f"{name}.")}
+    read = tensors.pop("read")
+    outputs, inputs = read.shape
+    packing = packing_of({"quantization_config": stated})
+    assert packing is not None
+    for part, expected in packing.parts(outputs, inputs).items():
+        assert tuple(tensors[part].shape) in (expected.shape, *expected.others), part
+    found = (
+        unpacked({"a": tensors}, packing).weight()
+        if packing.bits
+        else scaled(tensors["weight"], tensors["weight_scale"], packing.blocks)
+    )
+    assert torch.allclose(found, read, rtol=1e-6, atol=0.0)
+
+
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_of_eight_bits_are_read_as_numbers(
     tiny: Callable[[str], Tiny], kernel_cache: Path, tmp_path: Path, name: str
@@ -205,6 +232,18 @@ def test_numbers_of_eight_bits_are_read_as_numbers(
     save_file(meant, plain / "model.safetensors")
     for precision in ("f32", "int8"):
         assert torch.equal(*(logits_of(tmp_path / one, kernel_cache, precision) for one in ("packed", "plain")))
+
+
+def test_scales_of_blocks_are_read_as_in_transformers(tiny: Callable[[str], Tiny], tmp_path: Path) -> None:
+    import transformers
+
+    # transformers takes whole blocks alone.
+    packed_copy(tiny("qwen2").folder, tmp_path / "packed", {**BLOCKS, "weight_block_size": [16, 16]})
+    library: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "packed", dtype=torch.float32)
+    down = library.model.layers[1].mlp.down_proj.weight
+    files = WeightFiles(tmp_path / "packed", Architecture.read(tmp_path / "packed"))
+    # The library rounds to bf16.
+    assert torch.allclose(files.linear(1, "down", torch.float32)[0], down, rtol=2**-8, atol=0.0)
 
 
 def test_fp8_of_a_text_model_beside_one_of_images(kernel_cache: Path, tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def _group(group: object, field: str) -> int:
 def _compressed(fields: Mapping[str, Any]) -> Packing:
     """Of compressed-tensors. Activations are quantised as ours, whatever the file says of them."""
     place = "quantization_config."
-    for key in ("kv_cache_scheme", "transform_config"):
+    for key in ("kv_cache_scheme", "transform_config", "moe_sparsity_config"):
         require(not fields.get(key), place + key, fields.get(key), "null: it is not read")
     sparsity = fields.get("sparsity_config") or {}
     form = sparsity.get("format", "dense") if isinstance(sparsity, dict) else sparsity
