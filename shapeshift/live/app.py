@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 from nicegui import Client, ui
 
-from shapeshift.live import encode, generate, image, lora, sidecar, text
+from shapeshift.live import encode, fleet, generate, image, lora, sidecar, text
 from shapeshift.live.access import Guard
 from shapeshift.live.source import PERIOD_S, SERVES, Addresses, Source, View
 from shapeshift.live.svg import escaped, number, table
@@ -39,7 +39,9 @@ class Panel(Protocol):
     draw: Callable[[View, str], str]
 
 
-PANELS = cast(Sequence[Panel], (encode, generate, lora, image, text, sidecar))
+# Shown where there is something to show; the others say that nothing of theirs serves.
+_OPTIONAL = (fleet.NAME,)
+PANELS = cast(Sequence[Panel], (encode, generate, lora, image, text, sidecar, fleet))
 
 
 def make_server(addresses: Callable[[], Addresses], host: str, port: int, key: str = "") -> uvicorn.Server:
@@ -91,10 +93,7 @@ def _page(source: Source) -> None:
             state = _html("").classes("grow").props('role="status"')
             with ui.element("button").props('type="button"').on("click", lambda: dark.set_value(not dark.value)):
                 _html("light or dark", tag="span")
-        links = [
-            f'<li><a href="#{one.NAME}"><b>{one.TITLE}</b> <span>{one.TECHNIQUE}</span></a></li>' for one in PANELS
-        ]
-        _html(f"<ul>{''.join(links)}</ul>", tag="nav").props('aria-label="Panels"')
+        nav = _html("", tag="nav").props('aria-label="Panels"')
         with ui.element("main"):
             shown = [ShownPanel(panel, source) for panel in PANELS]
 
@@ -102,21 +101,30 @@ def _page(source: Source) -> None:
         state.set_content(state_of(source))
         for one in shown:
             one.refresh()
+        nav.set_content(links([one.panel for one in shown if one.is_shown]))
 
     ui.timer(PERIOD_S, refresh)
 
 
+def links(panels: Sequence[Panel]) -> str:
+    """The list of panels, as HTML."""
+    each = [f'<li><a href="#{one.NAME}"><b>{one.TITLE}</b> <span>{one.TECHNIQUE}</span></a></li>' for one in panels]
+    return f"<ul>{''.join(each)}</ul>"
+
+
 class ShownPanel:
-    """A panel on one client's page."""
+    """A panel on one client's page. That of a fleet is there where the server is in one."""
 
     def __init__(self, panel: Panel, source: Source) -> None:
-        self._panel, self._source = panel, source
+        self.panel, self._source = panel, source
+        self.is_shown = panel.NAME not in _OPTIONAL
         # The model that somebody chose, and whether it is the panel itself that chooses just now.
         self._chosen: str | None = None
         self._follows = False
         title = f'<h2 id="{panel.NAME}-title">{panel.TITLE} <code>{panel.TECHNIQUE}</code></h2>'
         self._section = ui.element("section").classes("panel")
         self._section.props(f'id="{panel.NAME}" aria-labelledby="{panel.NAME}-title"')
+        self._section.set_visibility(self.is_shown)
         with self._section:
             _html(f'{title}<p class="idea">{panel.IDEA}</p>')
             self._choice = ui.select([], label="model", on_change=self._choose).classes("choice")
@@ -139,7 +147,9 @@ class ShownPanel:
             self._section.classes(remove="stale")
         if view is None:
             return
-        models = self._panel.models(view)
+        models = self.panel.models(view)
+        self.is_shown = bool(models) or self.panel.NAME not in _OPTIONAL
+        self._section.set_visibility(self.is_shown)
         model = self._chosen if self._chosen in models else next(iter(models), None)
         if sorted(models) != self._choice.options or model != self._choice.value:
             self._follows = True
@@ -147,7 +157,7 @@ class ShownPanel:
             self._follows = False
         self._choice.set_visibility(len(models) > 1)
         self._drawn.set_content(
-            drawn(self._panel.draw, view, model) if model else '<p class="note">No such model serves.</p>'
+            drawn(self.panel.draw, view, model) if model else '<p class="note">No such model serves.</p>'
         )
 
 

@@ -62,10 +62,6 @@ def draw(view: View, model: str) -> str:
         parts.append(
             table("Workers", ("front", "worker", "bin", "state", "waiting", "times loaded anew"), worker_rows, "")
         )
-    nodes = [one for one in status["nodes"] if one["name"]]
-    if nodes:
-        rows = [(one["name"], one["state"], one["workers"], one["texts_per_s"], one["problem"]) for one in nodes]
-        parts.append(table("Nodes of the fleet", ("node", "state", "workers", "texts a second", "problem"), rows, ""))
     chips = [
         f'<li class="{"good" if state == SERVES else "bad"}"><b>{escaped(name)}</b> {escaped(f"{state}, {pid}")}</li>'
         for name, state, pid in processes

@@ -17,17 +17,19 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor
 
+from shapeshift import __version__
 from shapeshift.errors import InvalidInputError, NotFoundError, OverloadedError, ShapeshiftError
 from shapeshift.fleet.forwarding.entry import FleetEntry
 from shapeshift.fleet.policy.placement import UNREAD_MARGIN
 from shapeshift.serving.description import GENERATION, Description
-from shapeshift.serving.events import TRACES_VARIABLE
+from shapeshift.serving.events import TRACES_VARIABLE, Event
 from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE, Affinity, Client, Front
 from shapeshift.serving.metrics import RequestMetrics
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.serving.responses import SingleResponse
 from tests import fakes, waiting
 from tests.fleet import fleet_files
+from tests.recording import recording
 from tests.serving.otlp import Receiver
 
 wait_for = partial(waiting.wait_for, pause_s=0.01)
@@ -473,6 +475,21 @@ def _with_affinity(front: FakeFront) -> None:
     key: Callable[[Any], str] = lambda request: json.loads(request.parameters() or "{}").get("lora_name", "")  # noqa: E731
     size: Callable[[Any], float] = lambda request: len(request.inputs()[0].as_numpy()[0])  # noqa: E731
     front.affinity = Affinity(key, size, lambda: front.unread)
+
+
+def test_nodes_are_recorded_for_the_live_page(fleet: Fleet, tmp_path: Path) -> None:
+    with recording(tmp_path / "events") as reader:
+        records: list[Event] = []
+
+        def sees_both() -> bool:
+            records.extend(reader.read())
+            return any(len(one.values["rows"]) == 2 for one in records)
+
+        wait_for(sees_both)
+    rows = {row[0]: row[1:] for row in records[-1].values["rows"]}
+    assert rows.keys() == {"a", "b"} and all(row[0] and row[2] == __version__ for row in rows.values())
+    here = next(name for name, row in rows.items() if row[3] == 0)
+    assert {name for name, row in rows.items() if row[3] > 0} == {*"ab"} - {here}
 
 
 def test_a_node_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

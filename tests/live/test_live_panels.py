@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from shapeshift.live import encode, generate, image, lora, sidecar, text
+from shapeshift.live import encode, fleet, generate, image, lora, sidecar, text
 from shapeshift.live.app import PANELS, Panel, classes
 from shapeshift.live.source import View
 from shapeshift.live.svg import WIDTH, Plot
@@ -317,6 +317,32 @@ def test_the_sidecar_says_how_to_see_it_work() -> None:
     assert "end the process of e on the server's machine: <code>kill -9 3</code>" in sidecar.draw(
         view({}, {}, status=STATUS), "this server"
     )
+
+
+def test_the_fleet_shows_each_node_and_which_have_left() -> None:
+    new = {"g fleet_nodes": 2, "g requests_on_other_nodes": 3, "g requests_forwarded_total node=b": 20}
+    seen = [
+        Event("nodes", 5.0, {"rows": [["c", True, 9.0, "0.2.0", 2.0]]}),
+        Event("nodes", 9.5, {"rows": [["b", True, 5.0, "0.3.0", 1.5], ["d", False, 1.0, "0.2.0", 9.0]]}),
+        Event("nodes", 9.5, {"rows": [["a", True, 4.0, "0.2.0", 0.0]]}),
+    ]
+    known = view(dict.fromkeys(new, 0), new, {"g": seen})
+    assert fleet.models(known) == ["g"]
+    html = fleet.draw(known, "g")
+    rows = [row.split("</td><td>") for row in re.findall(r"<tr><td>(.*?)</td></tr>", html)]
+    assert rows == [
+        ["a (this one)", "serves", "4", "–", "0", "0.2.0"],
+        ["b", "serves", "5", "1.50 ms", "2", "0.3.0"],
+        ["c", "has left: drained or stopped", "9", "2 ms", "0", "0.2.0"],
+        ["d", "does not answer", "1", "9 ms", "0", "0.2.0"],
+    ]
+    assert tiles(html) == {
+        "nodes that serve": "2",
+        "passed on a second": "2",
+        "on other nodes now": "3",
+        "versions": "2",
+    }
+    assert label(html, "Load of each node") == "Load of each node. a: 4, b: 5"
 
 
 def test_plans_do_not_push_out_what_the_sidecar_mended() -> None:

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from shapeshift import __version__
 from shapeshift.errors import CancelledRequestError, InvalidInputError, ModelGoneError, NotFoundError
 from shapeshift.fleet.forwarding.peers import Peers
 from shapeshift.fleet.forwarding.relay import HeldRequest, Relay
 from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.fleet.policy.placement import LOOK_S, least_unread, least_work
 from shapeshift.loops import repeat
-from shapeshift.serving import error_codes
+from shapeshift.serving import error_codes, events
 from shapeshift.serving.bounds import unloading
 from shapeshift.serving.description import Description
 from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE, Front, fleet_file, own_node
@@ -172,8 +173,11 @@ class FleetEntry:
             self._front.responder.fail(sender, error, None, error_codes.is_forwarded(held))
 
     async def _tick(self) -> None:
-        """Count the steps of the event loop, and give up on nodes that do not answer."""
+        """Count the steps of the event loop, record the nodes, and give up on those that do not answer."""
         self.steps[0].step()
+        if events.is_recording():
+            here = (self._here, True, self._front.load(), __version__, 0.0)
+            events.record_rows("nodes", [here, *self.others.rows()])
         for relay in list(self._relays):
             if self.others.is_stuck(relay.node):
                 relay.cancel(ModelGoneError(f"node {relay.node} does not answer; retry later"))

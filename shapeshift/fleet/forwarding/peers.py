@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,12 +37,15 @@ class _Answer:
     load, unread_tokens  of the front
     passed_on            requests that this process had there when it was told
     passed_tokens        prompt tokens that this process had passed on to it, ever, when it asked
+    version, hop_ms      of Shapeshift; how long the way there and back took
     """
 
     load: float
     unread_tokens: float
     passed_on: int
     passed_tokens: float
+    version: str
+    hop_ms: float
 
 
 class Peers:
@@ -67,6 +71,14 @@ class Peers:
             node: max(answer.load + self._passed_on[node] - answer.passed_on, 0.0)
             for node, answer in self._present().items()
         }
+
+    def rows(self) -> list[tuple[str, bool, float, str, float]]:
+        """By node of the fleet that has answered: name, whether it serves, work, version, ms of the way and back."""
+        loads = self.loads()
+        return [
+            (node, node in loads, round(loads.get(node, answer.load), 1), answer.version, round(answer.hop_ms, 2))
+            for node, answer in self._poll.answers.items()
+        ]
 
     def unread_tokens(self) -> dict[str, float]:
         """By node that serves: prompt tokens without a first token, what was passed on since it was asked included."""
@@ -99,7 +111,9 @@ class Peers:
         call = ModelCall(self._front.args.name, self._inputs, _ANSWER_S, (DESCRIPTION.name,))
         # Before it tells: what is passed on meanwhile may count twice until the next look, but is never missed.
         passed_tokens = self._passed_tokens[node]
+        before = time.monotonic()
         answer = await client.first(call)
+        hop_ms = (time.monotonic() - before) * 1e3
         theirs = told(answer)
         ours = json.loads(self._front.describe().as_json(self._front.args))
         for fact in _COMPARED:
@@ -110,7 +124,8 @@ class Peers:
             raise EngineError(f"its {self._front.args.name} is in no fleet")
         # A node that does not tell, such as one of an older version, is the last to be chosen.
         unread_tokens = float(theirs.get("unread_tokens", math.inf))
-        return _Answer(float(theirs["load"]), unread_tokens, self._passed_on[node], passed_tokens)
+        version = str(theirs.get("shapeshift", ""))
+        return _Answer(float(theirs["load"]), unread_tokens, self._passed_on[node], passed_tokens, version, hop_ms)
 
 
 def _placeholder(args: ModelArgs) -> Mapping[str, Any]:
