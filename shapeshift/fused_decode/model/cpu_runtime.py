@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
@@ -159,12 +158,15 @@ class DecodeModel:
         )
         compiled = native_operations.load(cache_dir, log) if options.native else None
         make = linear_makers(precision, options.group_size, dtype, compiled is not None, log)
-        sharing: contextlib.AbstractContextManager[WeightStore] = contextlib.nullcontext(WeightStore())
+
+        def build(weights: WeightStore) -> Network:
+            return assemble(architecture, files, cache, dtype, make, weights)
+
         if compiled is not None and options.checkpoint_sha256:
             way = f"{precision}-{options.group_size}-{computed(precision)}"
-            sharing = shared_weights(key_of(options.checkpoint_sha256, way, cache_dir), cache_dir, log)
-        with sharing as weights:
-            network = assemble(architecture, files, cache, dtype, make, weights)
+            network = shared_weights(key_of(options.checkpoint_sha256, way, cache_dir), cache_dir, log, build)
+        else:
+            network = build(WeightStore())
         return cls(network, compiled or OPERATIONS["false"](), cache)
 
     def ready(self) -> bool:
