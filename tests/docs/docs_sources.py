@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tests.docs.docs_pages import PROJECT
@@ -67,8 +69,9 @@ class Metric(NamedTuple):
     packages: tuple[str, ...] = ()
 
 
-def declared_metrics() -> dict[str, Metric]:
-    """The code's metrics by exported name."""
+@cache
+def declared_metrics() -> Mapping[str, Metric]:
+    """The code's metrics by exported name. Parsing the whole library takes a second, so each process does it once."""
     metrics: dict[str, Metric] = {}
     for module, path in modules("shapeshift").items():
         tree = ast.parse(path.read_text())
@@ -82,7 +85,7 @@ def declared_metrics() -> dict[str, Metric]:
                 packages = dict.fromkeys((*before.packages, package(module).rpartition(".")[2]))
                 helps = dict.fromkeys((*filter(None, before.help.split(" / ")), *_text(node.args[1:2])))
                 metrics[key] = Metric(kind, tuple(_labels(node, tree)), " / ".join(helps), tuple(packages))
-    return metrics
+    return MappingProxyType(metrics)
 
 
 def _text(nodes: list[ast.expr]) -> list[str]:
