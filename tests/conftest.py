@@ -175,11 +175,11 @@ def make_server(server_settings: Callable[..., ServerSettings]) -> Callable[...,
     return lambda *arguments: TritonServer(server_settings(*arguments))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def encode_server(
     server_settings: Callable[..., ServerSettings], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    """A real Triton that serves `encode` from the real engines, one for the whole run of tests.
+    """A real Triton that serves `encode` from the real engines, one for a file of tests.
 
     Its second repository, `settings.repositories[1]`, is empty: tests may add models to it and load them. Their
     configurations are completed.
@@ -196,7 +196,7 @@ def encode_server(
         yield server.wait_ready()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def flushed(encode_server: TritonServer) -> Callable[..., Callable[..., float]]:
     """A function that waits until a model has exported everything it counted before the call.
 
