@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from scipy.stats import beta
 
 from shapeshift.cascade.candidates import Candidate
 from shapeshift.cascade.policy import routing, selection
@@ -24,6 +23,8 @@ TARGET = 0.8
 @pytest.mark.parametrize("risk", [0.05, 0.05 / 22])
 @pytest.mark.parametrize("count", [1, 8, 40, 150])
 def test_the_bound_is_that_of_clopper_and_pearson(count: int, risk: float) -> None:
+    from scipy.stats import beta
+
     bounds = [clopper_pearson(right, count, risk) for right in range(count + 1)]
     rights = np.arange(1, count + 1)
     assert bounds == pytest.approx([0.0, *beta.ppf(risk, rights, count - rights + 1)], rel=1e-9)

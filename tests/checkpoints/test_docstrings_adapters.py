@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from peft import PeftModel
 from tokenizers import Tokenizer
 
 from shapeshift.adapter_cache.registry import peft
@@ -44,6 +43,8 @@ STYLES: dict[str, Callable[[str], bool]] = {
 
 def continuations(name: str | None) -> list[str]:
     """The greedy continuation of each prompt."""
+    from peft import PeftModel
+
     model = transformers.AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32).eval()
     if name is not None:
         model = PeftModel.from_pretrained(model, FOLDER / name).eval()
