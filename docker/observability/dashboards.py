@@ -119,6 +119,16 @@ _GATEWAY = {
     "{{status}}": "sum by (status) (rate(shapeshift_gateway_answers_total[$__rate_interval]))",
     "running": "sum(shapeshift_gateway_requests_running)",
     "broken lines of keys": "sum(shapeshift_gateway_broken_key_lines)",
+    "{{key}} beyond {{limit}}": "sum by (key, limit) (rate(shapeshift_gateway_rate_limited_total[$__rate_interval]))",
+}
+_GATEWAY_TOKENS = {
+    f"{{{{model}}}} {{{{key}}}} {what}": f"sum by (model, key) (rate(shapeshift_gateway_{name}[$__rate_interval]))"
+    for what, name in {"read": "prompt_tokens_total", "generated": "generation_tokens_total"}.items()
+}
+_GATEWAY_TIMES = {
+    f"{{{{model}}}} {what}": "histogram_quantile(0.98, sum by (model, le)"
+    f" (rate(shapeshift_gateway_{name}_ms_bucket[$__rate_interval])))"
+    for what, name in {"request": "request_latency", "first": "first_token", "between": "between_tokens"}.items()
 }
 _ALIVE = f"count by (model) (rate({series('heartbeat_total')}[$__rate_interval]) > 0)"
 _CLASS_WAIT = f"{rate('class_wait_seconds_total', 'slo_class')} / {rate('class_started_total', 'slo_class')}"
@@ -133,6 +143,10 @@ _OVERVIEW = {
         Panel("Wait, by class", "How long does each class wait?", "s", {"{{model}} {{slo_class}}": _CLASS_WAIT}),
         rates("Overtaken", "How often do later ones go before each class?", "slo_class", _="class_overtaken_total"),
         Panel("Gateway", "What does it answer?", "cps", _GATEWAY),
+        Panel("Tokens of keys", "Who uses how many?", "cps", _GATEWAY_TOKENS),
+        Panel(
+            "Times at the gateway", "How long do 98% wait: for all, the first token, the next?", "ms", _GATEWAY_TIMES
+        ),
     ),
     "Processes": (
         Panel("Alive", "How many processes does a model have? None: it is dead", "short", {"{{model}}": _ALIVE}),

@@ -51,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--request-timeout", type=float, default=defaults.request_timeout_s, metavar="SECONDS", help="most time for one"
     )
+    for what in ("requests", "tokens"):
+        about = f"most {what} of a key whose line states no limit"
+        parser.add_argument(f"--{what}-per-minute", type=int, metavar="N", help=about)
     process_log.add_option(parser)
     add_until_eof(parser)
 
@@ -146,4 +149,6 @@ def settings_of(options: argparse.Namespace) -> GatewaySettings:
         adapter_root=options.adapter_root,
         max_requests=options.max_requests,
         request_timeout_s=options.request_timeout,
+        requests_per_minute=options.requests_per_minute,
+        tokens_per_minute=options.tokens_per_minute,
     )

@@ -31,8 +31,9 @@ from shapeshift.gateway.catalogue import Catalogue
 from shapeshift.gateway.conversation import ChatRenderer
 from shapeshift.gateway.endpoint import Gateway
 from shapeshift.gateway.errors import ApiError
-from shapeshift.gateway.http.api_keys import ApiKeys
-from shapeshift.gateway.http.entrance import Entrance, Traffic
+from shapeshift.gateway.http.api_keys import ApiKeys, Key
+from shapeshift.gateway.http.entrance import Entrance
+from shapeshift.gateway.http.meter import GatewayMetrics
 from shapeshift.gateway.settings import GatewaySettings, Limits
 from shapeshift.gateway.upstream import Upstream
 from shapeshift.loops import repeat
@@ -49,15 +50,16 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = (), lim
     tls = tls_from_environment()
     limits = limits or Limits()
     tracer = tracer_of("gateway")
+    usual = Key("", settings.requests_per_minute, settings.tokens_per_minute)
     upstream = Upstream(clients or [AsyncClient(one, tls) for one in settings.triton])
     gateway = Gateway(
         settings,
         limits,
         upstream,
         Catalogue(upstream),
-        Traffic(),
+        GatewayMetrics(),
         AdapterCommands(settings),
-        None if settings.api_keys is None else ApiKeys(settings.api_keys),
+        None if settings.api_keys is None else ApiKeys(settings.api_keys, usual=usual),
         ChatRenderer(),
     )
 
@@ -88,7 +90,7 @@ def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = (), lim
     app.add_exception_handler(HTTPException, _no_route)
     # The last one is the outermost.
     app.add_middleware(
-        Entrance, traffic=gateway.traffic, max_requests=settings.max_requests, keys=gateway.keys, tracer=tracer
+        Entrance, metrics=gateway.metrics, max_requests=settings.max_requests, keys=gateway.keys, tracer=tracer
     )
     if settings.cors_origins:
         # Before keys are asked for: the question whether a page may ask has none.

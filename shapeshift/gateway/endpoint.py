@@ -22,7 +22,8 @@ from shapeshift.gateway.conversation import ChatRenderer
 from shapeshift.gateway.errors import ApiError, api_error
 from shapeshift.gateway.http import bodies
 from shapeshift.gateway.http.api_keys import ApiKeys
-from shapeshift.gateway.http.entrance import REQUEST_ID, Traffic
+from shapeshift.gateway.http.entrance import METER, REQUEST_ID
+from shapeshift.gateway.http.meter import GatewayMetrics, Meter
 from shapeshift.gateway.settings import GatewaySettings, Limits
 from shapeshift.gateway.upstream import Upstream
 
@@ -44,7 +45,7 @@ class Gateway:
     limits: Limits
     upstream: Upstream
     catalogue: Catalogue
-    traffic: Traffic
+    metrics: GatewayMetrics
     adapters: AdapterCommands
     keys: ApiKeys | None
     templates: ChatRenderer
@@ -58,10 +59,11 @@ def gateway_of(request: Request) -> Gateway:
 
 @dataclass(frozen=True)
 class RequestContext:
-    """What an API needs beside the body. request_id: that of its calls to models."""
+    """What an API needs beside the body. request_id: that of its calls to models; meter: counts what they use."""
 
     gateway: Gateway
     request_id: str
+    meter: Meter
 
     @property
     def timeout_s(self) -> float:
@@ -70,7 +72,8 @@ class RequestContext:
 
 
 def _context_of(request: Request) -> RequestContext:
-    return RequestContext(gateway_of(request), str(getattr(request.state, REQUEST_ID)))
+    state = request.state
+    return RequestContext(gateway_of(request), getattr(state, REQUEST_ID), getattr(state, METER))
 
 
 Context = Annotated[RequestContext, Depends(_context_of)]

@@ -83,13 +83,17 @@ class Usage:
         self.prompts.setdefault(row.choice // self.choices, row.prompt_tokens)
         self.completion += row.tokens * completion
 
+    @property
+    def prompt(self) -> int:
+        """The tokens of all prompts."""
+        return sum(self.prompts.values())
+
     def body(self) -> dict[str, Any]:
         """In OpenAI's shape."""
-        prompt = sum(self.prompts.values())
         body: dict[str, Any] = {
-            "prompt_tokens": prompt,
+            "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
-            "total_tokens": prompt + self.completion,
+            "total_tokens": self.prompt + self.completion,
         }
         if self.reasoning is not None:
             body["completion_tokens_details"] = {"reasoning_tokens": self.reasoning}
@@ -106,11 +110,17 @@ async def rows(context: Context, call: GenerationCall) -> AsyncGenerator[list[Ro
         parameters={**call.parameters, **adapter},
         request_id=context.request_id,
     )
+    usage, front = Usage(call.choices), call.target.front.name
     async with contextlib.aclosing(context.gateway.upstream.stream(model_call)) as responses:
         async for tensors in responses:
             # The last response of a stream may be empty.
             if "text_output" in tensors and len(tensors["text_output"]):
-                yield _rows_of(tensors, call.choices)
+                answers = _rows_of(tensors, call.choices)
+                read, generated = usage.prompt, usage.completion
+                for row in answers:
+                    usage.count(row)
+                context.meter.count(front, usage.prompt - read, usage.completion - generated, call.stream)
+                yield answers
 
 
 async def all_rows(context: Context, call: GenerationCall) -> list[Row]:

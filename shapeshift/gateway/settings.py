@@ -27,6 +27,7 @@ class GatewaySettings:
     adapter_root       folder under which `lora_path` must lie, requires `api_keys`; None: adapters are not changed
     max_requests       most requests in flight; a further one gets status 429
     request_timeout_s  most seconds that the servers may take for a request
+    requests_per_minute, tokens_per_minute  of a key whose line states none, see `api_keys`; None: as many as it sends
     Raises InvalidInputError with the name of the field.
     """
 
@@ -40,6 +41,8 @@ class GatewaySettings:
     adapter_root: Path | None = None
     max_requests: int = 4096
     request_timeout_s: float = 600.0
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
 
     def __post_init__(self) -> None:
         require(bool(self.triton), "triton", self.triton, "at least one HOST:PORT")
@@ -58,6 +61,10 @@ class GatewaySettings:
                 self.host,
                 "a loopback address without keys; --api-keys FILE allows others (see docs/gateway.md)",
             )
+        for name in ("requests_per_minute", "tokens_per_minute"):
+            if (most := getattr(self, name)) is not None:
+                require(1 <= most < 10**9, name, most, "1 to 999999999")
+                require(self.api_keys is not None, name, most, "only together with api_keys")
         if self.adapter_root is not None:
             require(self.api_keys is not None, "adapter_root", str(self.adapter_root), "only together with api_keys")
 

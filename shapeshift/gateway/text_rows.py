@@ -97,7 +97,9 @@ async def infer_rows(
             for task in tasks:
                 task.cancel()
         tensors = {name: np.concatenate([one[name] for one in parts]) for name in names}
-    return tensors, int(tensors[NUM_TOKENS.name].sum()) if NUM_TOKENS.name in tensors else 0
+    tokens = int(tensors[NUM_TOKENS.name].sum()) if NUM_TOKENS.name in tensors else 0
+    context.meter.count(front.name, tokens)
+    return tensors, tokens
 
 
 def renumbered(error: ModelError, place_of: Callable[[int], int]) -> ModelError:

@@ -18,7 +18,7 @@ import yaml
 
 from shapeshift.cli.gateway import child
 from shapeshift.fleet import settings as fleet_settings
-from shapeshift.gateway.http.entrance import Traffic
+from shapeshift.gateway.http.meter import GatewayMetrics
 from shapeshift.triton.embedded.server import TritonServer
 from tests.docs.docs_pages import PAGES, PROJECT, TECHNIQUES, Block, blocks
 from tests.docs.docs_sources import declared_metrics, exported_names
@@ -214,7 +214,7 @@ ABSENT = re.compile(
 
 def test_pages_and_rules_name_metrics_that_exist() -> None:
     known = exported_names() | set(declared_metrics())
-    known |= set(re.findall(r"^# TYPE (\w+)", Traffic().exposition(), re.MULTILINE))
+    known |= set(re.findall(r"^# TYPE (\w+)", GatewayMetrics().page(), re.MULTILINE))
     for page in PAGES:
         named = set(re.findall(r"\bshapeshift_[a-z_]+[a-z]\b(?!\*)", page.read_text()))
         named = {name for name in named if not any(other.startswith(f"{name}_") for other in known)} - {

@@ -118,24 +118,24 @@ def test_a_template_that_loops(start_gateway: Callable[..., str]) -> None:
 def test_keys(start_gateway: Callable[..., str], tmp_path: Path) -> None:
     key = api_keys.add(tmp_path / "keys", "ana")
     url = start_gateway(FakeTriton(), api_keys=tmp_path / "keys")
-    (wrong,) = expected("no key, or a wrong one")
+    wrong = (401, "invalid_api_key", None)
     assert answered(url, "embeddings", EMBED) == wrong
     assert answered(url, "embeddings", EMBED, Authorization="Bearer no") == wrong
     two = [("Authorization", f"Bearer {key}")] * 2
     answer = httpx2.post(f"{url}/v1/embeddings", json=EMBED, headers=two)
-    assert [(answer.status_code, answer.json()["error"]["code"], None)] == expected("two `Authorization` headers")
+    assert (answer.status_code, answer.json()["error"]["code"], None) == wrong
 
 
 def test_bodies_that_are_not_read_to_their_end(start_gateway: Callable[..., str]) -> None:
     url = start_gateway(FakeTriton(), body_timeout_s=0.2, max_body_bytes=1000)
     large = {**EMBED, "input": "a" * 1000}
-    assert [answered(url, "embeddings", large)] == expected("a body of more than 32 MiB")
+    assert answered(url, "embeddings", large) == (413, "body_too_large", None)
     host = urlsplit(url)
     with socket.create_connection((host.hostname, host.port), timeout=20) as connection:
         connection.sendall(b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
         head, _, body = connection.makefile("rb").read().partition(b"\r\n\r\n")
     error = json.loads(body)["error"]
-    assert [(int(head.split()[1]), error["code"], error["param"])] == expected("half a body")
+    assert (int(head.split()[1]), error["code"], error["param"]) == (408, "timeout", None)
 
 
 def test_every_row_is_sent() -> None:

@@ -55,7 +55,7 @@ def test_a_removed_key_is_refused_though_another_line_is_broken(guarded: str, ke
     keys.write_text(f"what is this\n{keys.read_text().splitlines()[0]}\n")
     wait_for(lambda: asked(guarded, f"Bearer {second}") == 401, pause_s=0.1)
     page = httpx2.get(f"{guarded}/metrics", headers={"Authorization": f"Bearer {key}"}).text
-    assert "shapeshift_gateway_broken_key_lines 1\n" in page
+    assert "shapeshift_gateway_broken_key_lines 1.0\n" in page
 
 
 def test_without_the_file_nobody_gets_in(guarded: str, key: str, keys: Path) -> None:
@@ -74,22 +74,22 @@ def test_lines_that_are_keys_hold_beside_one_that_is_none(
     file = tmp_path / "keys"
     ana, bob = (api_keys.add(file, name) for name in ("ana", "bob"))
     keys = api_keys.ApiKeys(file, check_s=-1.0)
-    assert keys.holds(ana) and keys.holds(bob) and keys.num_broken == 0
+    assert keys.find(ana) and keys.find(bob) and keys.num_broken == 0
     first, _ = file.read_bytes().splitlines()
     # The same length and time: neither says that a file is what it was.
     before = file.stat()
     file.write_bytes(b"# team\n" + broken + b"\n" + first)
-    assert keys.holds(ana) and not keys.holds(bob) and keys.num_broken == 1
+    assert keys.find(ana) and not keys.find(bob) and keys.num_broken == 1
     (line,) = caplog.messages
     assert f"line 2 of {file}" in line and "secret" not in line
     file.write_bytes(first + b"\n" + b"#" * (before.st_size - len(first) - 1))
-    assert keys.holds(ana) and keys.num_broken == 0 and len(caplog.messages) == 1
+    assert keys.find(ana) and keys.num_broken == 0 and len(caplog.messages) == 1
 
 
 def holds(keys: api_keys.ApiKeys, key: str) -> bool:
     """Whether the key is there; not where the file cannot be read."""
     try:
-        return keys.holds(key)
+        return keys.find(key) is not None
     except InvalidInputError as error:
         assert "a readable file" in str(error)
         return False

@@ -43,8 +43,8 @@ async def pass_metrics(request: Request) -> Response:
     # One server's page goes on as it is: nothing in it has to be told apart.
     servers = {urlsplit(url).netloc: page for url, page in zip(urls, pages, strict=True)}
     passed = _merged(servers) if len(urls) > 1 else "".join(pages)
-    num_broken = 0 if gateway.keys is None else gateway.keys.num_broken
-    return Response(gateway.traffic.exposition(num_broken) + passed, media_type="text/plain; version=0.0.4")
+    gateway.metrics.broken_key_lines = 0 if gateway.keys is None else gateway.keys.num_broken
+    return Response(gateway.metrics.page() + passed, media_type="text/plain; version=0.0.4")
 
 
 def _page(url: str) -> str:

@@ -1,4 +1,4 @@
-"""API keys: a file with a line `name hash` for each, and the check of a request's key."""
+"""API keys: a file with a line for each, its name, its hash and its limits, and the check of a request's key."""
 
 from __future__ import annotations
 
@@ -9,14 +9,26 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.gateway.errors import ApiError, unavailable
 
 _LOG = logging.getLogger("shapeshift.gateway")
-_LINE = re.compile(r"([A-Za-z0-9._-]{1,64}) ([0-9a-f]{64})")
+_LIMITS = "requests_per_minute", "tokens_per_minute"
+_LIMIT = re.compile(rf" ({'|'.join(_LIMITS)})=([1-9][0-9]{{0,8}})")
+_LINE = re.compile(rf"([A-Za-z0-9._-]{{1,64}}) ([0-9a-f]{{64}})((?:{_LIMIT.pattern})*)")
 _PREFIX = "sk-"
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key. Its limits are those of all keys of this name; None: no limit."""
+
+    name: str
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
 
 
 def hash_of(key: str) -> str:
@@ -44,34 +56,35 @@ class ApiKeys:
     """The keys of a file, which is read again after `check_s`, and at every request while there are none.
 
     A line that is no key is logged and counted; the others hold. Raises InvalidInputError for a file that cannot be
-    read, or that has such lines only.
+    read, or that has such lines only. usual: the limits of a key whose line has none.
     """
 
-    def __init__(self, file: Path, check_s: float = 1.0) -> None:
+    def __init__(self, file: Path, check_s: float = 1.0, usual: Key = Key("")) -> None:
         self._file = file
         self._check_s = check_s
+        self._usual = usual
         self._content: bytes | None = None
-        self._names: dict[str, str] = {}
+        self._keys: dict[str, Key] = {}
         self._checked_at = 0.0
         self.num_broken = 0
         self._read()
-        if self.num_broken and not self._names:
+        if self.num_broken and not self._keys:
             raise InvalidInputError("api_keys", str(file), "lines of a name and a hash, as --new-key writes them")
 
     def names(self) -> set[str]:
         """The names of the keys."""
-        return {*self._names.values()}
+        return {key.name for key in self._keys.values()}
 
-    def holds(self, key: str) -> bool:
-        """Whether the file has this key. Raises InvalidInputError while the file cannot be read."""
+    def find(self, key: str) -> Key | None:
+        """The key, if the file has it. Raises InvalidInputError while the file cannot be read."""
         # None are there also while somebody writes the file.
-        if not self._names or time.monotonic() - self._checked_at > self._check_s:
+        if not self._keys or time.monotonic() - self._checked_at > self._check_s:
             self._read()
         # The hash is looked up: how long that takes says nothing about any key.
-        return hash_of(key) in self._names
+        return self._keys.get(hash_of(key))
 
-    def refusal(self, authorizations: Sequence[str]) -> ApiError | None:
-        """The answer to a request with these headers `Authorization` that may not come in."""
+    def of(self, authorizations: Sequence[str]) -> Key | ApiError:
+        """The key of a request with these headers `Authorization`, or the answer to one that may not come in."""
         scheme, _, key = authorizations[0].partition(" ") if len(authorizations) == 1 else ("", "", "")
         if len(authorizations) > 1:
             reason = "got several headers; one is allowed"
@@ -79,8 +92,8 @@ class ApiKeys:
             reason = "no API key; send the header `Authorization: Bearer KEY`"
         else:
             try:
-                if self.holds(key.strip()):
-                    return None
+                if (entry := self.find(key.strip())) is not None:
+                    return entry
             except InvalidInputError:
                 return unavailable("api_keys: the gateway cannot read its keys, see its log; retry later")
             reason = "this API key is not known"
@@ -94,18 +107,19 @@ class ApiKeys:
             refusal = InvalidInputError("api_keys", str(self._file), f"a readable file ({error.strerror})")
             if self._content is not None:
                 _LOG.error("%s; until it is back no key is accepted", refusal)
-            self._content, self._names = None, {}
+            self._content, self._keys = None, {}
             raise refusal from None
         if content != self._content:
-            self._content, self._names, self.num_broken = content, {}, 0
+            self._content, self._keys, self.num_broken = content, {}, 0
             # One line that is not UTF-8 is no key; the others are.
             for number, line in enumerate(content.decode(errors="replace").splitlines(), 1):
                 self._take(number, line.strip())
 
     def _take(self, number: int, line: str) -> None:
         if match := _LINE.fullmatch(line):
-            self._names[match[2]] = match[1]
+            limits = {name: int(most) for name, most in _LIMIT.findall(match[3])}
+            self._keys[match[2]] = replace(self._usual, name=match[1], **limits)
         elif line and not line.startswith("#"):
             self.num_broken += 1
             # Not what it holds, which may be a key.
-            _LOG.error("api_keys: line %d of %s is not a name and a hash; it is left out", number, self._file)
+            _LOG.error("api_keys: line %d of %s is not a name, a hash and limits; it is left out", number, self._file)

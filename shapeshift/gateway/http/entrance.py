@@ -1,4 +1,6 @@
-"""What every request passes: its id, the bound on requests in flight, its key; and what becomes of its faults."""
+"""What every request passes: its id, the bound on requests in flight, its key and its limits; and what becomes of its
+faults.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,6 @@ import logging
 import re
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,12 +15,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from shapeshift.errors import ShapeshiftError
 from shapeshift.gateway.errors import ApiError, api_error, overloaded
 from shapeshift.gateway.http.api_keys import ApiKeys
+from shapeshift.gateway.http.meter import GatewayMetrics, Meter, RateLimits
 from shapeshift.gateway.upstream import TRACE
 from shapeshift.serving.front import Tracer
 
 _LOG = logging.getLogger("shapeshift.gateway")
 _REQUESTS = logging.getLogger("shapeshift.gateway.requests")
-REQUEST_ID = "request_id"
+REQUEST_ID, METER = "request_id", "meter"
 """In the state of a request."""
 _ID_HEADER, _TRACE_HEADER = b"x-request-id", b"traceparent"
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -28,34 +30,9 @@ _HEALTH = "/health"
 _UNBOUNDED = (_HEALTH, "/metrics")
 
 
-class Traffic:
-    """Requests in flight, and answers by status."""
-
-    def __init__(self) -> None:
-        self.in_flight = 0
-        self.answers: Counter[int] = Counter()
-
-    def exposition(self, num_broken: int = 0) -> str:
-        """In the Prometheus text format. num_broken: lines of the file of keys that are none."""
-        lines = [
-            "# HELP shapeshift_gateway_requests_running Requests in flight",
-            "# TYPE shapeshift_gateway_requests_running gauge",
-            f"shapeshift_gateway_requests_running {self.in_flight}",
-            "# HELP shapeshift_gateway_broken_key_lines Lines of the file of keys that are left out",
-            "# TYPE shapeshift_gateway_broken_key_lines gauge",
-            f"shapeshift_gateway_broken_key_lines {num_broken}",
-            "# HELP shapeshift_gateway_answers_total Answers by HTTP status",
-            "# TYPE shapeshift_gateway_answers_total counter",
-            *(
-                f'shapeshift_gateway_answers_total{{status="{status}"}} {count}'
-                for status, count in sorted(self.answers.items())
-            ),
-        ]
-        return "".join(f"{line}\n" for line in lines)
-
-
 class Entrance:
-    """Names and counts requests, and refuses those beyond `max_requests` in flight or without a key of `keys`.
+    """Names and counts requests, and refuses those beyond `max_requests` in flight, without a key of `keys`, or beyond
+    the limits of their key.
 
     Each that has ended has a line in the log `shapeshift.gateway.requests`; status 0: its client left before an answer.
     An exception of the application becomes an answer; one that is none of the project's is logged. keys: None where no
@@ -63,11 +40,17 @@ class Entrance:
     """
 
     def __init__(
-        self, app: ASGIApp, traffic: Traffic, max_requests: int, keys: ApiKeys | None, tracer: Tracer | None = None
+        self,
+        app: ASGIApp,
+        metrics: GatewayMetrics,
+        max_requests: int,
+        keys: ApiKeys | None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._app = app
         self._tracer = tracer
-        self._traffic = traffic
+        self._metrics = metrics
+        self._limits = RateLimits()
         self._max_requests = max_requests
         self._keys = keys
 
@@ -77,7 +60,8 @@ class Entrance:
             return
         given_id = _header(scope, _ID_HEADER)
         request_id = given_id if _VALID_ID.fullmatch(given_id) else uuid.uuid4().hex
-        scope.setdefault("state", {})[REQUEST_ID] = request_id
+        meter = Meter(self._metrics, self._limits)
+        scope.setdefault("state", {}).update({REQUEST_ID: request_id, METER: meter})
         status, began = 0, time.monotonic()
         trace = None if self._tracer is None else self._tracer.join(_header(scope, _TRACE_HEADER))
         if trace is not None:
@@ -87,15 +71,16 @@ class Entrance:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                self._traffic.answers[status] += 1
-                message = {**message, "headers": [*message["headers"], (_ID_HEADER, request_id.encode())]}
+                self._metrics.answers.labels(status).inc()
+                more = [(_ID_HEADER, request_id.encode()), *meter.headers()]
+                message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
 
         try:
-            if (refusal := self._refusal(scope)) is not None:
+            if (refusal := self._refusal(scope, meter)) is not None:
                 await refusal.response(scope["path"])(scope, receive, counted)
                 return
-            self._traffic.in_flight += 1
+            self._metrics.in_flight += 1
             try:
                 await self._app(scope, receive, counted)
             except Exception as error:
@@ -105,7 +90,8 @@ class Entrance:
                     _LOG.exception("%s %s failed, request id %s", scope["method"], scope["path"], request_id)
                 await api_error(error).response(scope["path"])(scope, receive, counted)
             finally:
-                self._traffic.in_flight -= 1
+                self._metrics.in_flight -= 1
+                meter.end()
         finally:
             if _REQUESTS.isEnabledFor(logging.INFO):
                 fields = {"id": request_id, "method": scope["method"], "path": scope["path"], "status": status}
@@ -115,15 +101,20 @@ class Entrance:
                 facts = {"id": request_id, "method": scope["method"], "path": scope["path"], "status": status}
                 trace.end(facts, "OK" if 200 <= status < 400 else str(status))
 
-    def _refusal(self, scope: Scope) -> ApiError | None:
-        if self._traffic.in_flight >= self._max_requests and scope["path"] not in _UNBOUNDED:
-            return overloaded(f"max_requests: {self._traffic.in_flight} requests are in flight; retry later")
+    def _refusal(self, scope: Scope, meter: Meter) -> ApiError | None:
+        in_flight = self._metrics.in_flight
+        if in_flight >= self._max_requests and scope["path"] not in _UNBOUNDED:
+            return overloaded(f"max_requests: {in_flight} requests are in flight; retry later")
         # What a load balancer asks needs no key.
         if self._keys is None or scope["path"] == _HEALTH:
             return None
         # Anthropic's clients send the second one.
         keys = (f"Bearer {key}" for key in _headers(scope, b"x-api-key"))
-        return self._keys.refusal([*_headers(scope, b"authorization")] or [*keys])
+        key = self._keys.of([*_headers(scope, b"authorization")] or [*keys])
+        if isinstance(key, ApiError):
+            return key
+        # Looking at what is served uses nothing.
+        return meter.admit(key) if scope["method"] == "POST" else None
 
 
 def _headers(scope: Scope, name: bytes) -> Iterator[str]:
