@@ -45,7 +45,8 @@ def nodes_of(view: View, model: str) -> list[Node]:
     nodes = {}
     for event in view.recent(model, "nodes", view.minute_s):
         for row in event.values["rows"]:
-            nodes[row[0]] = Node(*row, event.at >= view.now - _NOW_S)
+            name, serves, load, version, hop_ms = row
+            nodes[name] = Node(name, serves, load, version, hop_ms, event.at >= view.now - _NOW_S)
     return sorted(nodes.values())
 
 
