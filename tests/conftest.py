@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import sys
@@ -61,6 +62,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.get_closest_marker("server") and not item.get_closest_marker("kills"):
                 item.add_marker(pytest.mark.flaky(reruns=1))
     items.sort(key=lambda item: item.get_closest_marker("server") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look at the modules that are imported now: one takes a second to look at all."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
