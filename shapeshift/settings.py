@@ -33,6 +33,8 @@ REMOVED: dict[str, str] = {
     "min_nodes": "`nodes` is how many",
     "registry_period_s": "nothing: a registry is a folder, which a server looks at each second",
     "worker_backend": "nothing: workers are processes of the backend polymorph",
+    "worker_pool": "`max_workers` of each front, which it does not share",
+    "pool_workers": "`max_workers` of each front, which it does not share",
     "max_nodes": "a fleet on Ray has `nodes`; let Kubernetes or your own program change their number",
     "metrics_port": "leave it out, the page of a node is 1000 above its grpc_port",
     "caching": "eviction: unused, where it was false",

@@ -38,10 +38,8 @@ class PolymorphSettings(ExecutorSettings):
                     partitioned: each worker holds one; auto: chosen by `make engines`, which reports why
     slo_ms          latency objective; half of it and 95% of it become bounds of the latency histogram; 0: none
     workers         workers at first; 0: one for each GPU, else two
-    min_workers     fewest workers that the sidecar keeps; 0: `workers`, or 1 in a pool
+    min_workers     fewest workers that the sidecar keeps; 0: `workers`
     max_workers     most workers; 0: `workers`
-    worker_pool     name of a pool of workers that several fronts share; empty: none
-    pool_workers    workers of that pool, the same in each of its fronts
     dispatch        how the front chooses a worker: one of DISPATCHERS
     allocation      how the sidecar divides the workers among the bins: one of ALLOCATIONS
     curve           latency curve of the allocation: md1, or clamped. With clamped, as in the paper, the longest bin
@@ -53,8 +51,6 @@ class PolymorphSettings(ExecutorSettings):
     workers: int = 0
     min_workers: int = 0
     max_workers: int = 0
-    worker_pool: str = ""
-    pool_workers: int = 0
     dispatch: str = "earliest_finish"
     allocation: str = "exact"
     curve: str = "md1"
@@ -76,8 +72,6 @@ class PolymorphSettings(ExecutorSettings):
         require(0 <= self.min_workers <= limit, "min_workers", self.min_workers, f"0 to {limit}, the most workers")
         at_least = f"0, or at least workers ({self.workers})"
         require(self.max_workers == 0 or self.max_workers >= self.workers, "max_workers", self.max_workers, at_least)
-        pooled = self.pool_workers >= 1 if self.worker_pool else self.pool_workers == 0
-        require(pooled, "pool_workers", self.pool_workers, "at least 1 with a worker_pool, 0 without one")
         objective = "above 0 with placement partitioned, which divides the workers by it"
         require(self.placement != "partitioned" or self.slo_ms > 0, "slo_ms", self.slo_ms, objective)
 

@@ -133,22 +133,20 @@ class Actuator:
         batches: Iterable[list[Action]],
         keep_going: bool = False,
         new_process: bool = False,
-        await_unloads: bool = False,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> Outcome:
         """Apply the batches in order, the actions of one batch concurrently.
 
         Stops at the first batch with a failed action and gives the workers changed so far their old bins back, the
-        last one first, unless `keep_going`. new_process: raise the generation of each loaded worker. await_unloads:
-        wait for each unload to end, because the next batch needs what it frees. interrupted: asked five times a second;
-        whether to leave the rest undone, without waiting for what runs.
+        last one first, unless `keep_going`. new_process: raise the generation of each loaded worker. interrupted: asked
+        five times a second; whether to leave the rest undone, without waiting for what runs.
         """
         done: list[Action] = []
         failed: list[str] = []
         for batch in batches:
             if interrupted():
                 return Outcome(tuple(done), _INTERRUPTED)
-            calls = self._begin(batch, new_process, await_unloads)
+            calls = self._begin(batch, new_process)
             while wait(calls.values(), _LOOK_S).not_done and not interrupted():
                 pass
             ended = {action: call.result() for action, call in calls.items() if call.done()}
@@ -160,10 +158,10 @@ class Actuator:
                 return Outcome(tuple(self._roll_back(done)), failed[0])
         return Outcome(tuple(done), "; ".join(failed))
 
-    def _begin(self, batch: Iterable[Action], new_process: bool, await_unloads: bool) -> dict[Action, Future[str]]:
+    def _begin(self, batch: Iterable[Action], new_process: bool) -> dict[Action, Future[str]]:
         """By action, the call that applies it in a thread of its own."""
         threads = ThreadPoolExecutor(thread_name_prefix="apply", max_workers=_MOST_AT_ONCE)
-        calls = {action: threads.submit(self._apply, action, new_process, await_unloads) for action in batch}
+        calls = {action: threads.submit(self._apply, action, new_process) for action in batch}
         threads.shutdown(wait=False)
         return calls
 
@@ -177,7 +175,7 @@ class Actuator:
                     remaining.remove(action)
         return remaining
 
-    def _apply(self, action: Action, new_process: bool = False, await_unloads: bool = False) -> str:
+    def _apply(self, action: Action, new_process: bool = False) -> str:
         """Apply one action. Returns why it failed, or an empty string."""
         if blocked := self._blocked():
             return blocked
@@ -186,7 +184,7 @@ class Actuator:
                 return "another load of this model is running"
             start = time.monotonic()
             if action.kind == "unload":
-                failed = self._attempt(lambda: self._unload(action.worker, await_unloads))
+                failed = self._attempt(lambda: self._control.unload(action.worker))
             else:
                 failed = self._attempt(lambda: self._load(action.worker, action.bin, new_process))
                 if failed or new_process:
@@ -204,13 +202,6 @@ class Actuator:
                 self._control.unload(model)
         self._load(model, None, new_process=True, config=config)
         self.owed.remove(model)
-
-    def _unload(self, model: str, await_end: bool) -> None:
-        self._control.unload(model)
-        if await_end:
-            # Running requests may take longer than this; that is no failure.
-            with contextlib.suppress(ShapeshiftError):
-                self._control.wait_unloaded(model, timeout_s=_UNLOAD_S)
 
     def _load(self, model: str, bin_: int | None, new_process: bool, config: dict[str, Any] | None = None) -> None:
         config = config or self._config(model)

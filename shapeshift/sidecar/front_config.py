@@ -19,14 +19,14 @@ from shapeshift.triton.names import split, worker_front
 # The bin of a worker that holds all engines.
 ALL_BINS = 0
 # Settings that are numbers of workers: the nodes of a fleet may differ in them.
-_COUNTS = ("workers", "min_workers", "max_workers", "pool_workers")
+_COUNTS = ("workers", "min_workers", "max_workers")
 
 
 @dataclass(frozen=True)
 class Front:
     """A front and its configuration. In a fleet it is all front models of its name, one on each of some nodes.
 
-    models: their qualified names. workers, min_workers, max_workers, pool_workers: sums over the nodes. answers: the
+    models: their qualified names. workers, min_workers, max_workers: sums over the nodes. answers: the
     version of its engines' answers, which may be mixed where it is the same. placement_reason: why `make engines` chose
     the placement. edges: longest text of each bin, tokens, ascending.
     weights: expected share of the texts in each bin before any traffic, summing to 1. service_ms: time of one text of
@@ -39,7 +39,6 @@ class Front:
     workers: int = 0
     min_workers: int = 1
     max_workers: int = 0
-    pool_workers: int = 0
     answers: str = ""
     placement_reason: str = ""
     edges: tuple[int, ...] = ()
@@ -71,8 +70,7 @@ class Front:
     @property
     def is_scaled(self) -> bool:
         """Whether the number of workers follows the tail latency."""
-        has_target = self.has_workers and self.settings.slo_ms > 0 and not self.settings.worker_pool
-        return has_target and self.max_workers > self.min_workers
+        return self.has_workers and self.settings.slo_ms > 0 and self.max_workers > self.min_workers
 
     def worker_number(self, model: str) -> int | None:
         """The number of a worker model of this front; None for any other model."""
@@ -95,7 +93,6 @@ def read_front(name: str, parameters: Mapping[str, str]) -> Front:
         workers=serving.workers,
         min_workers=max(1, serving.min_workers),
         max_workers=serving.max_workers or serving.workers,
-        pool_workers=serving.pool_workers,
         answers=parameters.get("answers_version", ""),
         placement_reason=generated.placement_reason,
     )

@@ -99,7 +99,6 @@ def _front(
         "placement": front.settings.placement,
         "placement_reason": front.placement_reason,
         "slo_ms": front.settings.slo_ms,
-        "pool": front.settings.worker_pool,
         "workers": sum(worker.is_ready for worker in server.workers.get(front.name, ())),
         "texts_per_s": round(traffic.offered / traffic.seconds, 2),
         "requests_per_s": round(traffic.answered / traffic.seconds, 2),

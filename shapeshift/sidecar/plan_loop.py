@@ -13,12 +13,11 @@ from shapeshift.sidecar.actuate import Actuator
 from shapeshift.sidecar.front_config import ALL_BINS, Front
 from shapeshift.sidecar.journal import Journal
 from shapeshift.sidecar.observe import MetricsPage
-from shapeshift.sidecar.policy import decide, plan, pools
-from shapeshift.sidecar.policy.decide import Decision
+from shapeshift.sidecar.policy import decide, plan
+from shapeshift.sidecar.policy.decide import Decision, FrontPeriod
 from shapeshift.sidecar.policy.front_state import FrontState
 from shapeshift.sidecar.policy.moves import Action, at_start, batches, under_load
-from shapeshift.sidecar.policy.pools import FrontPeriod
-from shapeshift.sidecar.policy.spare import in_order, slot
+from shapeshift.sidecar.policy.spare import in_order
 from shapeshift.sidecar.servers import ModelReader
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.sidecar.workers import ServerModels, Worker
@@ -72,62 +71,54 @@ class PlanLoop:
             self._journal.log("server", "server", "answers again")
         for model, problem in server.problems.items():
             self._journal.log_once("config", model, problem, logging.WARNING)
-        for group in pools.group_fronts(server.fronts.values()):
-            for front in group:
-                if front.name in self._fronts:
-                    self._fronts[front.name].follow(front, server)
-            # Soon it is known whether these nodes are gone: until then, only what exists is kept up.
-            adopted = not server.pending and self._adopt(group, server)
-            # At most one of these per step: the next step reads the result.
-            if not adopted and not self._restore(group, server) and not server.pending:
-                self._plan_or_scale(group, server, page)
+        for front in server.fronts.values():
+            if front.has_workers:
+                self._step_front(front, server, page)
         self._answered = server.nodes
         fronts = [model for front in server.fronts.values() for model in front.models]
         ready = [worker.name for workers in server.workers.values() for worker in workers if worker.is_ready]
         return frozenset([*fronts, *ready])
 
-    def _adopt(self, group: Sequence[Front], server: ServerModels) -> bool:
-        """Take over new fronts: keep the workers that are loaded, or load the first plan. Whether there was any."""
-        new = [front for front in group if front.name not in self._fronts]
-        loaded = {front.name: _bins(server.workers[front.name]) for front in group}
-        used = {name: set(bins) for name, bins in loaded.items()}
-        adopted = False
-        shares = pools.initial_shares(group, server)
-        for front in new:
-            current = loaded[front.name]
-            others = {slot(other, worker) for other in group if other is not front for worker in used[other.name]}
-            spare = in_order(front, _spare(server.workers[front.name]), current, others)
-            workers, problem = pools.within_limits(front, shares[front.name], len(server.workers[front.name]))
-            if problem:
-                self._journal.log_once("config", front.name, problem, logging.WARNING)
-            decision = Decision((), (), "keeps the loaded workers")
-            if not current and workers and not (len(group) > 1 and any(loaded.values())):
-                decision = decide.first_plan(front, workers, spare)
-            elif 0 < len(current) < min(front.min_workers, workers):
-                decision = decide.complete_plan(front, current, min(front.min_workers, workers), spare)
-            if not self._is_allowed(front, decision):
-                continue
-            adopted = True
-            state = self._fronts[front.name] = FrontState(dict(current))
-            state.follow(front, server)
-            state.replan = ""
-            # Including workers whose load fails: `_restore` tries them again.
-            state.target |= {action.worker: action.bin for action in decision.actions}
-            used[front.name] |= state.target.keys()
-            if not decision.counts:
-                counts = plan.counts_of(front, current) if front.is_binned else (len(current),)
-                decision = Decision((), counts, decision.reason)
-            self._apply(front, decision, at_start(len(front.nodes)), keep_going=True)
-            state.plan_page = state.scale_page = self._page()
-        return adopted
+    def _step_front(self, front: Front, server: ServerModels, page: MetricsPage | None) -> None:
+        """At most one of these is done: the next step reads the result."""
+        state = self._fronts.get(front.name)
+        if state is None:
+            # Soon it is known whether the pending nodes are gone: until then, only what exists is kept up.
+            if not server.pending:
+                self._adopt(front, server)
+            return
+        state.follow(front, server)
+        if not self._restore(front, state, server) and not server.pending and page is not None:
+            self._plan_or_scale(front, state, server, page)
 
-    def _restore(self, group: Sequence[Front], server: ServerModels) -> bool:
+    def _adopt(self, front: Front, server: ServerModels) -> None:
+        """Take over a new front: keep the workers that are loaded, or load the first plan."""
+        models = server.workers[front.name]
+        current = _bins(models)
+        spare = in_order(_spare(models), current)
+        workers, problem = decide.within_limits(front, front.workers, len(models))
+        if problem:
+            self._journal.log_once("config", front.name, problem, logging.WARNING)
+        decision = Decision((), (), "keeps the loaded workers")
+        if not current and workers:
+            decision = decide.first_plan(front, workers, spare)
+        elif 0 < len(current) < min(front.min_workers, workers):
+            decision = decide.complete_plan(front, current, min(front.min_workers, workers), spare)
+        if not self._is_allowed(front, decision):
+            return
+        state = self._fronts[front.name] = FrontState(dict(current))
+        state.follow(front, server)
+        state.replan = ""
+        # Including workers whose load fails: `_restore` tries them again.
+        state.target |= {action.worker: action.bin for action in decision.actions}
+        if not decision.counts:
+            counts = plan.counts_of(front, current) if front.is_binned else (len(current),)
+            decision = Decision((), counts, decision.reason)
+        self._apply(front, decision, at_start(len(front.nodes)), keep_going=True)
+        state.plan_page = state.scale_page = self._page()
+
+    def _restore(self, front: Front, state: FrontState, server: ServerModels) -> bool:
         """Load workers that should be loaded and are not, e.g. after a server restart. Whether anything was done."""
-        adopted = [front for front in group if front.name in self._fronts]
-        done = [self._restore_front(front, self._fronts[front.name], server) for front in adopted]
-        return any(done)
-
-    def _restore_front(self, front: Front, state: FrontState, server: ServerModels) -> bool:
         workers = {worker.name: worker for worker in server.workers[front.name]}
         restarted = server.nodes - self._answered
         for worker in workers.values():
@@ -159,40 +150,28 @@ class PlanLoop:
         self._reader.forget(*(action.worker for action in actions))
         return True
 
-    def _plan_or_scale(self, group: Sequence[Front], server: ServerModels, page: MetricsPage | None) -> None:
-        """Plan if a period is over; otherwise scale each front whose scaling period is over."""
-        fronts = [front for front in group if front.name in self._fronts]
-        if page is None or not fronts:
-            return
-        for front in fronts:
-            state = self._fronts[front.name]
-            state.plan_page = state.plan_page or page
-            state.scale_page = state.scale_page or page
-        states = [self._fronts[front.name] for front in fronts]
-        starved = len(fronts) > 1 and any(state.is_new and not state.target for state in states)
-        if starved or any(state.replan or self._plan_is_due(state, page) for state in states):
-            self._plan(fronts, server, page)
+    def _plan_or_scale(self, front: Front, state: FrontState, server: ServerModels, page: MetricsPage) -> None:
+        """Plan if a period is over; otherwise scale the front if its scaling period is over."""
+        state.plan_page = state.plan_page or page
+        state.scale_page = state.scale_page or page
+        if state.replan or self._plan_is_due(state, page):
+            self._plan(front, state, server, page)
         else:
-            for front in fronts:
-                self._scale(front, server, page)
+            self._scale(front, server, page)
 
-    def _plan(self, fronts: Sequence[Front], server: ServerModels, page: MetricsPage) -> None:
-        periods = [self._period(front, server.workers[front.name], page) for front in fronts]
-        pooled = bool(fronts[0].settings.worker_pool)
-        for front, decision in decide.decide_group(periods):
-            state = self._fronts[front.name]
-            decision = replace(decision, reason="; ".join(filter(None, (state.replan, decision.reason))))
-            size = under_load(len(state.target))
-            if self._is_allowed(front, decision):
-                if state.replan:
-                    # Including workers whose load fails: `_restore` tries them again.
-                    state.target |= {action.worker: action.bin for action in decision.actions if action.kind == "load"}
-                self._apply(front, decision, size, keep_going=bool(state.replan), release_first=pooled)
-                state.replan = ""
-            elif state.replan:
-                continue
-            state.last_plan_page, state.plan_page = state.plan_page, self._page()
-            state.is_new = False
+    def _plan(self, front: Front, state: FrontState, server: ServerModels, page: MetricsPage) -> None:
+        decision = decide.decide_period(self._period(front, server.workers[front.name], page))
+        decision = replace(decision, reason="; ".join(filter(None, (state.replan, decision.reason))))
+        size = under_load(len(state.target))
+        if self._is_allowed(front, decision):
+            if state.replan:
+                # Including workers whose load fails: `_restore` tries them again.
+                state.target |= {action.worker: action.bin for action in decision.actions if action.kind == "load"}
+            self._apply(front, decision, size, keep_going=bool(state.replan))
+            state.replan = ""
+        elif state.replan:
+            return
+        state.last_plan_page, state.plan_page = state.plan_page, self._page()
 
     def _period(self, front: Front, models: Sequence[Worker], page: MetricsPage) -> FrontPeriod:
         """What the front has and did since the last plan; since the plan before, if the last one is recent."""
@@ -217,7 +196,7 @@ class PlanLoop:
             state.fast_since = before.at
         fast_since_s = 0.0 if state.fast_since is None else page.at - state.fast_since
         alive = {worker for worker in state.target if observe.was_alive(worker, before, page)}
-        spare = in_order(front, _spare(server.workers[front.name]), state.target, ())
+        spare = in_order(_spare(server.workers[front.name]), state.target)
         action, reason = decide.decide_scaling(front, traffic, fast_since_s, state.target, spare, alive)
         if action is None:
             if not reason.startswith("p98"):
@@ -241,19 +220,12 @@ class PlanLoop:
         self._journal.log_once("plan", front.name, text)
         return False
 
-    def _apply(
-        self, front: Front, decision: Decision, size: int, keep_going: bool = False, release_first: bool = False
-    ) -> None:
+    def _apply(self, front: Front, decision: Decision, size: int, keep_going: bool = False) -> None:
         self._journal.log("plan", front.name, f"{decision.reason}: {_format(decision.actions)}")
         self._journal.record_plan(front.name, decide.report_entry(front, decision))
         if not decision.actions:
             return
-        outcome = self._actuator.apply(
-            batches(decision.actions, size, release_first),
-            keep_going,
-            await_unloads=release_first,
-            interrupted=self._is_outdated,
-        )
+        outcome = self._actuator.apply(batches(decision.actions, size), keep_going, interrupted=self._is_outdated)
         # What is still being loaded counts as loaded: if that fails, `_restore` tries it again.
         self._record(front, (*outcome.done, *outcome.begun))
         if outcome.failed:

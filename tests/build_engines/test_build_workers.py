@@ -100,7 +100,6 @@ def test_initial_bins_and_histogram_of_the_sidecar(make: Make, tmp_path: Path) -
         ({"max_workers": 5}, "2", "5"),
         ({"min_workers": 3}, "3", "3"),
         ({"workers": 4}, "4", "4"),
-        ({"workers": 1, "worker_pool": "cpu", "pool_workers": 3}, "1", "3"),
     ],
 )
 def test_how_many_workers(make: Make, tmp_path: Path, parameters: dict[str, object], count: str, most: str) -> None:
@@ -151,8 +150,6 @@ def test_auto_with_workers_depends_on_memory(make: Make, tmp_path: Path) -> None
         ({"placement": "resident", "workers": 3, "max_workers": 2}, "max_workers: got 2; 0, or at least workers (3)"),
         ({"placement": "resident", "workers": 2, "min_workers": 3}, "min_workers: got 3; 0 to 2, the most workers"),
         ({"placement": "resident", "workers": 257}, "workers: got 257; 0 to 256"),
-        ({"placement": "resident", "pool_workers": 2}, "pool_workers: got 2; at least 1 with a worker_pool, 0 without"),
-        ({"placement": "resident", "worker_pool": "a", "pool_workers": 300}, "at most the maximum number of workers"),
         ({"placement": "resident", "worker_of": "encode"}, "worker_of: got 'worker_of'; unknown parameter"),
     ],
 )
@@ -165,7 +162,7 @@ def test_invalid_placements_are_named(make: Make, tmp_path: Path, parameters: di
 def test_failed_placement_keeps_the_previous_folders(make: Make, tmp_path: Path) -> None:
     make(placement="resident", workers=1)
     before = folders(tmp_path), generated_parameters(tmp_path)
-    assert make(placement="resident", worker_pool="a", pool_workers=300)[0] == 1
+    assert make(placement="resident", workers=257)[0] == 1
     assert (folders(tmp_path), generated_parameters(tmp_path)) == before
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shapeshift.cli import sidecar
 from shapeshift.sidecar import actuate, health, plan_loop, run_files
-from shapeshift.sidecar.policy import plan, pools
+from shapeshift.sidecar.policy import decide, plan
 from shapeshift.sidecar.settings import SidecarSettings
 from tests.docs.docs_pages import PROJECT, code, prose, table
 
@@ -33,7 +33,7 @@ def test_numbers_are_those_of_the_code() -> None:
         f"in {limits.silent} scrapes there was no heartbeat",
         f"every {own.plan_period_s:g} s",
         f"every {plan_loop.SCALE_PERIOD_S:g} s",
-        f"fewer than {pools.MIN_TEXTS} texts",
+        f"fewer than {decide.MIN_TEXTS} texts",
         f"better by {100 * plan.MIN_GAIN:g}%",
         f"at {100 * plan.ASSUMED_UTILIZATION:g}% of the greatest load",
         f"after {actuate.LOAD_TIMEOUT_S / 60:g} minutes it counts as failed",

@@ -58,9 +58,6 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
     ({"workers": 3, "min_workers": 6, "max_workers": 5}, "min_workers: got 6; 0 to 5"),
     ({"workers": 3, "max_workers": 3}, ""),
     ({"workers": 3, "max_workers": 2}, r"max_workers: got 2; 0, or at least workers \(3\)"),
-    ({"worker_pool": "p", "pool_workers": 1}, ""),
-    ({"worker_pool": "p", "pool_workers": 0}, "pool_workers: got 0; at least 1 with a worker_pool"),
-    ({"worker_pool": "", "pool_workers": 1}, "pool_workers: got 1; at least 1 with a worker_pool, 0 without"),
     ({"placement": "partitioned", "slo_ms": 0.01}, ""),
     ({"placement": "partitioned", "slo_ms": 0.0}, "slo_ms: got 0.0; above 0 with placement partitioned"),
 ]

@@ -292,21 +292,6 @@ def test_the_workers_of_each_front_start_evenly_on_the_nodes() -> None:
     assert [case.on(node) for node in NODES] == [2, 2, 2]
 
 
-def test_two_fronts_share_a_pool_over_all_nodes_with_a_floor_for_each() -> None:
-    changes = {"worker_pool": "cpu", "pool_workers": 4, "workers": 2, "min_workers": 1, "max_workers": 4}
-    case = Case(**{node: node_server("enc", "rank", **changes) for node in NODES})
-    case.step(2)
-    assert (len(case.bins()), len(case.bins("rank"))) == (6, 6)
-    case.period(a_enc=SHORT, b_enc=SHORT)
-    assert len(case.bins()) + len(case.bins("rank")) == 12
-    assert len(case.bins("rank")) == 3
-    # No device has two workers, and no node more than its share.
-    held = [worker.replace("rank", "enc") for worker in (*case.bins(), *case.bins("rank"))]
-    assert len(set(held)) == 12
-    case.period(c_rank=SHORT, a_rank=SHORT)
-    assert (len(case.bins()), len(case.bins("rank"))) == (3, 9)
-
-
 def test_a_frozen_fleet_is_planned_for_when_it_thaws(case: Case) -> None:
     case.servers["d"] = node_server()
     case.blocked = "frozen"

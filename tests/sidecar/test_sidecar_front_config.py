@@ -22,7 +22,6 @@ def test_bounds_default_to_the_workers() -> None:
     assert (front().min_workers, front().max_workers, front().is_scaled) == (4, 4, False)
     scaled = front(min_workers=2, max_workers=6)
     assert (scaled.min_workers, scaled.max_workers, scaled.is_scaled) == (2, 6, True)
-    assert not front(min_workers=2, max_workers=6, worker_pool="p", pool_workers=6).is_scaled
 
 
 def test_a_front_without_workers_needs_nothing() -> None:
@@ -48,7 +47,6 @@ def test_worker_names() -> None:
         ({"placement": "auto"}, "placement"),
         ({"min_workers": 5}, "min_workers"),
         ({"max_workers": 3, "min_workers": 1}, "max_workers"),
-        ({"worker_pool": "p"}, "pool_workers"),
         ({"allocation": "best"}, "allocation"),
         ({"curve": "straight"}, "curve"),
         ({"bin_edges": ""}, "bin_edges"),

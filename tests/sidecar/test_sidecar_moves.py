@@ -61,14 +61,6 @@ def test_the_least_busy_worker_of_a_bin_is_released() -> None:
     assert action == Action("unload", "enc_w01", before=512)
 
 
-def test_releases_come_first_in_a_pool() -> None:
-    current = {"enc_w00": 512, "enc_w01": 512, "enc_w02": 32}
-    planned = [Action("load", "enc_w03", 32), Action("unload", "enc_w00", before=512)]
-    assert [batch[0].kind for batch in batches(planned, 1)] == ["load", "unload"]
-    assert [batch[0].kind for batch in batches(planned, 1, release_first=True)] == ["unload", "load"]
-    assert moves(front(), current, (1, 0, 2), [], {}) == []
-
-
 def test_too_few_spare_workers_are_refused() -> None:
     with pytest.raises(ValueError, match="spare: got 1 workers; must be at least 2"):
         moves(front(), {}, (1, 0, 1), ["enc_w00"], {})

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from shapeshift.sidecar.observe import LENGTHS, Traffic
-from shapeshift.sidecar.policy import decide, plan, pools
+from shapeshift.sidecar.policy import decide, plan
 from tests.sidecar.fakes import EDGES, SERVICE_MS, front
 
 
@@ -177,7 +177,7 @@ def test_workers_with_all_bins_are_only_counted() -> None:
 
 
 def test_missing_worker_models_are_reported() -> None:
-    assert pools.within_limits(front(), 4, 6) == (4, "")
-    workers, problem = pools.within_limits(front(), 4, 2)
+    assert decide.within_limits(front(), 4, 6) == (4, "")
+    workers, problem = decide.within_limits(front(), 4, 2)
     assert workers == 2
     assert "4 workers are needed, but there are only 2 worker models; run `shapeshift engines`" in problem

@@ -346,26 +346,6 @@ def test_a_front_that_was_slow_in_between_is_fast_from_then_on_only() -> None:
     assert counts == [3] * 8 + [2] * 2
 
 
-def test_a_pool_moves_workers_to_the_busy_front() -> None:
-    server = FakeServer()
-    for name in ("busy", "calm"):
-        server.add_front(name, worker_pool="cpu", pool_workers=6, workers=3, min_workers=1, max_workers=6)
-    case = Case(server)
-    case.step()
-    assert [len(server.bins(name)) for name in ("busy", "calm")] == [3, 3]
-    case.step()
-    server.calls.clear()
-    case.totals["calm"] = {"lengths": {32.0: 100.0, 128.0: 0.0, 512.0: 0.0}}
-    case.period(front="busy", lengths={32.0: 40_000.0, 512.0: 3_500.0})
-    shares = [len(server.bins(name)) for name in ("busy", "calm")]
-    assert sum(shares) == 6
-    assert shares[0] > 3
-    kinds = [kind for kind, name, _ in server.calls if name not in {"busy_w00", "busy_w01", "busy_w02"}]
-    # The pool never holds more workers than it has.
-    assert kinds.index("unload") < kinds.index("load")
-    assert case.logged("plan busy: pool cpu: ")
-
-
 def test_inline_fronts_are_not_planned_for() -> None:
     server = FakeServer()
     server.files["encode"] = server.loaded["encode"] = {"parameters": {"placement": {"string_value": "inline"}}}

@@ -61,7 +61,7 @@ def placement_parameters(placement: Placement, front: TextFrontConfig, manifest:
     if placement.name == "inline":
         return parameters
     params = front.serving
-    most = max(params.max_workers, placement.workers, params.pool_workers)
+    most = max(params.max_workers, placement.workers)
     if params.min_workers > most or most > MAX_WORKERS:
         raise InvalidInputError("min_workers", params.min_workers, f"at most the maximum number of workers ({most})")
     # The constructor checks the settings again, now with the resolved placement.
@@ -71,7 +71,7 @@ def placement_parameters(placement: Placement, front: TextFrontConfig, manifest:
     shares = [sum(weights[low:high]) for low, high in zip([0, *edges], edges, strict=False)]
     return parameters | {
         "workers": str(placement.workers),
-        "min_workers": str(params.min_workers or (1 if params.worker_pool else placement.workers)),
+        "min_workers": str(params.min_workers or placement.workers),
         "max_workers": str(most),
         "bin_edges": json.dumps(edges),
         "plan_histogram": json.dumps([round(share / sum(shares), 6) for share in shares]),

@@ -105,7 +105,6 @@ def _joined(common: Front, on_nodes: Mapping[str, Front]) -> Front:
         workers=sum(front.workers for front in fronts),
         min_workers=sum(front.min_workers for front in fronts),
         max_workers=sum(front.max_workers for front in fronts),
-        pool_workers=sum(front.pool_workers for front in fronts),
         service_ms=tuple(
             _together(times, fronts) for times in zip(*(front.service_ms for front in fronts), strict=True)
         ),

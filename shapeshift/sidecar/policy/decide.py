@@ -1,6 +1,6 @@
 """What to do about the workers of a front, and why.
 
-One decision takes three steps: `pools.shares` gives the number of workers of the front, `plan.solve` how many of them
+One decision takes three steps: `within_limits` gives the number of workers of the front, `plan.solve` how many of them
 hold each bin, and `moves.moves` the actions that lead there. Between plans, `decide_scaling` adds or releases one
 worker by the tail latency (Arlo, section 4, resource scaling).
 """
@@ -15,10 +15,12 @@ from typing import Any
 from shapeshift.polymorph.policy import autoscale
 from shapeshift.sidecar.front_config import ALL_BINS, Front
 from shapeshift.sidecar.observe import LENGTHS, Traffic
-from shapeshift.sidecar.policy import plan, pools
+from shapeshift.sidecar.policy import plan
 from shapeshift.sidecar.policy.moves import Action, moves, release_order
-from shapeshift.sidecar.policy.pools import FrontPeriod
-from shapeshift.sidecar.policy.spare import in_order, slot
+from shapeshift.sidecar.policy.spare import in_order
+
+# A period with fewer texts than this says too little about their lengths, and changes no plan.
+MIN_TEXTS = 50
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,22 @@ class Decision:
     reason: str
     feasible: bool = True
     expected_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class FrontPeriod:
+    """One front at the end of a period.
+
+    current: the bin of each of its workers; spare: worker models that can be loaded; models: number of its worker
+    models; target: how many workers it should have; 0: as many as now.
+    """
+
+    front: Front
+    current: Mapping[str, int]
+    spare: Sequence[str]
+    traffic: Traffic
+    models: int
+    target: int = 0
 
 
 def first_plan(front: Front, workers: int, spare: Sequence[str]) -> Decision:
@@ -59,20 +77,24 @@ def complete_plan(front: Front, current: Mapping[str, int], workers: int, spare:
     return Decision(loads, counts, f"{len(current)} of {workers} workers were loaded")
 
 
-def decide_group(periods: Sequence[FrontPeriod]) -> list[tuple[Front, Decision]]:
-    """The plan of each front of a group for the next period; fronts that release workers come first."""
-    shared = zip(periods, pools.shares(periods), strict=True)
-    used = {period.front.name: {slot(period.front, worker) for worker in period.current} for period in periods}
-    decisions = []
-    for period, (workers, reason) in sorted(shared, key=lambda entry: entry[1][0] - len(entry[0].current)):
-        front = period.front
-        others = set().union(*(slots for name, slots in used.items() if name != front.name))
-        spare = in_order(front, period.spare, period.current, others)
-        decision = _plan_share(replace(period, spare=spare), workers, reason)
-        for action in decision.actions:
-            (used[front.name].discard if action.kind == "unload" else used[front.name].add)(slot(front, action.worker))
-        decisions.append((front, decision))
-    return decisions
+def within_limits(front: Front, workers: int, models: int) -> tuple[int, str]:
+    """`workers` within the front's limits and its number of worker models, and what is wrong, if anything."""
+    target = min(max(workers, front.min_workers), front.max_workers)
+    if models >= target:
+        return target, ""
+    return models, f"{target} workers are needed, but there are only {models} worker models; run `shapeshift engines`"
+
+
+def decide_period(period: FrontPeriod) -> Decision:
+    """The plan of a front for the next period."""
+    front, current = period.front, period.current
+    workers, reason = within_limits(front, period.target or len(current), period.models)
+    spare = in_order(period.spare, current)
+    workers = min(workers, len(current) + len(spare))
+    if workers < 1:
+        return Decision((), (0,), reason or "no worker can be loaded")
+    decision = next_plan(front, current, workers, spare, period.traffic)
+    return replace(decision, reason=_join(reason, decision.reason))
 
 
 def next_plan(
@@ -94,7 +116,7 @@ def next_plan(
     must_change |= plan.counts_of(front, current)[-1] == 0
     present = plan.counts_of(front, current)
     fixed = front.settings.allocation in ("even", "global")
-    enough = traffic.offered >= pools.MIN_TEXTS
+    enough = traffic.offered >= MIN_TEXTS
     if not (fixed or enough or must_change):
         return Decision((), present, f"{_too_few(traffic)}: the plan stays")
     if fixed or not enough:
@@ -184,15 +206,6 @@ def report_entry(front: Front, decision: Decision) -> dict[str, Any]:
     }
 
 
-def _plan_share(period: FrontPeriod, workers: int, reason: str) -> Decision:
-    """`next_plan` for as many of the `workers` as can be loaded."""
-    workers = min(workers, len(period.current) + len(period.spare))
-    if workers < 1:
-        return Decision((), (0,), reason or "no worker can be loaded")
-    decision = next_plan(period.front, period.current, workers, period.spare, period.traffic)
-    return replace(decision, reason=_join(reason, decision.reason))
-
-
 def _with_backlog(front: Front, traffic: Traffic, current: Mapping[str, int]) -> tuple[float, ...]:
     waiting = plan.backlog_demand(front, traffic, current)
     return tuple(texts + more for texts, more in zip(plan.observed_demand(front, traffic), waiting, strict=True))
@@ -212,7 +225,7 @@ def _rate(traffic: Traffic) -> str:
 def _too_few(traffic: Traffic) -> str:
     if LENGTHS in traffic.missing:
         return f"no metric {LENGTHS}"
-    return f"{traffic.offered:.0f} texts in {traffic.seconds:.0f} s, fewer than {pools.MIN_TEXTS}"
+    return f"{traffic.offered:.0f} texts in {traffic.seconds:.0f} s, fewer than {MIN_TEXTS}"
 
 
 def _expected(mean_ms: float | None, before: float | None = None) -> str:

@@ -15,12 +15,11 @@ class FrontState:
     """One front. target: the bin that each worker should hold; plan_page, scale_page: start of the present periods;
     last_plan_page: start of the last plan's period.
 
-    is_new: the front has not been planned for yet together with the other fronts of its pool. replan: why it is planned
-    before its period is over. nodes: those whose workers the plan takes into account; seen: all that had the front.
+    replan: why it is planned before its period is over. nodes: those whose workers the plan takes into account; seen:
+    all that had the front.
     """
 
     target: dict[str, int] = field(default_factory=dict)
-    is_new: bool = True
     plan_page: MetricsPage | None = None
     last_plan_page: MetricsPage | None = None
     scale_page: MetricsPage | None = None

@@ -82,23 +82,16 @@ def release_order(loaded: Collection[str], workers: Collection[str] | None = Non
     return sorted(loaded if workers is None else workers, key=lambda worker: (-held[split(worker)[0]], worker))
 
 
-def batches(actions: Sequence[Action], size: int, release_first: bool = False) -> Iterator[list[Action]]:
-    """The actions in the order in which to apply them, at most `size` at once: loads, changes, unloads.
-
-    release_first: unloads come first, because the loaded workers need what the unloaded ones free.
-    """
-    unloads = [[action] for action in actions if action.kind == "unload"]
+def batches(actions: Sequence[Action], size: int) -> Iterator[list[Action]]:
+    """The actions in the order in which to apply them, at most `size` at once: loads, changes, unloads."""
     loads = sorted((action for action in actions if action.kind == "load"), key=lambda action: -action.bin)
-    if release_first:
-        yield from unloads
     for start in range(0, len(loads), size):
         yield loads[start : start + size]
     changes = [action for action in actions if action.kind == "change"]
     pairs = [(index, action.bin) for index, action in enumerate(changes)]
     for part in replace.batches(pairs, [action.before for action in changes], size):
         yield [changes[index] for index, _ in part]
-    if not release_first:
-        yield from unloads
+    yield from ([action] for action in actions if action.kind == "unload")
 
 
 def _changes(

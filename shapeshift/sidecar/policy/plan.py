@@ -27,13 +27,12 @@ MIN_GAIN = 0.01
 class Solution:
     """Workers by bin, for one demand.
 
-    mean_ms: expected mean latency, None without demand. busy_workers: how many workers the demand keeps busy.
-    feasible: whether all of the demand is served within the latency objective. reason: what is wrong, else empty.
+    mean_ms: expected mean latency, None without demand. feasible: whether all of the demand is served within the
+    latency objective. reason: what is wrong, else empty.
     """
 
     counts: tuple[int, ...]
     mean_ms: float | None
-    busy_workers: float
     feasible: bool
     reason: str
 
@@ -104,7 +103,6 @@ def solve(front: Front, workers: int, demand: Sequence[float]) -> Solution:
     return Solution(
         counts=result.counts,
         mean_ms=result.objective / total if total > 0 else None,
-        busy_workers=_busy_workers(front, problem, result.counts),
         feasible=result.feasible,
         reason="; ".join(reasons),
     )
@@ -159,11 +157,6 @@ def format_demand(front: Front, demand: Sequence[float]) -> str:
 def warm_up() -> None:
     """Load the solver, so that the first plan does not wait for it."""
     allocate(Problem(2, (1.0, 1.0), (2.0, 2.0), (Clamped(1.0), Clamped(1.0))))
-
-
-def _busy_workers(front: Front, problem: Problem, counts: Sequence[int]) -> float:
-    served = problem.served(counts)
-    return sum(texts * service for texts, service in zip(served, front.service_ms, strict=True)) / horizon_ms(front)
 
 
 def _shortage(front: Front, workers: int, theta: float) -> str:
