@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import json
 import os
-import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -474,12 +473,9 @@ def test_register_select_and_list(
     served = candidates.serving(tmp_path / "candidates", "coin").candidate
     assert served.latency_ms <= below
     capsys.readouterr()
-    assert main(["cascade", "list", "--dir", folder, "--reliability"]) == 0
+    assert main(["cascade", "list", "--dir", folder]) == 0
     listed = capsys.readouterr().out
     assert "task coin" in listed and f"* {served.name}" in listed and "accuracy at least" in listed
-    # Four of the eight texts were held out, for each of the two models.
-    counts = [int(line.split()[3]) for line in listed.splitlines() if re.match(r" +\d\.\d\d to ", line)]
-    assert sum(counts) == 8
 
 
 def test_register_refuses(two_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
