@@ -30,7 +30,7 @@ from pathlib import Path
 from bench.common.cells import Cells
 from bench.common.output import FOLDER, Output, name_of_parts, parser, program
 from bench.common.server import loaded_server
-from bench.fused_decode import bound, report
+from bench.fused_decode import report
 from bench.fused_decode.loads import PROMPT, Answers, Load, LoadGenerator, figures
 from bench.fused_decode.report import ALONE, OURS
 from bench.fused_decode.served import GENERATE, GENERATE_UNARY, TritonStreams, TritonUnary, publish
@@ -120,7 +120,6 @@ def main() -> int:
     # The budget is that of the loads.
     budgets = {"loads": scale.budget_s, "beams": math.inf}
     cells = {part: Cells(figures, options.seed, budgets[part]) for part in options.parts}
-    machine = bound.measure(options.precision)
     memory: dict[str, tuple[float, float]] = {}
     for part in options.parts:
         with ExitStack() as stack:
@@ -131,17 +130,14 @@ def main() -> int:
             systems = {name: worker.replay for name, worker in workers.items()}
             run(cells[part], loads, scale, {**systems, **serve(stack, model, scale.systems, options.precision)})
             memory = {name: worker.memory_mb() for name, worker in workers.items()}
-    limits = report.Limits(
-        machine.best_of(bound.measure(options.precision)), bound.Model.read(model), options.precision
-    )
-    rows = [row for one in cells.values() for row in report.ratios(one, limits)]
-    output.say("\n".join([f"\n{limits}", *(one.tables() for one in cells.values())]))
+    rows = [row for one in cells.values() for row in report.ratios(one)]
+    output.say("\n".join(one.tables() for one in cells.values()))
     output.table(f"ours over others, {options.precision}", rows)
     for name, (now, most) in memory.items():
         output.say(f"memory of the process of {name}: {now:.0f} MiB, at most {most:.0f} MiB")
     output.say(f"took {time.monotonic() - start_s:.0f} s")
     records = [row for one in cells.values() for row in one.records()]
-    output.data |= {"machine": vars(limits.machine), "cells": records, "ratios": rows}
+    output.data |= {"cells": records, "ratios": rows}
     output.data["memory_mb"] = memory
     output.save()
     return 0
