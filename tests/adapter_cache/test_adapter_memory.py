@@ -155,24 +155,23 @@ def test_the_time_of_a_load_is_in_milliseconds(make_cache: Callable[..., FakeLoa
 
 
 def test_gaps_are_found() -> None:
-    reserve = Reserve(200, 400)
+    spans: dict[str, Span] = {}
+    reserve = Reserve(200, 400, spans)
     assert reserve.find_gap(200) is None, "the reserve begins at a multiple of the alignment"
     assert reserve.find_gap(176) == Span(224, 176)
-    reserve.put("a", Span(224, 40))
-    reserve.put("b", Span(320, 10))
+    spans |= {"a": Span(224, 40), "b": Span(320, 10)}
     assert reserve.find_gap(32) == Span(288, 32)
     assert reserve.find_gap(33) == Span(352, 33)
     assert reserve.find_gap(49) is None
     reserve.check_integrity()
-    reserve.remove("a")
+    assert reserve.find_gap(40, moving="a") == Span(224, 40)
+    del spans["a"]
     assert reserve.find_gap(96) == Span(224, 96)
     assert reserve.names == ["b"]
 
 
 def test_overlaps_are_detected() -> None:
-    reserve = Reserve(64, 256)
-    reserve.put("a", Span(64, 64))
-    reserve.put("b", Span(96, 32))
+    reserve = Reserve(64, 256, {"a": Span(64, 64), "b": Span(96, 32)})
     with pytest.raises(AssertionError, match="overlaps"):
         reserve.check_integrity()
 

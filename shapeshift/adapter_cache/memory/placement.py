@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,16 +55,17 @@ class Span:
 
 
 class Reserve:
-    """Which adapter is where in the elements `first` to `end` - 1, which are for adapters alone."""
+    """The elements `first` to `end` - 1, which are for adapters alone. spans: of all adapters, those in blocks too."""
 
-    def __init__(self, first: int, end: int) -> None:
+    def __init__(self, first: int, end: int, spans: Mapping[str, Span]) -> None:
         self._first, self._end = _aligned(first), end
-        self._spans: dict[str, Span] = {}
+        self._spans = spans
 
     @property
     def names(self) -> list[str]:
-        """The names, by position."""
-        return sorted(self._spans, key=lambda name: self._spans[name].start)
+        """The adapters in it, by position."""
+        names = (name for name, span in self._spans.items() if span.run is None)
+        return sorted(names, key=lambda name: self._spans[name].start)
 
     @property
     def size(self) -> int:
@@ -74,32 +75,26 @@ class Reserve:
     @property
     def free(self) -> int:
         """Free elements, in any number of gaps. Any thread."""
-        return self.size - sum(_aligned(span.length) for span in list(self._spans.values()))
+        return self.size - sum(_aligned(span.length) for span in list(self._spans.values()) if span.run is None)
 
-    def find_gap(self, length: int) -> Span | None:
-        """The first gap of `length` elements."""
+    def find_gap(self, length: int, moving: str = "") -> Span | None:
+        """The first gap of `length` elements. moving: an adapter whose place counts as free."""
         at = self._first
         for name in self.names:
             span = self._spans[name]
+            if name == moving:
+                continue
             if span.start - at >= length:
                 break
             at = _aligned(span.end)
         return Span(at, length) if at + length <= self._end else None
-
-    def put(self, name: str, span: Span) -> None:
-        """`name` lies at `span` from now on."""
-        self._spans[name] = span
-
-    def remove(self, name: str) -> None:
-        """Free the span of `name`."""
-        del self._spans[name]
 
     def check_integrity(self) -> None:
         """Raise AssertionError if two spans overlap, or one is outside the reserve."""
         at = self._first
         for name in self.names:
             span = self._spans[name]
-            assert span.run is None and span.length > 0, f"{name} is misplaced"
+            assert span.length > 0, f"{name} is misplaced"
             assert at <= span.start and span.start % ALIGNMENT == 0, f"{name} overlaps another"
             at = span.end
         assert at <= self._end, "the reserve overflows"
@@ -123,11 +118,11 @@ class Placement:
     def __init__(self, memory: SharedMemory, table: AdapterTable, rule: RankedEviction) -> None:
         self.version = 0
         self.clock = 0.0
-        self.reserve = Reserve(memory.pool.count * memory.block_elements, memory.buffer.numel())
+        self._spans: dict[str, Span] = {}
+        self.reserve = Reserve(memory.pool.count * memory.block_elements, memory.buffer.numel(), self._spans)
         self.element_bytes = memory.buffer.element_size()
         self._memory = memory
         self._pool = memory.pool
-        self._spans: dict[str, Span] = {}
         self._table = table
         self._rule = rule
         self.evictions = {
@@ -206,8 +201,6 @@ class Placement:
     def place(self, adapter: Adapter, span: Span) -> torch.Tensor:
         """Put `adapter` at `span`, which `find` has found; returns its memory."""
         self._spans[adapter.name] = span
-        if span.run is None:
-            self.reserve.put(adapter.name, span)
         adapter.places = shifted(adapter.relative, span.start)
         return self._memory.buffer[span.start : span.end]
 
@@ -221,16 +214,13 @@ class Placement:
     def remove(self, adapter: Adapter) -> None:
         """Free the space of `adapter`, which has not been used."""
         span = self._spans.pop(adapter.name)
-        if span.run is None:
-            self.reserve.remove(adapter.name)
-        else:
+        if span.run is not None:
             self._pool.give_back(span.run.start, span.run.count)
         adapter.state, adapter.places = ABSENT, None
 
     def check_integrity(self) -> None:
         """Raise AssertionError if places, blocks and states contradict each other."""
         self.reserve.check_integrity()
-        assert {name for name in self if not self.run_blocks(name)} == set(self.reserve.names), "a span is lost"
         runs = sum(map(self.run_blocks, self))
         assert runs == self._pool.borrowed, f"adapters have {runs} blocks, {self._pool.borrowed} are lent"
         assert runs <= self._pool.count - self._memory.text_blocks, "adapters leave too few blocks for one text"
@@ -277,13 +267,10 @@ class Placement:
             adapter, span = self._table[name], self._spans[name]
             if adapter.state != READY:
                 continue
-            self.reserve.remove(name)
-            gap = self.reserve.find_gap(span.length)
+            gap = self.reserve.find_gap(span.length, moving=name)
             assert gap is not None, "the old span is free"
             if gap.start != span.start:
                 # A copy: the old and the new span may overlap.
                 weights = self._memory.buffer[span.start : span.end].clone()
                 self.version += 1
                 self.place(adapter, gap).copy_(weights)
-            else:
-                self.reserve.put(name, span)
