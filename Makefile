@@ -49,7 +49,7 @@ engines: setup ## compile and verify what model_repository/*/config.pbtxt asks f
 	@$(BIN)/shapeshift engines $(MODEL_NAMES)
 
 # These choices of `shapeshift serve` want everything built before.
-BUILD_BEFORE := $(filter --strict --external% --repository% --fleet% --print-models,$(ARGS))
+BUILD_BEFORE := $(filter --strict --repository% --fleet% --print-models,$(ARGS))
 
 serve: setup ## start Triton; each front model is built and loaded beside those that serve (MODELS=a,b chooses; ARGS=--strict: all or none)
 	@$(if $(BUILD_BEFORE),$(BIN)/shapeshift engines --keep-going --brief $(MODEL_NAMES))

@@ -34,7 +34,15 @@ COMMANDS = {
 }
 # Option that a former version of a command had: what to do instead, the end of a sentence.
 REMOVED_OPTIONS: dict[str, dict[str, str]] = {
-    "serve": {"--allow-public": "set SHAPESHIFT_ALLOW_PUBLIC=1 in the environment"},
+    "serve": {
+        "--allow-public": "set SHAPESHIFT_ALLOW_PUBLIC=1 in the environment",
+        "--external": "`shapeshift reload --server HOST:PORT MODEL` loads models into a running server",
+    },
+    "engines": {"--store": "copy build/engines to the other machine, where `shapeshift engines` keeps what is current"},
+    "cascade": {
+        "--url": "load further levels with `shapeshift reload` before",
+        "--reliability": "leave it out, the candidate table has the numbers",
+    },
     "sidecar": {
         "--health-period": "leave it out, servers are looked at each second, or as often as they answer",
         "--scale-period": "leave it out, the tail latency is checked every 10 s",

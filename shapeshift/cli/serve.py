@@ -18,20 +18,17 @@ from typing import cast
 from shapeshift import installation, process_log, progress
 from shapeshift.child_process import command_line, environment
 from shapeshift.cli import engines
-from shapeshift.cli.examples import summaries
 from shapeshift.cli.gateway import DEFAULT_PORT, child
 from shapeshift.cli.running import memory
 from shapeshift.cli.served_models import models_to_load, without_misfits
 from shapeshift.cli.sidecar import SidecarProcess
 from shapeshift.cli.stop_signals import stop_event
-from shapeshift.cli.supervisor import FleetNode, Say, Supervisor, with_workers
+from shapeshift.cli.supervisor import FleetNode, Say, Supervisor
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
 from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.triton.embedded.free_ports import on_free_ports
 from shapeshift.triton.embedded.server import ServerEndedError, TritonServer
-from shapeshift.triton.endpoint import tls_from_environment
-from shapeshift.triton.keys import KEY_VARIABLE
 from shapeshift.triton.settings import ServerSettings
 
 DEFAULT_BUILD = Path("build")
@@ -53,11 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}-port", type=int, metavar="PORT", help=f"default: {default}, with --fleet a free one"
         )
     parser.add_argument("--host", default=ServerSettings.host, help="address to bind to (%(default)s)")
-    parser.add_argument(
-        "--external",
-        metavar="HOST:GRPCPORT",
-        help="load the models into a running server instead of starting one",
-    )
     parser.add_argument("--build", type=Path, default=DEFAULT_BUILD, help="folder of generated files (%(default)s)")
     parser.add_argument("--triton", type=Path, metavar="DIR", help="use another server than that of the build folder")
     parser.add_argument("--print-models", action="store_true", help="print the models to load, one a line, and exit")
@@ -102,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     if process_log.is_json(options.log):
         process_log.set_up(options.log, sys.stdout)
     try:
-        return _external(options) if options.external else _embedded(options)
+        return _embedded(options)
     except ServerEndedError as error:
         sys.stderr.write(f"shapeshift serve: {error}\n")
         return 1
@@ -170,7 +162,7 @@ def _builder(options: argparse.Namespace) -> tuple[Callable[[], subprocess.Popen
     # It knows the techniques.
     from shapeshift.build_engines.repository import front_folders
 
-    for name in ("fleet", "external", "repository", "strict"):
+    for name in ("fleet", "repository", "strict"):
         value = getattr(options, name)
         require(not value, f"--{name}", value, "does not go with --engines: run `shapeshift engines` before")
     models = [name.strip() for name in (options.models or "").split(",") if name.strip()]
@@ -203,31 +195,6 @@ def _gateway_port(options: argparse.Namespace) -> int | None:
         return None
     default = DEFAULT_PORT if options.fleet is None else None
     return default if options.gateway_port is None else int(options.gateway_port)
-
-
-def _external(options: argparse.Namespace) -> int:
-    # The gRPC client is slow to import.
-    from shapeshift.triton.control import ModelControl
-
-    for name in ("fleet", "node", "gateway_port", "triton", "backends"):
-        allowed = "does not go with --external: that server runs already, and is no node"
-        require(getattr(options, name) is None, f"--{name.replace('_', '-')}", getattr(options, name), allowed)
-    host, _, port = options.external.rpartition(":")
-    if not host or not port.isdigit():
-        raise InvalidInputError("--external", options.external, "must be HOST:GRPCPORT")
-    repositories = _repositories(options)
-    models = models_to_load(options, repositories)
-    with ModelControl(options.external, os.environ.get(KEY_VARIABLE, ""), tls_from_environment()) as control:
-        _write(f"Triton {control.version()} at {options.external}\n")
-        for model in models:
-            _write(f"loading {model}\n")
-            control.load(model, timeout_s=options.ready_timeout)
-    if with_workers(repositories, models):
-        _write(f"to load their workers: `shapeshift sidecar --server {options.external} --metrics URL`\n")
-    http_port = options.http_port or ServerSettings.http_port
-    addresses = f" --host {host} --http-port {http_port} --grpc-port {port}"
-    _write(f"{summaries(models, repositories)}{_examples(options)}{addresses}\n")
-    return 0
 
 
 def _program() -> str:

@@ -83,6 +83,8 @@ def test_a_full_disk_is_one_line(command: list[str]) -> None:
     ("command", "hint"),
     [
         (["serve", "--host=0.0.0.0", "--allow-public"], "--allow-public is gone: set SHAPESHIFT_ALLOW_PUBLIC=1"),
+        (["serve", "--external", "h:1"], "--external is gone: `shapeshift reload --server HOST:PORT MODEL`"),
+        (["engines", "--store=/mnt"], "--store is gone: copy build/engines to the other machine"),
         (["gateway", "--max-body-mb", "5"], "--max-body-mb is gone: leave it out, bodies have at most 32 MiB"),
         (["sidecar", "--health-period=2"], "--health-period is gone: leave it out"),
         (["fleet", "upgrade", "fleet.toml", "--timeout", "9"], "--timeout is gone: leave it out"),

@@ -165,7 +165,7 @@ def _without_set_up(text: str, server: TritonServer) -> str:
         if made := re.fullmatch(r"make engines MODELS=(\S+)", line):
             line = f"{shapeshift} engines {made[1].replace(',', ' ')}"
         elif served := re.fullmatch(r"make serve MODELS=(\S+)", line):
-            line = f"{shapeshift} serve --external {server.grpc_url} --models {served[1]}"
+            line = f"{shapeshift} reload --server {server.grpc_url} {served[1].replace(',', ' ')}"
         assert not line.startswith("make "), line
         replaced.append(line)
     return "\n".join(replaced)

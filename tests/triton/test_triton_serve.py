@@ -37,9 +37,6 @@ Traces = Callable[[ServerSettings], Callable[[], list[str]]]
         (["--models", "../x"], "model: got"),
         (["--http-port", "8001"], "must differ"),
         (["--repository", "absent"], "no model repository at absent; run `shapeshift engines`"),
-        (["--external", "8001"], "HOST:GRPCPORT"),
-        (["--external", "127.0.0.1:1", "--gateway-port", "9"], "--gateway-port: got 9; does not go with --external"),
-        (["--external", "127.0.0.1:1", "--models", "encode"], "no server answers at 127.0.0.1:1"),
         (["--engines", "--strict"], "--strict: got True; does not go with --engines: run `shapeshift engines` before"),
         (["--engines", "--models", "encoed"], "no model encoed in"),
     ],
@@ -281,28 +278,6 @@ def test_a_closed_pipe_does_not_stop_it(served: Served) -> None:
     assert served.process.poll() is None
     assert served.end(signal.SIGTERM)[0] == 0
     served.process.stdout = None
-
-
-@pytest.mark.server
-def test_loads_into_an_external_server(
-    make_settings: Callable[..., ServerSettings],
-    project: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with TritonServer(make_settings(models=())) as server:
-        server.wait_ready()
-        arguments = ["--external", server.grpc_url, "--repository", str(project / "repository"), "--models", "echo_two"]
-        monkeypatch.delenv("SHAPESHIFT_KEY", raising=False)
-        assert main.main(["serve", *arguments]) == 2
-        assert "SHAPESHIFT_KEY" in capsys.readouterr().err
-        monkeypatch.setenv("SHAPESHIFT_KEY", server.key)
-        assert main.main(["serve", *arguments]) == 0
-        said = capsys.readouterr().out
-        assert "Triton 2." in said
-        assert "\necho_two\nhow to call them: " in said
-        assert said.endswith(f"--host 127.0.0.1 --http-port 8000 --grpc-port {server.settings.grpc_port}\n")
-        assert main.main(["serve", *arguments[:-1], "absent"]) == 2
 
 
 def test_the_models_that_a_front_calls_are_loaded_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
