@@ -23,7 +23,6 @@ from shapeshift.triton.embedded import processes
 from shapeshift.triton.embedded.processes import Stub
 from shapeshift.triton.names import split
 
-_UNLOAD_S = 30.0
 # A load that takes longer has failed: large models on a busy machine take minutes.
 LOAD_TIMEOUT_S = 900.0
 _LOOK_S = 0.2

@@ -31,8 +31,6 @@ _PERIOD_S = 1.0
 # Pause before the next attempt while no server answers.
 _RETRY_S = 0.25
 _JOIN_S = 0.5
-# A node of a fleet that takes longer to answer is late, and left out: the others are looked at each second.
-_NODE_LIMIT_S = 0.8
 
 
 class Sidecar:

@@ -110,10 +110,6 @@ class FakeServer:
             self.calls.append(("unload", name, ""))
             self.loaded.pop(name, None)
 
-    def wait_unloaded(self, name: str, timeout_s: float = 30.0) -> None:
-        self.require_up()
-        assert name not in self.loaded
-
     def index(self, timeout_s: float = 5.0) -> list[ModelState]:
         self.require_up()
         names = sorted({*self.files, *self.loaded})

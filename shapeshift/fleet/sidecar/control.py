@@ -39,10 +39,6 @@ class FleetControl:
         """As `ModelControl.unload`."""
         self._change(name, lambda control, model: control.unload(model, timeout_s))
 
-    def wait_unloaded(self, name: str, timeout_s: float = 60.0) -> None:
-        """As `ModelControl.wait_unloaded`."""
-        self._change(name, lambda control, model: control.wait_unloaded(model, timeout_s))
-
     def config(self, name: str) -> dict[str, Any]:
         """The configuration of the loaded model. Raises ShapeshiftError."""
         control, model = self._find(name)
