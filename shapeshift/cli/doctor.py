@@ -77,7 +77,7 @@ def check(build: Path, triton: Path | None = None) -> list[Finding]:
         *(_cpu(), _precision(), _capacity(), shared_memory(_free(_SHARED_MEMORY)), _gpu(), _disk(build), ports()),
         *(_python(), packages()),
         *(_provider(name) for name in PROVIDERS if name != "emulated"),
-        *(_torch(), _compiler(), _gurobi(), server(triton or build / "triton"), _checkpoints(build), hub(os.environ)),
+        *(_torch(), _compiler(), server(triton or build / "triton"), hub(os.environ)),
     ]
 
 
@@ -251,12 +251,6 @@ def _compiler() -> Finding:
     return Finding("compiler", OK, f"{program}, for the kernels of text generation")
 
 
-def _gurobi() -> Finding:
-    if not importlib.util.find_spec("gurobipy"):
-        return Finding("gurobi", NOTE, "not installed; only a benchmark compares with it")
-    return Finding("gurobi", OK, _version("gurobipy"))
-
-
 def server(triton: Path) -> Finding:
     """The server's files, which `shapeshift setup` unpacks, and the backends of this installation."""
     absent = [name for name in (_SERVER, _BACKEND) if not (triton / name).exists()]
@@ -267,14 +261,6 @@ def server(triton: Path) -> Finding:
     if not installation.BACKENDS.is_dir():
         return Finding("server", MISSING, f"no backends at {installation.BACKENDS}; install shapeshift again")
     return Finding("server", OK, f"{triton}, backends {installation.BACKENDS}")
-
-
-def _checkpoints(build: Path) -> Finding:
-    counts = []
-    for folder in (build / "checkpoints", Path("checkpoints")):
-        held = sum(path.is_dir() for path in folder.iterdir()) if folder.is_dir() else 0
-        counts.append(f"{held} in {folder}")
-    return Finding("checkpoints", OK, ", ".join(counts))
 
 
 def hub(environment: Mapping[str, str]) -> Finding:
