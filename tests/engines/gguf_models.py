@@ -57,11 +57,12 @@ def write(
     architecture: str = "llama",
     seed: int = 0,
     tensors: Mapping[str, np.ndarray[Any, Any]] = {},
+    experts: int = 0,
 ) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
     """Write a model; returns its tensors before they are quantised, by the names of GGUF.
 
     kinds: the type of the tensors whose name has this part, such as attn_q; F32 otherwise. changes, without: values of
-    the metadata, and those that are left out; tensors: further ones.
+    the metadata, and those that are left out; tensors: further ones; experts: of each layer, in place of its MLP.
     """
     writer = GGUFWriter(file, architecture)
     for key, value in {**METADATA, **changes}.items():
@@ -70,7 +71,13 @@ def write(
     chance = np.random.default_rng(seed)
     shapes: dict[str, tuple[int, ...]] = {"token_embd": (len(TOKENS), HIDDEN), "output_norm": (HIDDEN,)}
     for layer in range(LAYERS):
-        shapes |= {f"blk.{layer}.{name}": shape for name, shape in LINEARS.items()}
+        for name, shape in LINEARS.items():
+            if experts and name.startswith("ffn"):
+                shapes[f"blk.{layer}.{name}_exps"] = (experts, *shape)
+            else:
+                shapes[f"blk.{layer}.{name}"] = shape
+        if experts:
+            shapes[f"blk.{layer}.ffn_gate_inp"] = (experts, HIDDEN)
         shapes |= {f"blk.{layer}.{name}": (HIDDEN,) for name in ("attn_norm", "ffn_norm")}
     made: dict[str, np.ndarray[Any, np.dtype[np.float32]]] = {
         f"{name}.weight": (chance.normal(size=shape) * 0.3 + (len(shape) == 1)).astype(np.float32)

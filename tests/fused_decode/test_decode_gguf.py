@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize, quantize
 
 from shapeshift.build_engines.decoding import reference
@@ -23,7 +24,7 @@ from shapeshift.fused_decode.model.formats.levels import of_blocks
 from shapeshift.fused_decode.model.weights import WeightFiles, weight_bytes
 from shapeshift.fused_decode.settings import resolve
 from tests.engines import gguf_models
-from tests.engines.gguf_models import all_linears
+from tests.engines.gguf_models import LINEARS, all_linears
 
 PROMPT = torch.arange(20, 60)
 
@@ -41,7 +42,7 @@ def logits(folder: Path, precision: str, kernel_cache: Path) -> torch.Tensor:
     return model.forward(batch).float().clone()
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "MXFP4"])
 def test_levels_of_blocks_are_the_numbers_of_the_file(kind: str) -> None:
     weight = torch.randn(24, 96, generator=torch.Generator().manual_seed(1))
     stored = GGMLQuantizationType[kind]
@@ -95,6 +96,43 @@ def test_levels_serve_as_they_are(tmp_path: Path, kernel_cache: Path, kind: str,
     entry = tensors.read_index(folder)["model.embed_tokens.weight"]
     head = files.head_levels("model.embed_tokens.weight")
     assert torch.equal(head.weight(), torch.from_numpy(tensors.numbers(folder, entry)))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "MXFP4"])
+def test_each_expert_has_its_part_of_a_tensor_of_all(tmp_path: Path, kernel_cache: Path, kind: str) -> None:
+    count = 3
+    changes = {key.replace("llama.", "olmoe."): value for key, value in gguf_models.METADATA.items() if "llama" in key}
+    norms = {
+        f"blk.{layer}.{name}.weight": np.ones(LINEARS[name.removesuffix("_norm")][0], np.float32)
+        for layer in range(gguf_models.LAYERS)
+        for name in ("attn_q_norm", "attn_k_norm")
+    }
+    experts = {f"{name}_exps": kind for name in LINEARS if name.startswith("ffn")}
+    folder = made(
+        tmp_path,
+        architecture="olmoe",
+        changes={**changes, "olmoe.expert_count": count, "olmoe.expert_used_count": 2},
+        without=tuple(key for key in gguf_models.METADATA if "llama" in key),
+        kinds={**all_linears("Q8_0"), **experts, "token_embd": "Q8_0"},
+        tensors=norms,
+        experts=count,
+    )
+    reader = GGUFReader(tmp_path / "model.gguf")
+    whole = {
+        tensor.name: torch.from_numpy(dequantize(tensor.data, tensor.tensor_type)).view(count, -1)
+        for tensor in reader.tensors
+        if "_exps" in tensor.name
+    }
+    architecture = Architecture.read(folder)
+    files = WeightFiles(folder, architecture)
+    for number in range(count):
+        levels, _ = files.levels(1, f"down.{number}", torch.float32)
+        assert torch.equal(levels.weight().flatten(), whole["blk.1.ffn_down_exps.weight"][number])
+        both, _ = files.levels(1, f"gate_up.{number}", torch.float32)
+        parts = [whole[f"blk.1.ffn_{name}_exps.weight"][number] for name in ("gate", "up")]
+        assert torch.equal(both.weight().flatten(), torch.cat(parts))
+    exact, got = logits(folder, "f32", kernel_cache), logits(folder, "int8", kernel_cache)
+    assert torch.cosine_similarity(exact, got).median() > 0.99
 
 
 def test_a_head_of_other_blocks_is_quantised(tmp_path: Path, kernel_cache: Path) -> None:

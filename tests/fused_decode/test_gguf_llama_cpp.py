@@ -30,6 +30,7 @@ GEMMA = PROJECT / "build" / "checkpoints" / "gemma-3-270m-q4_k_m.gguf"
 FIXED: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": False},
     "smollm3": {"use_sliding_window": False, "no_rope_layer_interval": 4, "num_hidden_layers": 4},
+    "gpt_oss": {"swiglu_limit": 7.0},
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3_text": {"query_pre_attn_scalar": 16, "num_hidden_layers": 7, "layer_types": None},
 }

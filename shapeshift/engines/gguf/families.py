@@ -5,6 +5,7 @@ Facts of each architecture are those of llama.cpp, which writes and reads such f
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -40,6 +41,11 @@ _LAYERS = {
 _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 """Tensors of all experts of a layer, [experts, outputs, inputs], and the linear of each."""
 _ROUTER = {"ffn_gate_inp": "mlp.gate"}
+_GPT_OSS = {
+    "ffn_gate_inp": "mlp.router",
+    "attn_sinks": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+}
 _NORMS_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _LINEARS = ("self_attn.", "mlp.")
 # Keys of config.json, and what llama.cpp calls them behind the name of the architecture.
@@ -131,6 +137,16 @@ def _mixture(values: Values, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(values: Values, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "num_local_experts": values("expert_count", None),
+        "num_experts_per_tok": values("expert_used_count", None),
+        "intermediate_size": values("expert_feed_forward_length", config["intermediate_size"]),
+        "sliding_window": values("attention.sliding_window", 128),
+        "rope_parameters": {**config["rope_parameters"], "truncate": False},
+    }
+
+
 def _layers(config: Mapping[str, Any]) -> int:
     return int(config["num_hidden_layers"])
 
@@ -142,6 +158,7 @@ FAMILIES = {
     "qwen3": Family("qwen3", "Qwen3ForCausalLM"),
     "qwen3moe": Family("qwen3_moe", "Qwen3MoeForCausalLM", _ROUTER, _mixture, experts=True),
     "olmoe": Family("olmoe", "OlmoeForCausalLM", _ROUTER, _mixture, experts=True),
+    "gpt-oss": Family("gpt_oss", "GptOssForCausalLM", _GPT_OSS, _gpt_oss, experts=True),
     "smollm3": Family("smollm3", "SmolLM3ForCausalLM", paired=True),
     "phi3": Family("phi3", "Phi3ForCausalLM", {"ffn_up": "mlp.gate_up_proj"}, _phi3, partial=True),
     "olmo2": Family("olmo2", "Olmo2ForCausalLM", _NORMS_AFTER),
@@ -207,12 +224,14 @@ def entries_of(model: Gguf) -> dict[str, Entry]:
         layer = _LAYER.fullmatch(name)
         part = layer[2] if layer else name.rpartition(".")[0]
         names = {**_LAYERS, **family.names} if layer else _OUTSIDE
-        if layer and family.experts and part in _EXPERTS and len(stored.shape) == 3:
-            entries |= _of_experts(f"model.layers.{layer[1]}.mlp.experts", _EXPERTS[part], stored)
+        end = name.rpartition(".")[2]
+        if layer and family.experts and part in _EXPERTS and len(stored.shape) > 1:
+            entries |= _of_experts(f"model.layers.{layer[1]}.mlp.experts", f"{_EXPERTS[part]}.{end}", stored)
             continue
         require(part in names, name, stored.shape, f"a tensor of {family.model_type} ({stored.file.name})")
-        end = name.rpartition(".")[2]
         today = f"model.layers.{layer[1]}.{names[part]}.{end}" if layer else f"{names[part]}.{end}"
+        # A parameter by itself.
+        today = today.removesuffix(".weight") if part == "attn_sinks" else today
         entries[today] = Entry(
             stored.file.name,
             stored.kind,
@@ -226,17 +245,15 @@ def entries_of(model: Gguf) -> dict[str, Entry]:
     return entries
 
 
-def _of_experts(module: str, linear: str, stored: Stored) -> dict[str, Entry]:
-    """The part of each expert in a tensor of all."""
+def _of_experts(module: str, tensor: str, stored: Stored) -> dict[str, Entry]:
+    """The part of each expert in a tensor of all; tensor: its name within an expert."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    count, outputs, inputs = stored.shape
+    count, *shape = stored.shape
     per_block, size = GGML_QUANT_SIZES[GGMLQuantizationType[stored.kind]]
-    step = outputs * inputs // per_block * size
+    step = math.prod(shape) // per_block * size
     return {
-        f"{module}.{number}.{linear}.weight": Entry(
-            stored.file.name, stored.kind, stored.offset + number * step, (outputs, inputs)
-        )
+        f"{module}.{number}.{tensor}": Entry(stored.file.name, stored.kind, stored.offset + number * step, tuple(shape))
         for number in range(count)
     }
 

@@ -17,9 +17,9 @@ INDEX = "gguf.json"
 """The table of tensors in the folder of a checkpoint whose weights are GGUF files."""
 GROUP = 32
 """Inputs of a block of LEVELS, which share a scale."""
-LEVELS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
+LEVELS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8, "MXFP4": 8}
 """Bits of the quantised types that serve as they are: whole levels, with a scale, and with Q4_1 a minimum, of a block.
-The others are read as numbers."""
+The numbers of MXFP4 are levels of 8 bits. The others are read as numbers."""
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,11 @@ class Tensors:
         return dict(self.renamed).get(name, name)
 
 
+EXPERT_GATE_UP = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
+EXPERT_DOWN = "mlp.experts.{}.down_proj"
+"""Where most checkpoints have an expert's linears."""
+
+
 @dataclass(frozen=True)
 class Experts:
     """A mixture of experts in the place of an MLP: a token goes to those that a router scores highest.
@@ -240,8 +245,12 @@ class Architecture:
 
     def with_tensors(self, names: Collection[str]) -> Architecture:
         """As the files with tensors of these names have it: as in transformers, what config.json ties but two tensors
-        hold is not tied, and the one that there is serves for both.
+        hold is not tied, and the one that there is serves for both. Experts may have tensors of their own.
         """
+        first = f"{self.tensors.layers}.0.{EXPERT_DOWN.format(0)}.weight"
+        if self.experts is not None and self.experts.whole and first in names:
+            tensors = replace(self.tensors, gate_up=EXPERT_GATE_UP, down=EXPERT_DOWN)
+            return replace(self, experts=replace(self.experts, whole=False), tensors=tensors).with_tensors(names)
         present = {self.tensors.today(name) for name in names}
         table, head = f"{self.tensors.embedding}.weight", f"{self.tensors.head}.weight"
         if not self.tied or head not in present:

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shapeshift.fused_decode.model.architecture import Architecture, Experts, Tensors
+from shapeshift.fused_decode.model.architecture import EXPERT_DOWN, EXPERT_GATE_UP, Architecture, Experts, Tensors
 from shapeshift.fused_decode.model.families import llama
 from shapeshift.fused_decode.model.families.config import Config
 from shapeshift.settings import require
 
 _MOST = 1024
 """Experts of a layer: of each one the loader reads tensors."""
-_QWEN = Tensors(gate_up=("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"), down="mlp.experts.{}.down_proj")
+_QWEN = Tensors(gate_up=EXPERT_GATE_UP, down=EXPERT_DOWN)
 _MIXTRAL = Tensors(
     router="block_sparse_moe.gate",
     gate_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),

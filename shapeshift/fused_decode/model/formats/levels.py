@@ -15,7 +15,7 @@ from shapeshift.settings import require
 # The output of eight adjacent ones that each level of a word of AWQ belongs to, from the lowest bits on.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _MOST_ZERO = 255
-# The values of the 4-bit floats of MXFP4, in halves. Two of them are a byte, the first one in the low bits.
+# The values of the 4-bit floats of MXFP4, in halves. Two of them are a byte.
 _HALVES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _EXPONENT = 127
 """What MXFP4 adds to the exponent of a scale."""
@@ -40,6 +40,10 @@ def of_blocks(parts: Sequence[tuple[str, torch.Tensor]]) -> Levels:
 def _levels_of_blocks(kind: str, blocks: torch.Tensor) -> Levels:
     """A block holds the scale in f16, with Q4_1 the minimum in f16, and the levels: of Q8_0 signed ones, else those of
     the first inputs in the low bits and those of the last ones in the high bits."""
+    if kind == "MXFP4":
+        pieces = blocks.view(blocks.shape[0], -1, 1 + GROUP // 2)
+        exponents, halves = pieces[..., 0], pieces[..., 1:]
+        return _of_floats(torch.cat([halves & 15, halves >> 4], dim=-1), exponents)
     bits, start = LEVELS[kind], 4 if kind == "Q4_1" else 2
     pieces = blocks.view(blocks.shape[0], -1, start + GROUP * bits // 8)
     numbers = pieces[..., :start].contiguous().view(torch.float16).float()
@@ -92,12 +96,16 @@ def _of_compressed(name: str, tensors: Parts, packing: Packing) -> Levels:
 
 
 def _of_mxfp4(name: str, tensors: Parts, packing: Packing) -> Levels:
-    blocks, exponents = tensors["blocks"], tensors["scales"]
+    blocks = tensors["blocks"]
+    return _of_floats(torch.stack([blocks & 15, blocks >> 4], dim=-1), tensors["scales"])
+
+
+def _of_floats(numbers: torch.Tensor, exponents: torch.Tensor) -> Levels:
+    """Of MXFP4: 4-bit floats [outputs, groups, ...] and the exponents [outputs, groups] that they share."""
     table = torch.tensor(_HALVES, dtype=torch.int16) + 128
-    both = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(1)
     scales = torch.ldexp(torch.full(exponents.shape, 0.5), exponents.int() - _EXPONENT)
     zeros = torch.full_like(scales, 128, dtype=torch.uint8)
-    return Levels(table[both.int()].to(torch.uint8), scales, zeros, packing.bits, packing.group)
+    return Levels(table[numbers.flatten(1).int()].to(torch.uint8), scales, zeros, 8, GROUP)
 
 
 def _unpacked(words: torch.Tensor, bits: int, order: Sequence[int]) -> torch.Tensor:
