@@ -56,6 +56,7 @@ TENSOR = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_si
 NUMBERS: dict[str, dict[str, Any]] = {
     "fp8, blocks": BLOCKS,
     "fp8, one scale": TENSOR,
+    "fp8, AutoFP8": {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
     "compressed, an output": compressed("float-quantized", 8, type="float"),
     "compressed, one scale": compressed("float-quantized", 8, type="float", strategy="tensor"),
     "compressed, blocks": compressed("float-quantized", 8, type="float", strategy="block", block_structure=[48, 32]),
@@ -130,8 +131,8 @@ def pack_compressed(weight: torch.Tensor, stated: Mapping[str, Any]) -> tuple[di
 def pack_numbers(weight: torch.Tensor, stated: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """As `pack`, in fp8, whose largest number is 448."""
     fields = stated.get("config_groups", {}).get("group_0", {}).get("weights", {})
-    name = "weight_scale" if fields else "weight_scale_inv"
-    blocks = fields.get("block_structure") if fields else stated["weight_block_size"]
+    name = "weight_scale_inv" if "weight_block_size" in stated else "weight_scale"
+    blocks = fields.get("block_structure") if fields else stated.get("weight_block_size")
     outputs, inputs = weight.shape
     whole = not blocks and fields.get("strategy") != "channel"
     blocks = blocks or ([outputs, inputs] if whole else [1, inputs])

@@ -224,12 +224,13 @@ def _compressed(fields: Mapping[str, Any]) -> Packing:
 
 
 def _fp8_of(fields: Mapping[str, Any]) -> Packing:
-    """Of transformers' finegrained fp8, as DeepSeek, Qwen and Mistral write it."""
+    """Of transformers' finegrained fp8, as DeepSeek, Qwen and Mistral write it, and of AutoFP8, which has no blocks."""
     for key, values in (("scale_fmt", ("float", None)), ("expert_dtype", (FP8, None)), ("fmt", ("e4m3", None))):
         allowed = f"{values[0]} or absent"
         require(fields.get(key) in values, f"quantization_config.{key}", fields.get(key), allowed)
-    blocks = fields.get("weight_block_size", [128, 128])
-    return Packing(FP8, 0, 0, blocks=_blocks(blocks, "quantization_config.weight_block_size"), scale="weight_scale_inv")
+    key = "weight_block_size"
+    blocks = _blocks(fields.get(key), f"quantization_config.{key}")
+    return Packing(FP8, 0, 0, blocks=blocks, scale="weight_scale_inv" if key in fields else "weight_scale")
 
 
 def _blocks(blocks: object, field: str) -> tuple[int, ...]:
