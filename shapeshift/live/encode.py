@@ -61,16 +61,21 @@ class Pack(NamedTuple):
 def packs_of(view: View, model: str, seconds: float) -> list[Pack]:
     """The engine calls of the last seconds, of this process and of its workers."""
     workers = [worker["name"] for worker in view.status.get("workers", ()) if worker["front"] == model]
-    packs = []
-    for name in (model, *workers):
-        for event in view.recent(name, "pack", seconds):
-            values, texts = event.values, event.values["texts"]
-            lengths = texts if isinstance(texts, list) else []
-            count = len(lengths) or texts
-            packs.append(
-                Pack(name, values["thread"], event.at, values["size"], values["tokens"], count, lengths, values["ms"])
-            )
+    packs = [pack for name in (model, *workers) for pack in calls_of(view, name, seconds)]
     return sorted(packs, key=lambda pack: pack.at)
+
+
+def calls_of(view: View, name: str, seconds: float) -> list[Pack]:
+    """Those of one process."""
+    packs = []
+    for event in view.recent(name, "pack", seconds):
+        values, texts = event.values, event.values["texts"]
+        lengths = texts if isinstance(texts, list) else []
+        count = len(lengths) or texts
+        packs.append(
+            Pack(name, values["thread"], event.at, values["size"], values["tokens"], count, lengths, values["ms"])
+        )
+    return packs
 
 
 def padding(packs: Sequence[Pack]) -> tuple[int, int, int]:

@@ -44,8 +44,7 @@ def nodes_of(view: View, model: str) -> list[Node]:
     """The nodes of the last minute, by name."""
     nodes = {}
     for event in view.recent(model, "nodes", view.minute_s):
-        for row in event.values["rows"]:
-            name, serves, load, version, hop_ms = row
+        for name, serves, load, version, hop_ms in event.values["rows"]:
             nodes[name] = Node(name, serves, load, version, hop_ms, event.at >= view.now - _NOW_S)
     return sorted(nodes.values())
 

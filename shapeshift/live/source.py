@@ -29,6 +29,7 @@ RATE_S = 10.0
 """Over so long rates are taken."""
 LAST_RATE = f"last {RATE_S:.0f} s"
 HISTORY_S = 60.0
+_CALL = "pack"
 _MOST_EVENTS = 6000
 """Of one kind and model."""
 # Between two questions for models and processes: dearer than a scrape, and a heartbeat is to move in that time.
@@ -213,9 +214,8 @@ class Rings:
                     self._readers.pop(file).close()
                 if file not in self._readers:
                     self._readers[file] = RingReader(file)
-                    # What an ended process was doing is of no interest any more.
-                    if not any(events.model_of(other) == model for other in files - {file}):
-                        self._events.pop(model, None)
+                    if model in self._events and not any(events.model_of(other) == model for other in files - {file}):
+                        self._events[model].end()
                 self._events.setdefault(model, RecentEvents()).add(self._readers[file].read())
         for recent in self._events.values():
             recent.forget(now - HISTORY_S)
@@ -241,6 +241,11 @@ class RecentEvents:
             one = next(self._numbers), event
             self._kinds.setdefault(event.kind, deque(maxlen=_MOST_EVENTS)).append(one)
             self._note_slot(one)
+
+    def end(self) -> None:
+        """The process has ended: engine calls are over once they are recorded, all else went with it."""
+        self._kinds = {kind: recent for kind, recent in self._kinds.items() if kind == _CALL}
+        self._in_slots = {}
 
     def forget(self, before: float) -> None:
         """Forget what was recorded before that time."""

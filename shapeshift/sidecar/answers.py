@@ -1,8 +1,8 @@
 """Whether models still answer as they should: now and then one question to an idle model, whose answer is known.
 
-A text model is asked what its build has kept, and its answer held against the reference model's. Where nothing is
-kept, the first answer since the model, its configuration and its registry are what they are counts as right: this finds
-what changes while a model serves, not what was wrong from the start.
+A text model, and each of its workers, is asked what its build has kept, and its answer held against the reference
+model's. Where nothing is kept, the first answer since the model, its configuration and its registry are what they are
+counts as right: this finds what changes while a model serves, not what was wrong from the start.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ _CHOICES = ("GAMMA",)
 # Of a cascade the first level answers: the others are models of their own, whose engines its description does not name.
 _FIRST_LEVEL = {"level": "1"}
 _PARAMETERS, _MANIFEST, _GENERATION = "parameters", "manifest_sha256", "generation"
+_FRONT, _BIN = "worker_of", "bin"
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -176,10 +177,14 @@ class AnswerCheck:
     def _question(self, model: str) -> Question | None:
         config = self._control.config(model)
         parameters = dict(config.get(_PARAMETERS, {}))
-        if "worker_of" in parameters or "forward_to" in parameters:
+        values = {name: str(parameters.get(name, {}).get("string_value", "")) for name in (_MANIFEST, _FRONT, _BIN)}
+        if "forward_to" in parameters:
             return None
+        if values[_FRONT]:
+            reference = self._reference(values[_FRONT], values[_MANIFEST])
+            return None if reference is None else _of_worker(reference, int(values[_BIN] or 0))
         outputs = [str(output["name"]) for output in config.get("output", ())]
-        reference = self._reference(model, parameters.get(_MANIFEST, {}).get("string_value", ""))
+        reference = self._reference(model, values[_MANIFEST])
         if reference is not None and {*reference.outputs} <= {*outputs}:
             return reference
         others = tuple(name for name in _CHOICES if name in outputs)
@@ -188,10 +193,10 @@ class AnswerCheck:
         parameters.pop(_GENERATION, None)
         loaded = json.dumps({**config, _PARAMETERS: parameters}, sort_keys=True)
         inputs = {str(one["name"]) for one in config.get("input", ())}
-        for name, (values, answers) in _QUESTIONS.items():
+        for name, (arrays, answers) in _QUESTIONS.items():
             compared = tuple(answer for answer in answers if answer in outputs)
             if name in inputs and compared:
-                return Question(values, compared, others, choice, loaded)
+                return Question(arrays, compared, others, choice, loaded)
         return None
 
     def _reference(self, model: str, manifest: str) -> Question | None:
@@ -211,6 +216,18 @@ class AnswerCheck:
 def _load(page: MetricsPage, model: str, living: Collection[int]) -> float:
     """What waits and runs in the model's living processes."""
     return sum(sum(gauge(model, name, page, living).values()) for name in (WAITING, RUNNING))
+
+
+def _of_worker(reference: Question, longest: int) -> Question | None:
+    """What a worker is asked: the longest text that it takes of those that its front is asked; None: it takes none."""
+    ids, lengths = reference.inputs["INPUT_IDS"], reference.inputs["ATTENTION_MASK"].sum(1).tolist()
+    taken = [row for row, length in enumerate(lengths) if not longest or length <= longest]
+    if not taken or reference.expected is None:
+        return None
+    row = max(taken, key=lengths.__getitem__)
+    inputs = {"INPUT_IDS": ids[row, : lengths[row]], "LENGTHS": np.array([lengths[row]], np.int32)}
+    expected = {name: rows[row : row + 1] for name, rows in reference.expected.items()}
+    return replace(reference, inputs=inputs, expected=expected)
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> Arrays:

@@ -143,11 +143,12 @@ def test_whatever_fails_is_said_and_the_page_goes_on(server: MetricsServer, tmp_
     source.stop()
 
 
-def test_events_are_those_of_the_processes_that_live(server: MetricsServer, tmp_path: Path) -> None:
+def test_calls_of_an_ended_process_stay_and_all_else_goes(server: MetricsServer, tmp_path: Path) -> None:
     source = Source(lambda: server.addresses(tmp_path))
     server.text = page_text({"m heartbeat_total": 1.0})
     first = ring(tmp_path, "m", os.getpid())
     first.write("pack", {"texts": [3]})
+    first.write("join", {"slot": 0, "slots": [0]})
     source.look()
     assert source.view is not None
     assert [event.values["texts"] for event in source.view.recent("m", "pack", 60.0)] == [[3]]
@@ -155,7 +156,8 @@ def test_events_are_those_of_the_processes_that_live(server: MetricsServer, tmp_
     (tmp_path / "events" / f"m.{os.getpid()}.ring").unlink()
     ring(tmp_path, "m", 1).write("pack", {"texts": [4]})
     source.look()
-    assert [event.values["texts"] for event in source.view.recent("m", "pack", 60.0)] == [[4]]
+    assert [event.values["texts"] for event in source.view.recent("m", "pack", 60.0)] == [[3], [4]], "a worker moved"
+    assert source.view.recent("m", "join", 60.0) == [], "nobody holds its slots"
     assert source.view.now <= time.monotonic() < source.view.now + HISTORY_S
 
 

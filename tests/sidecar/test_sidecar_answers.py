@@ -44,6 +44,8 @@ class Case:
         self.running: dict[str, float] = {}
         self.asked: list[tuple[str, str, tuple[str, ...]]] = []
         self.levels: set[str] = set()
+        # Of the last question.
+        self.inputs: Mapping[str, NDArray[Any]] = {}
         self.blocked = ""
         self.ended: set[str] = set()
         # Called after each answer, with the name of an output.
@@ -79,6 +81,7 @@ class Case:
             self.then("DESCRIPTION")
             return answer
         self.levels.add(parameters.get("level", ""))
+        self.inputs = inputs
         self.asked.append((name, parameters["check"], tuple(inputs)))
         if name not in self.answers:
             raise OverloadedError("full")
@@ -156,6 +159,26 @@ def test_without_a_reference_the_first_answer_counts_until_the_model_is_another_
     case.answers["m"] = RIGHT
     case.steps(PERIOD_S + 1)
     assert case.loads == ["m"]
+
+
+@pytest.mark.parametrize(("bin_edge", "text"), [("3", 0), ("4", 1), ("0", 1), ("2", None)])
+def test_a_worker_is_asked_the_longest_text_that_it_takes(bin_edge: str, text: int | None, tmp_path: Path) -> None:
+    ids, vectors = [[1, 5, 2], [1, 5, 6, 2]], [*RIGHT.tolist(), [0.0, 0.0, 1.0]]
+    kept = {**REFERENCE, "ids": ids, "outputs": {"EMBEDDING": vectors}}
+    case = Case(tmp_path, "m", "m_w00", reference=kept)
+    worker = case.server.loaded["m_w00"]
+    worker["parameters"] |= {"worker_of": {"string_value": "m"}, "bin": {"string_value": bin_edge}}
+    case.answers["m_w00"] = np.array([vectors[text or 0]], np.float32)
+    case.answers["m"] = np.array(vectors, np.float32)
+    asked = case.steps(2 * PERIOD_S + 5)
+    assert asked == (["m", "m"] if text is None else ["m", "m_w00"]) and case.loads == []
+    if text is not None:
+        assert case.asked[-1] == ("m_w00", "right", ("INPUT_IDS", "LENGTHS"))
+        assert case.inputs["LENGTHS"].tolist() == [len(ids[text])]
+        assert case.inputs["INPUT_IDS"].tolist() == ids[text]
+        case.answers["m_w00"] = -case.answers["m_w00"]
+        case.steps(2 * PERIOD_S + 5)
+        assert case.loads == ["m_w00"]
 
 
 def test_a_model_that_refuses_is_not_wrong(tmp_path: Path) -> None:
