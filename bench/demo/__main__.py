@@ -11,16 +11,17 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from math import isfinite
+from typing import Any
 
 from bench.common.output import FOLDER, Output, program, progress
 from bench.demo import workers
 from bench.demo.fronts import ADAPTERS, BASELINES, MODELS, Baseline, publish
 from bench.demo.gains import Turn, rows
-from bench.demo.load import BUSY, CALM, requests, send
+from bench.demo.load import BUSY, CALM, Answer, requests, send
 from bench.polymorph.fleet import running_fleet
 from shapeshift.live.counters import Change, LivePages
 from shapeshift.live.source import Rings, View
@@ -40,7 +41,9 @@ TITLES = {
 _SENDING = 0.75
 """Share of a turn in which requests are sent. The rest is for their answers, and for metrics to be written."""
 _SETTLE_S = 2.5
-_TURNS = 3 * len(BASELINES) + 4
+_READS_S = 0.5
+_TURNS_OF_WORKERS = 4
+_TURNS = 3 * len(BASELINES) + _TURNS_OF_WORKERS
 """A turn of the workers takes twice as long as the others: a move takes seconds."""
 
 
@@ -49,31 +52,33 @@ def main() -> int:
     """Run the demo, print and write its table; 2 for an error."""
     parser = argparse.ArgumentParser(prog="python -m bench.demo", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=300.0, help="of load (%(default)g)")
+    parser.add_argument("--workers-only", action="store_true", help="play the two turns of the workers alone")
     parser.add_argument("--port", type=int, default=8090, help="of the live page (%(default)s)")
     options = parser.parse_args()
     require(options.seconds >= 60, "--seconds", options.seconds, "at least 60: the turns share them")
-    repositories = [publish(), workers.publish()]
+    titles = {workers.FRONT: TITLES[workers.FRONT]} if options.workers_only else TITLES
+    repositories = [workers.publish(), *([] if options.workers_only else [publish()])]
+    loaded = dict.fromkeys([] if options.workers_only else MODELS, 0)
     progress("loading the models")
     with (
-        running_fleet(
-            FOLDER, repositories, {**dict.fromkeys(MODELS, 0), workers.FRONT: workers.COUNT}, workers.PLAN_S
-        ) as server,
+        running_fleet(FOLDER, repositories, {**loaded, workers.FRONT: workers.COUNT}, workers.PLAN_S) as server,
         _live_page(options.port),
     ):
-        output = Output("demo", {"rates": BUSY, "others": CALM, "turn": f"{options.seconds / _TURNS:.3g} s"})
+        turn_s = options.seconds / (_TURNS_OF_WORKERS if options.workers_only else _TURNS)
+        output = Output("demo", {"rates": BUSY, "others": CALM, "turn": f"{turn_s:.3g} s"})
         output.say(f"\nwatch: http://127.0.0.1:{options.port}/")
-        play(server, options.seconds, output)
+        play(server, turn_s, titles, output)
     output.save()
     return 0
 
 
-def play(server: TritonServer, seconds: float, output: Output) -> None:
-    """Send the load for so long to `server`, which serves `MODELS` and the workers, and print the table."""
-    stage, turn_s = Stage(server), seconds / _TURNS
+def play(server: TritonServer, turn_s: float, titles: Mapping[str, str], output: Output) -> None:
+    """Play the turns of these fronts, which `server` serves, and print the table."""
+    stage = Stage(server)
     table = []
-    for front, title in TITLES.items():
+    for front, title in titles.items():
         output.say(f"\n{front}: {title}")
-        rates = {**CALM, front: BUSY[front]}
+        rates = {**({} if len(titles) == 1 else CALM), front: BUSY[front]}
         ours, theirs = [], []
         if front == workers.FRONT:
             over = workers.FIRST_PLAN
@@ -85,6 +90,8 @@ def play(server: TritonServer, seconds: float, output: Output) -> None:
                 ours.append(stage.turn(front, rates, 2 * turn_s))
             _say(output, "the sidecar at work", ours[-1])
             output.say(f"  {healed.result()}")
+            sides = {over: theirs[-1], "the sidecar at work": ours[-1]}
+            output.data["workers"] = {words: workers.played(turn) for words, turn in sides.items()}
         else:
             over = BASELINES[front].described
             for baseline in (None, BASELINES[front], None):
@@ -107,6 +114,7 @@ class Stage:
     def __init__(self, server: TritonServer) -> None:
         self._server = server
         self._pages, self._rings = LivePages(), Rings()
+        self._events = server.settings.run_directory / "events"
 
     def turn(self, front: str, rates: Mapping[str, float], seconds: float, baseline: Baseline | None = None) -> Turn:
         """Play one turn about `front`, or about what stands in for it; the load is the same each time."""
@@ -115,14 +123,24 @@ class Stage:
         instead = {front: baseline} if baseline else {}
         planned = requests(rates, seconds * _SENDING, ADAPTERS)
         drain_s = seconds * (1 - _SENDING) - _SETTLE_S
-        answers = asyncio.run(send(self._server.grpc_url, planned, max(drain_s, 1.0), instead))
+        answers = asyncio.run(self._followed(send(self._server.grpc_url, planned, max(drain_s, 1.0), instead)))
         time.sleep(max(_SETTLE_S, begin + seconds - time.monotonic()))
         now = time.monotonic()
         change = Change(before, self._pages.page(metrics.scrape(self._server.metrics_url), now))
-        self._rings.read(self._server.settings.run_directory / "events", now)
+        self._rings.read(self._events, now)
         view = View(now, change, change, self._rings.events())
         model = baseline.model if baseline else front
-        return Turn(model, seconds * _SENDING, view, [answer for answer in answers if answer.front == front])
+        sent = [pair for pair in zip(planned, answers, strict=True) if pair[0].front == front]
+        requests_sent, got = zip(*sent, strict=True) if sent else ((), ())
+        return Turn(model, seconds * _SENDING, view, got, begin, requests_sent)
+
+    async def _followed(self, sending: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
+        """What is sent; the rings are read meanwhile, as that of a worker that is moved goes with its process."""
+        task = asyncio.create_task(sending)
+        while not task.done():
+            self._rings.read(self._events, time.monotonic())
+            await asyncio.wait([task], timeout=_READS_S)
+        return task.result()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from math import isfinite
 from statistics import fmean
 
 from bench.common.output import Row
-from bench.demo.load import Answer
+from bench.demo.load import Answer, Request
 from shapeshift.live import encode
 from shapeshift.live.source import View
 
@@ -19,13 +19,16 @@ ESTIMATE = " (estimate)"
 class Turn:
     """What the server and the load say of one turn. model: who answered the front that the turn is about.
 
-    seconds: how long requests were sent; view: its events and counters are of the whole turn.
+    seconds: how long requests were sent; view: its events and counters are of the whole turn. began: on the clock of
+    its events; requests: those that were answered so.
     """
 
     model: str
     seconds: float
     view: View
     answers: Sequence[Answer]
+    began: float = 0.0
+    requests: Sequence[Request] = ()
 
     def total(self, metric: str) -> float:
         """The growth of a counter of `model`."""

@@ -10,13 +10,17 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bench.common.output import FOLDER, empty
+from bench.demo.gains import Turn
 from bench.demo.load import FIRST_TOKENS
 from bench.polymorph.fleet import emulated_front
+from shapeshift.live import encode
 from shapeshift.sidecar import run_files
 from shapeshift.triton.embedded import processes
 from shapeshift.triton.embedded.server import TritonServer
@@ -62,6 +66,27 @@ def kill_and_watch(server: TritonServer, after_s: float) -> str:
             return f"a worker was killed, and served again after {time.monotonic() - start:.1f} s"
         time.sleep(0.2)
     return f"a worker was killed, and did not serve again within {_HEALED_S:g} s"
+
+
+def played(turn: Turn) -> dict[str, Any]:
+    """A turn as `bench.demo.plot` draws it, in seconds since it began.
+
+    texts: when one came, its words, and after how long it was answered, null where it was not. bins: of each worker,
+    the bins that it had: tokens, from and until when.
+    """
+    texts = [
+        (
+            round(request.at, 2),
+            len(str(request.inputs["TEXT"][0][0]).split()),
+            round(answer.seconds, 3) if isfinite(answer.seconds) else None,
+        )
+        for request, answer in zip(turn.requests, turn.answers, strict=True)
+    ]
+    bins = {}
+    for worker in (f"{FRONT}_w{number:02}" for number in range(COUNT)):
+        runs = encode.runs_of(encode.calls_of(turn.view, worker, turn.view.change.seconds))
+        bins[worker] = [(size, round(begin - turn.began, 2), round(end - turn.began, 2)) for size, begin, end in runs]
+    return {"texts": texts, "bins": bins}
 
 
 def _living(server: TritonServer) -> set[int]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import groupby
 from math import inf
 from pathlib import Path
 from statistics import fmean
+from xml.etree import ElementTree
 
 import pytest
 
+from bench.demo import plot, workers
 from bench.demo.__main__ import Stage
 from bench.demo.fronts import ADAPTERS, BASELINES, publish
 from bench.demo.gains import Turn, rows
-from bench.demo.load import BUSY, Answer, requests
+from bench.demo.load import BUSY, Answer, Request, requests
 from shapeshift.errors import NotFoundError
+from shapeshift.serving.events import Event
 from shapeshift.triton.embedded.server import TritonServer
 from shapeshift.triton.settings import ServerSettings
 from tests.live.servers import view
@@ -52,6 +56,34 @@ def test_answers_that_do_not_come_count_for_the_workers() -> None:
     answered, mean = rows("encode_workers", [all_there], [late], "the first plan")
     assert (answered["ours"], answered["baseline"], answered["times"]) == (100.0, 50.0, "2.00")
     assert mean["times"] == "0.67"
+
+
+def test_the_plot_of_the_workers_is_that_of_the_result(tmp_path: Path) -> None:
+    plot.draw(json.loads(plot.RESULT.read_text())["workers"], tmp_path / "workers.svg")
+    drawn = (tmp_path / "workers.svg").read_text()
+    assert drawn == plot.PLOT.read_text() and len(drawn) < 60_000
+    words = [one.text or "" for one in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    assert "the first plan, frozen: 200 of 798 fail, mean 3.31 s" in words and "no answer" in words
+    assert {"worker 4", "64", "128", "256", "512"} <= {*words}
+
+
+def test_a_turn_of_the_workers_is_what_was_sent_and_who_computed_it() -> None:
+    calls = [
+        Event("pack", at, {"thread": "MainThread", "size": size, "tokens": 9, "texts": [9], "ms": 100.0})
+        for at, size in ((2.0, 64), (4.0, 64), (8.0, 256))
+    ]
+    sent = [Request(at, "encode_workers", {"TEXT": [["a b c"]]}, {}) for at in (0.5, 1.5)]
+    answers = [Answer("encode_workers", 0.25), Answer("encode_workers", inf, "late")]
+    played = workers.played(
+        Turn("encode_workers", 9.0, view({}, {}, {"encode_workers_w01": calls}), answers, 1.0, sent)
+    )
+    assert played["texts"] == [(0.5, 3, 0.25), (1.5, 3, None)]
+    assert played["bins"] == {
+        "encode_workers_w00": [],
+        "encode_workers_w01": [(64, 0.9, 3.0), (256, 6.9, 7.0)],
+        "encode_workers_w02": [],
+        "encode_workers_w03": [],
+    }
 
 
 @pytest.mark.server
