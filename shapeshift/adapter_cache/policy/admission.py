@@ -114,7 +114,8 @@ class AdmissionBase(Admission[T]):
     def refuse_when_full(self, slo_class: str | None = None) -> None:
         if self._closed:
             raise unloading()
-        displaced(self._bound, len(self), self._waiting, slo_class)
+        with self._lock:
+            displaced(self._bound, len(self), self._waiting, slo_class)
 
     def submit(self, request: T) -> T | None:
         with self._lock:

@@ -108,7 +108,8 @@ class FirstComeFirstServed(Admission[C]):
     def refuse_when_full(self, slo_class: str | None = None) -> None:
         if self._closed:
             raise unloading()
-        displaced(self._bound, len(self._waiting), self._waiting, slo_class)
+        with self._lock:
+            displaced(self._bound, len(self._waiting), self._waiting, slo_class)
 
     def submit(self, request: C) -> C | None:
         with self._lock:
