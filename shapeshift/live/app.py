@@ -165,7 +165,8 @@ class ShownPanel:
 def drawn(draw: Callable[[View, str], str], view: View, model: str) -> str:
     """The panel as HTML. A server of another version may lack what it needs: then it says so."""
     try:
-        return draw(view, model) + classes(view, model)
+        # A node's own panels show the classes.
+        return draw(view, model) + ("" if draw is fleet.draw else classes(view, model))
     except Exception as error:  # noqa: BLE001  the other panels can still be drawn
         return f'<p class="note">This cannot be drawn from what the server says: {escaped(error)}</p>'
 
@@ -189,7 +190,7 @@ def classes(view: View, model: str) -> str:
         for name in waiting
     ]
     caption = f"Urgent requests go first: classes (slo_class), {view.minute_words}"
-    return table(caption, ("class", "waiting now", "served", "mean wait", "overtaken"), rows, "")
+    return table(caption, ("class", "waiting now", "served", "mean wait", "times overtaken"), rows, "")
 
 
 def state_of(source: Source) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shapeshift.live.source import LAST_RATE, View
-from shapeshift.live.svg import Plot, compare, number, plots, table, tile, tiles
+from shapeshift.live.svg import number, table, tile, tiles
 
 NAME = "fleet"
 TECHNIQUE = "fleet"
@@ -57,12 +57,6 @@ def draw(view: View, model: str) -> str:
     versions = {node.version for node in nodes if node.is_member}
     missing = len(nodes) - len(serving)
     passed_rate = sum(passed_on.values()) / change.seconds
-    load = Plot(44.0 * max(len(serving), 1), "Load of each node", "requests that wait or run there now")
-    if serving:
-        compare(load, [(node.name, node.load, "one" if node.hop_ms else "ours") for node in serving])
-        load.legend(("ours", "this node"), ("one", "another node"))
-    else:
-        load.empty("no node was seen in the last seconds")
     rows = [
         (
             node.name if node.hop_ms else f"{node.name} (this one)",
@@ -74,23 +68,19 @@ def draw(view: View, model: str) -> str:
         )
         for node in nodes
     ]
-    return (
-        tiles(
-            tile(
-                "nodes that serve",
-                number(len(serving) or view.page.total(model, "fleet_nodes")),
-                f"{missing} left or silent" if missing else "",
-                "bad" if missing else "good",
-            ),
-            tile("passed on a second", number(passed_rate), f"to other nodes, {LAST_RATE}"),
-            tile("on other nodes now", number(view.page.total(model, "requests_on_other_nodes"))),
-            *([tile("versions", str(len(versions)), "nodes differ: an upgrade?")] if len(versions) > 1 else []),
-        )
-        + plots(load)
-        + table(
-            f"Nodes, {view.minute_words}",
-            ("node", "state", "load", "way there and back", "passed on to it a second", "version"),
-            rows,
-            "none was seen: this server records nothing",
-        )
+    return tiles(
+        tile(
+            "nodes that serve",
+            number(len(serving) or view.page.total(model, "fleet_nodes")),
+            f"{missing} left or silent" if missing else "",
+            "bad" if missing else "good",
+        ),
+        tile("requests passed on a second", number(passed_rate), f"to other nodes, {LAST_RATE}"),
+        tile("requests on other nodes now", number(view.page.total(model, "requests_on_other_nodes"))),
+        *([tile("versions", str(len(versions)), "nodes differ: an upgrade?")] if len(versions) > 1 else []),
+    ) + table(
+        f"Nodes, {view.minute_words}",
+        ("node", "state", "requests that wait or run", "way there and back", "passed on to it a second", "version"),
+        rows,
+        "none was seen: this server records nothing",
     )
