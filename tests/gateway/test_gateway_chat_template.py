@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.gateway.catalogue import Front, Target
@@ -120,16 +122,36 @@ def as_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return copied
 
 
+def by_transformers(source: str, messages: list[dict[str, Any]], **options: Any) -> str:
+    """What transformers makes of it. A call is written in the first of the forms in which a client may send it."""
+    texts: list[str] = []
+    failure: Exception | None = None
+    for without_content, sent in itertools.product(
+        ({}, {"content": ""}, {"content": None}), (as_objects(messages), messages)
+    ):
+        complete = [
+            {**without_content, **{name: value for name, value in one.items() if value}} if "tool_calls" in one else one
+            for one in sent
+        ]
+        try:
+            rendered: Any = render_jinja_template([complete], chat_template=source, **{**TOKENS, **options})
+            texts.append(rendered[0][0])
+        except Exception as error:  # noqa: BLE001  a template may raise whatever Python does
+            failure = failure or error
+    if not texts:
+        assert failure is not None
+        raise failure
+    return next((text for text in texts if "Paris" in text), texts[0])
+
+
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_the_text_is_that_of_transformers(name: str, chat: str, tokenizer: Any) -> None:
+def test_the_text_is_that_of_transformers(name: str, chat: str) -> None:
     template, messages = ChatTemplate(TEMPLATES[name], TOKENS), CHATS[chat]
     for tools, prompted in ((None, True), (TOOLS, False)):
         options: dict[str, Any] = {"tools": tools, "add_generation_prompt": prompted}
         try:
-            expected = tokenizer.apply_chat_template(
-                as_objects(messages), chat_template=TEMPLATES[name], tokenize=False, **options
-            )
+            expected = by_transformers(TEMPLATES[name], messages, **options)
         except Exception as error:  # noqa: BLE001  what it refuses is refused here, too
             with pytest.raises(type(error)) as raised:
                 template.render(messages, **options)
@@ -209,6 +231,20 @@ FORMS: dict[str, tuple[str, list[dict[str, Any]], str]] = {
         ARGUMENTS.replace("BODY", "{{ '>' + c.function.arguments }}"),
         [ASK, CALL],
         '>{"city": "Paris"}',
+    ),
+    "a call where texts are put together": (
+        EACH.replace("BODY", "{{ '>' + m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"),
+        [ASK, CALL, RESULT],
+        "user:> What is <b>1 & 1</b>? ;assistant:>f;tool:>sunny;",
+    ),
+    "a call where none has no content": (
+        EACH.replace(
+            "BODY",
+            "{% if m.content is none %}{{ m.tool_calls[0].function.arguments | tojson }}{% endif %}"
+            "{% if m.content is not none %}{{ '>' + m.content }}{% endif %}",
+        ),
+        [ASK, {**CALL, "content": ""}, RESULT],
+        'user:> What is <b>1 & 1</b>? ;assistant:{"city": "Paris"};tool:>sunny;',
     ),
     "a field without a value": (
         EACH.replace("BODY", "{{ m.name is defined }}"),

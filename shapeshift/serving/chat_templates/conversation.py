@@ -1,13 +1,15 @@
 """A conversation in OpenAI's form as the text that a chat template makes of it.
 
 Templates differ in what they read: a content as a text or as a list of parts, the arguments of a call as an object or
-as JSON text. What a template reads is found by rendering short conversations with it, once.
+as JSON text, a message that only calls with an empty content, none, or without one. What a template reads is found by
+rendering short conversations with it, once.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import json
 import os
 import re
@@ -96,10 +98,15 @@ class ChatTemplate:
         """The message in the form that the template reads."""
         # As in transformers: templates ask whether a field is there, not whether it is none.
         readable = {name: value for name, value in message.items() if value is not None}
+        if readable.get("tool_calls") and not readable.get("content"):
+            readable.pop("content", None)
         if "content" in readable:
             readable["content"] = self._content(str(message.get("role")), readable["content"])
-        if "tool_calls" in readable and self._reads_objects:
-            readable["tool_calls"] = [_with_object(call) for call in readable["tool_calls"]]
+        if readable.get("tool_calls"):
+            without_content, reads_objects = self._form_of_calls
+            readable = {**without_content, **readable}
+            if reads_objects:
+                readable["tool_calls"] = [_with_object(call) for call in readable["tool_calls"]]
         reasoning = next((readable[name] for name in _REASONING if name in readable), None)
         if reasoning is not None:
             readable = {"thinking": reasoning, **readable, "reasoning_content": reasoning}
@@ -130,21 +137,30 @@ class ChatTemplate:
         if role in ("system", "developer"):
             return [message, user]
         if role == "tool":
-            called = [user, self._call({}), {**message, "tool_call_id": _CALL_ID, "name": "f"}]
-            return called if self._reads_objects else [user, self._call("{}"), called[-1]]
+            without_content, reads_objects = self._form_of_calls
+            call = _call(without_content, {} if reads_objects else "{}")
+            return [user, call, {**message, "tool_call_id": _CALL_ID, "name": "f"}]
         return [user, message, user]
 
     @functools.cached_property
-    def _reads_objects(self) -> bool:
-        """Whether the arguments of calls are read as objects: unless that fails where JSON text does not."""
-        user = {"role": "user", "content": self._content("user", "a")}
-        key = {"k": _NEEDLE}
-        return bool(self._tried([user, self._call(key)])) or not self._tried([user, self._call(json.dumps(key))])
+    def _form_of_calls(self) -> tuple[dict[str, Any], bool]:
+        """What a message that only calls says of its content, and whether arguments are read as objects.
 
-    @staticmethod
-    def _call(arguments: Any) -> dict[str, Any]:
-        call = {"id": _CALL_ID, "type": "function", "function": {"name": "f", "arguments": arguments}}
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
+        The first form in which the template writes a call; if it writes none, the first one that it takes.
+        """
+        user = {"role": "user", "content": self._content("user", "a")}
+        result = {"role": "tool", "tool_call_id": _CALL_ID, "name": "f", "content": "a"}
+        arguments = {"k": _NEEDLE}
+        contents: list[dict[str, Any]] = [{}, {"content": ""}, {"content": None}]
+        taken = None
+        # Some read a message otherwise where it is the last one; others have no results.
+        for end, content, reads_objects in itertools.product(([result], []), contents, (True, False)):
+            text = self._tried([user, _call(content, arguments if reads_objects else json.dumps(arguments)), *end])
+            if _NEEDLE in text:
+                return content, reads_objects
+            if text and taken is None:
+                taken = content, reads_objects
+        return taken or ({}, True)
 
     def _tried(self, messages: Sequence[Message]) -> str:
         """The text of an example; empty for one that the template refuses."""
@@ -203,6 +219,12 @@ def render(
 @functools.lru_cache(maxsize=32)
 def _template(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
     return ChatTemplate(source, dict(special_tokens))
+
+
+def _call(content: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
+    """A message that calls a tool, with this content."""
+    call = {"id": _CALL_ID, "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", **content, "tool_calls": [call]}
 
 
 def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
