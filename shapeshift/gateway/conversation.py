@@ -81,7 +81,7 @@ class Conversation:
         if self.tool_choice == NONE:
             return {}
         functions = (tool["function"] for tool in self.tools)
-        schemas = {one["name"]: one.get("parameters") or {"type": "object"} for one in functions}
+        schemas = {one["name"]: one.get("parameters") or {"type": "object", "properties": {}} for one in functions}
         return schemas if self.tool_choice in (AUTO, REQUIRED) else {self.tool_choice: schemas[self.tool_choice]}
 
 

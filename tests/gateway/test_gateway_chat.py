@@ -105,7 +105,8 @@ def test_logprobs(client: openai.OpenAI, triton: FakeTriton) -> None:
 def test_a_forced_function(client: openai.OpenAI, triton: FakeTriton) -> None:
     for choice in ("required", {"type": "function", "function": {"name": "f"}}):
         found = client.chat.completions.create(**ASK, tools=[TOOL], tool_choice=choice)  # type: ignore[call-overload]
-        assert sampling_of(triton)["structured_outputs"] == {"json": TOOL["function"]["parameters"]}  # type: ignore[index]
+        schema = {"type": "object", "properties": {}, "additionalProperties": False}
+        assert sampling_of(triton)["structured_outputs"] == {"json": schema}
         assert found.choices[0].finish_reason == ("tool_calls" if choice == "required" else "stop")
         (call,) = found.choices[0].message.tool_calls
         assert (call.function.name, call.type) == ("f", "function") and found.choices[0].message.content is None

@@ -158,7 +158,9 @@ def test_choices_among_tools(client: anthropic.Anthropic, triton: FakeTriton) ->
     ):
         (call,) = message.content
         assert (call.name, call.input, message.stop_reason) == ("news", {"a": 1}, "tool_use")
-    assert sampling_of(triton)["structured_outputs"] == {"json": TOOLS[1]["input_schema"]}
+    assert sampling_of(triton)["structured_outputs"] == {
+        "json": {**TOOLS[1]["input_schema"], "additionalProperties": False}
+    }
     triton.answers = [tokens(ANSWER)] * 2
     message = ask(client, "hermes", tools=TOOLS, tool_choice={"type": "none"})
     assert (message.content[0].text, message.stop_reason) == (ANSWER, "end_turn")

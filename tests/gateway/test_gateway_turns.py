@@ -134,6 +134,30 @@ def test_one_of_several_tools_has_to_be_called(client: openai.OpenAI, triton: Fa
         assert [one["properties"]["name"] for one in options] == [{"const": name} for name in NAMES]
 
 
+def test_a_call_by_a_grammar_has_no_argument_that_its_schema_does_not_name(
+    client: openai.OpenAI, triton: FakeTriton
+) -> None:
+    point = {"type": "object", "properties": {"x": {"type": "number"}}}
+    either = {"anyOf": [point, {"type": "null"}]}
+    open_ones = {
+        "merged": {"allOf": [point, {"properties": {"y": {}}}]},
+        "beside": {"properties": {"x": {}}, "anyOf": [{"properties": {"y": {}}}, {}]},
+        "stated": {"properties": {"properties": {"const": "x"}}, "additionalProperties": {"type": "string"}},
+    }
+    schema = {
+        "type": "object",
+        "properties": {"at": {"items": point}, "either": either, **open_ones},
+        "$defs": {"p": point},
+    }
+    tool: Any = {"type": "function", "function": {"name": "draw", "parameters": schema}}
+    triton.answers = [["{}"]]
+    ask(client, "plain", tools=[tool], tool_choice="required")
+    shut = {**point, "additionalProperties": False}
+    properties = {"at": {"items": shut}, "either": {"anyOf": [shut, {"type": "null"}]}, **open_ones}
+    expected = {"type": "object", "additionalProperties": False, "properties": properties, "$defs": {"p": shut}}
+    assert sampling_of(triton)["structured_outputs"]["json"] == expected
+
+
 def test_a_thousand_tools_and_a_stated_form(client: openai.OpenAI, triton: FakeTriton) -> None:
     many = [{"type": "function", "function": {"name": f"f{number}"}} for number in range(1000)]
     triton.answers = [['[TOOL_CALLS][{"name": "f999", ', '"arguments": {}, "id": "abcdefghi"}]']]

@@ -30,6 +30,9 @@ from shapeshift.serving.description import TOOL_PARSERS
 _PLAIN = AnswerFormat(None, None)
 # What a grammar makes of a choice among several tools.
 _ONE_OF_TOOLS = AnswerFormat(ToolFamily("", (), "", ((Object(),),), at_start=True), None)
+# Of JSON schemas: what makes one of several, and where further ones stand.
+_SEVERAL = frozenset(("anyOf", "oneOf", "$ref", "if", "dependentSchemas"))
+_PARTS, _NAMED_PARTS = frozenset(("items", "prefixItems", "anyOf", "oneOf")), frozenset(("properties", "$defs"))
 _FORMATS = functools.lru_cache(maxsize=64)(format_of)
 
 
@@ -220,8 +223,9 @@ def _grammar(chat: Conversation) -> Mapping[str, Any] | None:
     """The JSON schema of an answer that has to call a tool; None for any answer."""
     if chat.tool_choice in (AUTO, NONE):
         return None
-    if len(chat.schemas) == 1:
-        return next(iter(chat.schemas.values()))
+    schemas: dict[str, Mapping[str, Any]] = {name: _closed(schema) for name, schema in chat.schemas.items()}
+    if len(schemas) == 1:
+        return next(iter(schemas.values()))
     names = "name", "arguments"
     options = [
         {
@@ -230,9 +234,27 @@ def _grammar(chat: Conversation) -> Mapping[str, Any] | None:
             "required": list(names),
             "additionalProperties": False,
         }
-        for name, schema in chat.schemas.items()
+        for name, schema in schemas.items()
     ]
     return {"anyOf": options}
+
+
+def _closed(schema: Any) -> Any:
+    """The schema, without properties that it does not name: few say that there are no others, and models make some up.
+
+    What consists of several schemas stays as it is: a property that one of them does not name another one may.
+    """
+    if isinstance(schema, list):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, Mapping) or "allOf" in schema or ("properties" in schema and _SEVERAL & schema.keys()):
+        return schema
+    closed = dict(schema)
+    for name in _PARTS & schema.keys():
+        closed[name] = _closed(schema[name])
+    for name in _NAMED_PARTS & schema.keys():
+        if isinstance(parts := schema[name], Mapping):
+            closed[name] = {part: _closed(one) for part, one in parts.items()}
+    return {"additionalProperties": False, **closed} if "properties" in closed else closed
 
 
 def _no_parser(target: Target) -> ApiError:
