@@ -8,12 +8,22 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter
-from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic import Discriminator, Field, ModelWrapValidatorHandler, PrivateAttr, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from shapeshift.gateway.answers.pieces import ArgumentsPiece, CallBegun, Piece, ReasoningPiece, TextPiece
 from shapeshift.gateway.answers.turn import Answer, Turn, begin
-from shapeshift.gateway.apis.fields import ApiRequest, Int32, JsonObject, SaidPart, bounded, not_served
+from shapeshift.gateway.apis.fields import (
+    ITEMS,
+    TEXT,
+    ApiRequest,
+    Int32,
+    JsonObject,
+    SaidPart,
+    bounded,
+    not_served,
+    text_or_items,
+)
 from shapeshift.gateway.apis.sampling import SamplingRequest
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.conversation import AUTO, Conversation
@@ -28,9 +38,17 @@ _MOST_MESSAGES = 4096
 
 
 class ContentPart(SaidPart):
-    """A part of a message."""
+    """A part of a message. cache_control: accepted; clients mark what others are to cache."""
 
     type: Literal["text", "refusal"]
+    cache_control: Any = None
+
+
+_CONTENT = "a text, or a list of parts of type text"
+Content = Annotated[
+    Annotated[str, Tag(TEXT)] | Annotated[Annotated[list[ContentPart], bounded()], Tag(ITEMS)],
+    Discriminator(text_or_items, custom_error_type="form", custom_error_message=_CONTENT),
+]
 
 
 class FunctionCall(ApiRequest):
@@ -52,9 +70,7 @@ class Message(ApiRequest):
     """One message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[ContentPart], bounded()] | None = Field(
-        None, description="a text, or a list of parts of type text"
-    )
+    content: Content | None = None
     name: str | None = None
     # What a model thought before its answer, by the names that servers give it.
     reasoning: str | None = None
@@ -70,7 +86,7 @@ class Message(ApiRequest):
     @model_validator(mode="after")
     def _has_content(self) -> Message:
         if self.content is None and self.refusal is None and not self.tool_calls:
-            raise PydanticCustomError("no_content", "content: a text, or a list of parts of type text")
+            raise PydanticCustomError("no_content", f"content: {_CONTENT}")
         return self
 
     def for_template(self) -> dict[str, Any]:
