@@ -38,6 +38,7 @@ class AnswerReader:
     ) -> None:
         self.is_reasoning = False
         self._form = form
+        self._is_plain = not form.is_harmony and form.reasoning is None and (form.tools is None or not tools)
         self._source = Source()
         self._pieces: list[Piece] = []
         self._calls = Calls(tools, self._pieces.append, streams)
@@ -52,6 +53,8 @@ class AnswerReader:
 
     def add(self, text: str) -> list[Piece]:
         """What the next text of the answer says."""
+        if self._is_plain:
+            return [TextPiece(text)] if text else []
         self._source.add(text)
         return self._advance()
 
@@ -180,12 +183,16 @@ class AnswerReader:
 
 def _overlap(text: str, end: str) -> int:
     """The length of the longest end of `text` with which `end` begins."""
-    longest = min(len(text), len(end) - 1)
-    return next((length for length in range(longest, 0, -1) if text.endswith(end[:length])), 0)
+    at = text.find(end[0], max(0, len(text) - len(end) + 1))
+    while at >= 0 and not end.startswith(text[at:]):
+        at = text.find(end[0], at + 1)
+    return len(text) - at if at >= 0 else 0
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
     """The same with texts that follow one another in one piece."""
+    if len(pieces) < 2:
+        return list(pieces)
     joined: list[Piece] = []
     for piece in pieces:
         last = joined[-1] if joined else None

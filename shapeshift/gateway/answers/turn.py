@@ -134,7 +134,8 @@ class Turn:
             self._text += row.text
             self._tokens += row.tokens
             self._has_ended = reason is not None
-        return Part(replace(row, finish_reason=reason), pieces)
+        # `replace` takes as long as all the rest of it.
+        return Part(row if reason == row.finish_reason else replace(row, finish_reason=reason), pieces)
 
     def _reader(self) -> AnswerReader | _Arguments:
         choice = self._chat.tool_choice
