@@ -22,7 +22,7 @@ IDENTITY, SIGMOID, SOFTMAX = "identity", "sigmoid", "softmax"
 TOOL_PARSERS = (
     *("openai", "gemma4", "seed_oss", "qwen3_coder", "glm45", "minimax_m2", "deepseek_v32", "deepseek_v4"),
     *("deepseek_v3", "kimi_k2", "cohere_command3", "mistral", "lfm2", "nemotron", "minimax", "granite", "gigachat3"),
-    *("hermes", "functionary", "llama3_json"),
+    *("gigachat3_roles", "apertus", "solar_open", "hy_v3", "minicpm5", "hermes", "functionary", "llama3_json"),
 )
 """Forms in which models write calls of tools, see `gateway.answers.families`; vLLM's names where it has the form."""
 _NOTHING = np.array([[b""]], dtype=object)

@@ -14,10 +14,7 @@ from tests.gateway.test_gateway_answers import calls_of, read, text_of, thought_
 
 pytestmark = pytest.mark.long
 # Forms that no family has.
-WITHOUT = {
-    *("Apertus-8B-Instruct", "GigaChat3-10B-A1.8B", "Kimi-K3", "MiniMax-M3", "meetkai-functionary-medium-v3.2"),
-    *("muse-glimmer", "openbmb-MiniCPM5-1B", "tencent-Hy3", "upstage-Solar-Open-100B"),
-}
+WITHOUT = {"Kimi-K3", "MiniMax-M3", "meetkai-functionary-medium-v3.2", "muse-glimmer"}
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "more": {"type": "array"}},
@@ -87,4 +84,4 @@ def test_calls_in_the_form_of_each_template_are_read() -> None:
             if thought_of(pieces):
                 thought.add(file.stem)
                 assert thought_of(pieces) == "hm" and "hm" not in text_of(pieces), file.stem
-    assert len(answered) >= 40 and len(thought) >= 12, (len(answered), len(thought))
+    assert len(answered) >= 45 and len(thought) >= 12, (len(answered), len(thought))

@@ -71,6 +71,33 @@ ANSWERS = {
         "Look:<|tool_call_start|>[weather(city='Pa\"{ris', days=2, more=[1, {'a': None}]), news(city='Rom')]"
         "<|tool_call_end|>"
     ),
+    "gigachat3_roles": (
+        'Look:<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "weather", "arguments": {"city": "Pa\\"{ris", '
+        '"days": 2, "more": [1, {"a": null}]}}<|message_sep|>\n\nfunction call<|role_sep|>\n'
+        '{"name": "news", "arguments": {"city": "Rom"}}'
+    ),
+    "apertus": (
+        'Look:<|tools_prefix|>[{"weather": {"city": "Pa\\"{ris", "days": 2, "more": [1, {"a": null}]}}, '
+        '{"news": {"city": "Rom"}}]<|tools_suffix|>'
+    ),
+    "solar_open": (
+        "Look:<|tool_calls|><|tool_call:begin|>call0<|tool_call:name|>weather<|tool_call:args|>"
+        '{"city": "Pa\\"{ris", "days": 2, "more": [1, {"a": null}]}<|tool_call:end|><|tool_call:begin|>call1'
+        '<|tool_call:name|>news<|tool_call:args|>{"city": "Rom"}<|tool_call:end|><|calls|>'
+    ),
+    "hy_v3": (
+        "Look:<tool_calls:opensource>\n<tool_call:opensource>weather<tool_sep:opensource>\n<arg_key:opensource>city"
+        '</arg_key:opensource>\n<arg_value:opensource>Pa"{ris</arg_value:opensource>\n<arg_key:opensource>days'
+        "</arg_key:opensource>\n<arg_value:opensource>2</arg_value:opensource>\n<arg_key:opensource>more"
+        '</arg_key:opensource>\n<arg_value:opensource>[1, {"a": null}]</arg_value:opensource>\n</tool_call:opensource>'
+        "\n<tool_call:opensource>news<tool_sep:opensource>\n<arg_key:opensource>city</arg_key:opensource>\n"
+        "<arg_value:opensource>Rom</arg_value:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>"
+    ),
+    "minicpm5": (
+        'Look:\n<function name="weather"><param name="city">Pa"{ris</param><param name="days">2</param>'
+        "<param name=\"more\">[1, {'a': None}]</param></function>\n"
+        '<function name="news"><param name="city"><![CDATA[Rom]]></param></function>'
+    ),
     "functionary": (
         'Look:<function=weather>{"city": "Pa\\"{ris", "days": 2, "more": [1, {"a": null}]}</function>'
         '<function=news>{"city": "Rom"}</function>'

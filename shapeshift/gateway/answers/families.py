@@ -33,11 +33,15 @@ class ToolFamily:
 
 @dataclass(frozen=True)
 class ReasoningMarks:
-    """The texts around reasoning, which a template has too. closing: what ends it where the model does not."""
+    """The texts around reasoning. closing: what ends it where the model does not.
+
+    mark: what a template has of them; empty: both.
+    """
 
     begin: str
     end: str
     closing: str
+    mark: str = ""
 
     def opened_by(self, prompt: str) -> bool:
         """Whether the prompt ends with `begin`, so that an answer starts with reasoning."""
@@ -51,9 +55,15 @@ _OBJECT: Sequence[Steps] = ((Object(),),)
 _FUNCTION = re.compile(r'\s*(?P<name>[^"<>\s]+)\s*')
 _KIMI = re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[\w.-]+):\d+)\s*")
 _MISTRAL = re.compile(r"(?P<name>[\w.-]+)(?:\[CALL_ID\](?P<id>\w+))?")
+_ROLE, _SEPARATOR = "function call<|role_sep|>", "<|message_sep|>"
+_SOLAR = re.compile(r"\s*(?P<id>[\w.-]+)<\|tool_call:name\|>(?P<name>[\w.:/-]+)\s*")
 _LINES = Parameters("<parameter=", ">", "", "</parameter>", has_lines=True)
 _NAMED = Parameters('<parameter name="', '"', ">", "</parameter>")
 _KEYS = Parameters("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+_PARAMS = Parameters('<param name="', '"', ">", "</param>", around=("<![CDATA[", "]]>"))
+_HY = Parameters(
+    *("<arg_key:opensource>", "</arg_key:opensource>", "<arg_value:opensource>", "</arg_value:opensource>")
+)
 _DSML = Parameters('<｜DSML｜parameter name="', '"', ">", "</｜DSML｜parameter>")
 
 # Of two that fit a template the first one counts.
@@ -144,6 +154,41 @@ TOOL_FAMILIES: Sequence[ToolFamily] = (
     ToolFamily("minimax", [["<tool_calls>"]], "<tool_calls>", _OBJECT, "</tool_calls>"),
     ToolFamily("granite", [["<|tool_call|>"]], "<|tool_call|>", _OBJECT),
     ToolFamily("gigachat3", [["<|function_call|>"]], "<|function_call|>", _OBJECT),
+    ToolFamily(
+        "gigachat3_roles",
+        [["'function call'", "<|role_sep|>"]],
+        f"{_SEPARATOR}\n\n{_ROLE}",
+        # A separator ends each call, and may be the token that ends the answer.
+        [(Object(), _SEPARATOR), (_ROLE, Object(), _SEPARATOR), (Object(),), (_ROLE, Object())],
+    ),
+    ToolFamily(
+        "apertus",
+        [["<|tools_prefix|>"]],
+        "<|tools_prefix|>",
+        [("{", '"', Head('"'), ":", Arguments(), "}")],
+        "<|tools_suffix|>",
+    ),
+    ToolFamily(
+        "solar_open",
+        [["<|tool_call:begin|>"]],
+        "<|tool_calls|>",
+        [("<|tool_call:begin|>", Head("<|tool_call:args|>", _SOLAR), Arguments(), "<|tool_call:end|>")],
+        "<|calls|>",
+    ),
+    ToolFamily(
+        "hy_v3",
+        [["<tool_calls{}>", ":opensource"]],
+        "<tool_calls:opensource>",
+        [("<tool_call:opensource>", Head("<tool_sep:opensource>"), _HY, "</tool_call:opensource>")],
+        "</tool_calls:opensource>",
+    ),
+    ToolFamily(
+        "minicpm5",
+        [['<function name="', '<param name="']],
+        '<function name="',
+        [(Head('">'), _PARAMS)],
+        "</function>",
+    ),
     ToolFamily("hermes", [["<tool_call>"]], "<tool_call>", _OBJECT, "</tool_call>"),
     ToolFamily("functionary", [["<function=", "</function>"]], "<function=", [(Head(">"), Arguments())], "</function>"),
     ToolFamily(
@@ -167,6 +212,7 @@ _REASONING: Sequence[ReasoningMarks] = (
     ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>", "<|END_THINKING|>"),
     ReasoningMarks("<mm:think>", "</mm:think>", "</mm:think>"),
     ReasoningMarks("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", "\n[BEGIN FINAL RESPONSE]\n"),
+    ReasoningMarks("<think:opensource>", "</think:opensource>", "</think:opensource>", "<think{}>"),
     ReasoningMarks("<think>", "</think>", "\n</think>\n\n"),
 )
 
@@ -196,8 +242,12 @@ def format_of(templates: Sequence[str], tool_parser: str = "") -> AnswerFormat:
     tools = _BY_NAME.get(tool_parser) or next((one for one in TOOL_FAMILIES if _fits(one, source)), None)
     if tools is not None and tools.name == HARMONY:
         return AnswerFormat(tools, _HARMONY_MARKS)
-    reasoning = next((marks for marks in _REASONING if marks.begin in source and marks.end in source), None)
+    reasoning = next((marks for marks in _REASONING if _shows(source, marks)), None)
     return AnswerFormat(tools, reasoning)
+
+
+def _shows(source: str, marks: ReasoningMarks) -> bool:
+    return marks.mark in source if marks.mark else marks.begin in source and marks.end in source
 
 
 def _fits(family: ToolFamily, source: str) -> bool:

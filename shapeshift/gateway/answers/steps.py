@@ -173,7 +173,7 @@ class Object:
 class Parameters:
     """Arguments one by one, between tags: `begin`, the name, `name_end`, anything, `value`, the value, `end`.
 
-    has_lines: whether a value that is text stands on lines of its own.
+    has_lines: whether a value that is text stands on lines of its own. around: what may stand around a value.
     """
 
     begin: str
@@ -181,6 +181,7 @@ class Parameters:
     value: str
     end: str
     has_lines: bool = False
+    around: tuple[str, str] = ("", "")
 
     def read(self, source: Source, call: Call) -> Reading[bool]:
         types = _types(call.schema)
@@ -191,12 +192,15 @@ class Parameters:
             if not (yield from literal(source, self.begin)):
                 break
             name = yield from until(source, self.name_end)
-            before = yield from until(source, self.value)
+            between = yield from until(source, self.value)
             text = yield from until(source, self.end, _LONGEST_VALUE)
-            if name is None or before is None or text is None:
+            if name is None or between is None or text is None:
                 return False
             if self.has_lines:
                 text = text.removeprefix("\n").removesuffix("\n")
+            before, after = self.around
+            if text.startswith(before) and text.endswith(after):
+                text = text.removeprefix(before).removesuffix(after)
             call.put(f"{comma}{json.dumps(name)}: {_value(text, types.get(name, ('string',)))}")
             comma = ", "
         source.at = mark
