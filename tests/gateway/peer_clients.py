@@ -13,6 +13,12 @@ from typing import Any
 TEXTS = ["A text of any length.", "Another one, somewhat longer.", "short"]
 QUERY = "What does the function return?"
 TOKENS = 8
+TOOL = "weather"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+}
 
 
 def langchain(url: str, embedder: str, chat: str) -> dict[str, Any]:
@@ -63,8 +69,63 @@ def cohere(url: str, embedder: str, chat: str) -> dict[str, Any]:
     return found
 
 
+def openai(url: str, embedder: str, chat: str) -> dict[str, Any]:
+    """OpenAI's client: embeddings, a response and its stream, a call that has to be made, whole and as a stream."""
+    import openai as library
+
+    client: Any = library.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    answer = client.embeddings.create(model=embedder, input=TEXTS)
+    asked: Any = {"model": chat, "temperature": 0}
+    whole = client.responses.create(**asked, input=QUERY, max_output_tokens=TOKENS)
+    with client.responses.stream(**asked, input=QUERY, max_output_tokens=TOKENS) as stream:
+        events = list(stream)
+    # Its tokens end the answer, so that it is not one that the client calls final.
+    streamed = events[-1].response
+    function = {"name": TOOL, "parameters": SCHEMA}
+    asked |= {"messages": [{"role": "user", "content": QUERY}], "tools": [{"type": "function", "function": function}]}
+    asked["tool_choice"] = {"type": "function", "function": {"name": TOOL}}
+    with client.chat.completions.stream(**asked) as chunks:
+        streamed_call = chunks.get_final_completion().choices[0].message.tool_calls[0].function
+    call = client.chat.completions.create(**asked).choices[0].message.tool_calls[0].function
+    return {
+        "vectors": [one.embedding for one in answer.data],
+        "text": whole.output_text,
+        "streamed": "".join(event.delta for event in events if event.type == "response.output_text.delta"),
+        "tokens": streamed.usage.output_tokens,
+        "counted": streamed.usage.input_tokens,
+        "call": [call.name, json.loads(call.arguments)],
+        "streamed_call": [streamed_call.name, json.loads(streamed_call.arguments)],
+    }
+
+
+def anthropic(url: str, embedder: str, chat: str) -> dict[str, Any]:
+    """Anthropic's client: an answer, a stream, the tokens of a conversation, and the same call."""
+    import anthropic as library
+
+    client: Any = library.Anthropic(base_url=url, api_key="none", max_retries=0)
+    told = {"model": chat, "messages": [{"role": "user", "content": QUERY}]}
+    asked = {**told, "extra_body": {"temperature": 0}, "max_tokens": TOKENS}
+    whole = client.messages.create(**asked)
+    with client.messages.stream(**asked) as stream:
+        pieces = list(stream.text_stream)
+        tokens = stream.get_final_message().usage.output_tokens
+    tools = {"tools": [{"name": TOOL, "input_schema": SCHEMA}], "tool_choice": {"type": "tool", "name": TOOL}}
+    asked["max_tokens"] = 64
+    with client.messages.stream(**asked, **tools) as stream:
+        (streamed_call,) = stream.get_final_message().content
+    (call,) = client.messages.create(**asked, **tools).content
+    return {
+        "text": whole.content[0].text,
+        "streamed": "".join(pieces),
+        "tokens": tokens,
+        "counted": client.messages.count_tokens(**told).input_tokens,
+        "call": [call.name, call.input],
+        "streamed_call": [streamed_call.name, streamed_call.input],
+    }
+
+
 CLIENTS: dict[str, Callable[[str, str, str], dict[str, Any]]] = {
-    client.__name__: client for client in (langchain, litellm, cohere)
+    client.__name__: client for client in (langchain, litellm, cohere, openai, anthropic)
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import httpx2
 import pytest
 
 from shapeshift.cli.gateway import child
+from shapeshift.triton import model_config
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -20,13 +22,30 @@ BUILD = Path(__file__).resolve().parents[2] / "build"
 
 
 @contextmanager
-def serving(make_server: Callable[..., TritonServer], models: Sequence[str], run: Path) -> Iterator[TritonServer]:
-    """The server, ready. Skips the test where a model has not been built."""
+def serving(
+    make_server: Callable[..., TritonServer], models: Sequence[str], run: Path, *more: Path
+) -> Iterator[TritonServer]:
+    """The server, ready, of models that are built, or lie in the repositories `more`. Skips the test without one."""
+    repositories = (BUILD / "repository", *more)
     for model in models:
-        if not (BUILD / "repository" / model).is_dir():
+        if not any((one / model).is_dir() for one in repositories):
             pytest.skip(f"no {BUILD / 'repository' / model}: run `make engines`")
-    with make_server((BUILD / "repository",), tuple(models), run) as server:
+    with make_server(repositories, tuple(models), run) as server:
         yield server.wait_ready()
+
+
+def with_template(model: str, name: str, template: str, repository: Path) -> None:
+    """Add to a repository a model that is built, under another name and with another chat template."""
+    built, folder = BUILD / "repository" / model, repository / name
+    if not built.is_dir():
+        pytest.skip(f"no {built}: run `make engines`")
+    shutil.copytree(built / "1", folder / "1")
+    (folder / "1" / "chat_template.jinja").write_text(template)
+    config = model_config.read(built / "config.pbtxt")
+    config.name = name
+    for path in ("checkpoint", "kernel_cache"):
+        model_config.set_parameter(config, path, str((built / config.parameters[path].string_value).resolve()))
+    model_config.write(config, folder / "config.pbtxt")
 
 
 @contextmanager

@@ -9,24 +9,37 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import httpx2
 import numpy as np
 import pytest
 
 from bench.peers.venv import without_torch
+from tests import llama_cpp_source
 from tests.gateway.fake_triton import FakeTriton
-from tests.gateway.peer_clients import CLIENTS, QUERY, TEXTS, TOKENS
-from tests.gateway.served import BUILD, gateway, serving
+from tests.gateway.peer_clients import CLIENTS, QUERY, SCHEMA, TEXTS, TOKENS, TOOL
+from tests.gateway.served import BUILD, gateway, serving, with_template
 
 if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
-MODELS = ("encode", "chat")
+# chat with a template that has tools.
+TOOLS = "chat_tools"
+TEMPLATE = "Qwen-Qwen2.5-7B-Instruct.jinja"
+MODELS = ("encode", "chat", TOOLS)
 SCRIPT = Path(__file__).with_name("peer_clients.py")
 COUNT = int(os.environ.get("SHAPESHIFT_FUZZ", "1000"))
+LANGCHAIN = Path(__file__).with_name("langchain_suites.py")
+SUITES = ("TestEmbeddings", "TestChat", "TestResponses", "TestMessages")
+# What an able model passes: a joke that ends, the keys that a question names, a tool that it chooses itself.
+CONTENT = {
+    *("test_structured_output", "test_structured_output_async", "test_structured_output_pydantic_2_v1"),
+    *("test_structured_output_optional_param", "test_json_mode", "test_agent_loop"),
+    "test_unicode_tool_call_integration",
+}
 SUITE = "compatcanary@0.2.2"
 # They answer 501 without a registry, by design.
 UNCHANGED = "/v1/(un)?load_lora_adapter"
@@ -48,8 +61,12 @@ def served(
     free_ports: Callable[[int], list[int]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("clients")
+    with_template(
+        "chat", TOOLS, (llama_cpp_source.models() / "templates" / TEMPLATE).read_text(), folder / "repository"
+    )
     with (
-        serving(make_server, MODELS, tmp_path_factory.mktemp("clients") / "run") as server,
+        serving(make_server, MODELS, folder / "run", folder / "repository") as server,
         gateway(server, free_ports(1)[0], len(MODELS)) as address,
     ):
         yield address
@@ -62,9 +79,15 @@ def expected(served: str) -> dict[str, Any]:
     def post(route: str, **body: Any) -> Any:
         return httpx2.post(f"{served}{route}", json=body, timeout=120).raise_for_status().json()
 
-    messages = [{"role": "user", "content": QUERY}]
-    said = post("/v1/chat/completions", model="chat", messages=messages, max_tokens=TOKENS, temperature=0)
+    chat: dict[str, Any] = {"model": TOOLS, "messages": [{"role": "user", "content": QUERY}], "temperature": 0}
+    said = post("/v1/chat/completions", **chat, max_tokens=TOKENS)
     text = said["choices"][0]["message"]["content"]
+    function = {"type": "function", "function": {"name": TOOL}}
+    tools = [{"type": "function", "function": {"name": TOOL, "parameters": SCHEMA}}]
+    called = post("/v1/chat/completions", **chat, tools=tools, tool_choice=function)
+    call = called["choices"][0]["message"]["tool_calls"][0]["function"]
+    arguments = json.loads(call["arguments"])
+    assert arguments["city"] in SCHEMA["properties"]["city"]["enum"]
     ranked = post("/v1/rerank", model="encode", query=TEXTS[2], documents=TEXTS)["results"]
     order = [one["index"] for one in ranked]
     return {
@@ -72,6 +95,8 @@ def expected(served: str) -> dict[str, Any]:
         "text": text,
         "streamed": text,
         "tokens": TOKENS,
+        "counted": said["usage"]["prompt_tokens"],
+        **dict.fromkeys(("call", "streamed_call"), [TOOL, arguments]),
         **dict.fromkeys(("ranked", "ranked_v1", "ranked_hosted_vllm", "ranked_cohere", "ranked_jina_ai"), order),
     }
 
@@ -79,7 +104,7 @@ def expected(served: str) -> dict[str, Any]:
 @pytest.mark.server
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_client_gets_what_the_gateway_says(peer: Path, served: str, expected: dict[str, Any], client: str) -> None:
-    command: list[Any] = [peer / "python", SCRIPT, client, served, "encode", "chat"]
+    command: list[Any] = [peer / "python", SCRIPT, client, served, "encode", TOOLS]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=clean)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -89,6 +114,23 @@ def test_a_client_gets_what_the_gateway_says(peer: Path, served: str, expected: 
         cosines = np.einsum("ij,ij->i", found.pop("vectors"), expected["vectors"])
         np.testing.assert_allclose(cosines, 1.0, atol=1e-3)
     assert found == {name: expected[name] for name in found} and found
+
+
+@pytest.mark.server
+def test_the_suites_of_langchain(peer: Path, served: str, tmp_path: Path) -> None:
+    command: list[Any] = [peer / "python", "-m", "pytest", LANGCHAIN, "--noconftest", "-c", "/dev/null"]
+    command += ["-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "-o", "asyncio_default_test_loop_scope=session"]
+    command += ["-o", "junit_family=xunit1", f"--junitxml={tmp_path / 'results.xml'}", "--tb=short"]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PY")}
+    clean |= {"GATEWAY": served, "CHAT": TOOLS, "OMP_WAIT_POLICY": "passive"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, env=clean, cwd=tmp_path)
+    cases = list(ElementTree.parse(tmp_path / "results.xml").iter("testcase"))
+    assert len(cases) >= 150, done.stdout[-3000:]
+    assert {one.get("classname", "").rpartition(".")[2] for one in cases} == set(SUITES)
+    failed = {
+        one.get("name", "").partition("[")[0] for one in cases if {part.tag for part in one} & {"failure", "error"}
+    }
+    assert failed <= CONTENT, done.stdout[-5000:]
 
 
 @pytest.mark.server
