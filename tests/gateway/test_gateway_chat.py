@@ -145,8 +145,7 @@ def test_a_model_without_a_template_says_what_to_do(client: openai.OpenAI) -> No
         ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role", "invalid_value"),
         ({"messages": [{"role": "user"}]}, "messages", "invalid_value"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content", "invalid_value"),
-        ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages", "unsupported_parameter"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages", None),
+        ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio", "unsupported_parameter"),
         ({"messages": [{"role": "user", "content": "a", "mood": "x"}]}, "messages[0].mood", "unknown_parameter"),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "invalid_value"),
@@ -175,11 +174,11 @@ def test_a_model_without_a_template_says_what_to_do(client: openai.OpenAI) -> No
         ({"colour": 1}, "colour", "unknown_parameter"),
     ],
 )
-def test_bad_input_is_named(url: str, more: dict[str, Any], param: str, code: str | None) -> None:
+def test_bad_input_is_named(url: str, more: dict[str, Any], param: str, code: str) -> None:
     answer = httpx2.post(f"{url}/v1/chat/completions", json={**ASK, **more})
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"].startswith(param), error
-    assert code is None or error["code"] == code, error
+    assert error["code"] == code, error
 
 
 def test_fields_that_change_nothing_are_accepted(client: openai.OpenAI) -> None:

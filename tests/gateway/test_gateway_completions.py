@@ -136,6 +136,31 @@ def test_logprobs(client: openai.OpenAI, url: str) -> None:
     assert [piece["choices"][0]["logprobs"]["text_offset"] for piece in pieces] == [[0], [3], [6]]
 
 
+def test_a_stream_repeats_the_prompt_with_its_logprobs_for_each_answer(url: str) -> None:
+    whole = httpx2.post(f"{url}/v1/completions", json={**ASK, "echo": True, "logprobs": 1, "n": 2}).json()["choices"]
+    pieces = [piece["choices"][0] for piece in stream(url, echo=True, logprobs=1, n=2)]
+    for choice in whole:
+        parts = [piece for piece in pieces if piece["index"] == choice["index"]]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        for name, values in choice["logprobs"].items():
+            assert [value for part in parts for value in part["logprobs"][name]] == values
+    assert whole[0]["logprobs"]["token_logprobs"][0] is None and len(whole[0]["logprobs"]["tokens"]) == 6
+
+
+def test_logprobs_of_the_prompt_as_in_vllm(url: str) -> None:
+    body = {**ASK, "prompt_logprobs": 1, "n": 2}
+    for choice in httpx2.post(f"{url}/v1/completions", json=body).json()["choices"]:
+        first, *others = choice["prompt_logprobs"]
+        assert first is None and choice["logprobs"] is None and len(others) == 2
+        assert others[0]["7"]["decoded_token"] == "two" and others[0]["8"]["rank"] == 1
+
+
+def test_each_piece_says_the_usage_so_far_on_request(url: str) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    pieces = stream(url, stream_options=options)
+    assert [piece["usage"]["completion_tokens"] for piece in pieces] == [1, 2, 3, 3]
+
+
 def test_echo(client: openai.OpenAI, triton: FakeTriton, url: str) -> None:
     client.completions.create(model="generate", prompt="ab", echo=True)
     assert triton.calls[-1].inputs["exclude_input_in_output"].tolist() == [False]
@@ -211,7 +236,8 @@ def test_a_client_that_goes_away_cancels_its_request(url: str, triton: FakeTrito
         ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
         ({"suffix": "end"}, "suffix", "unsupported_parameter"),
         ({"use_beam_search": True}, "use_beam_search", "unsupported_parameter"),
-        ({"echo": True, "stream": True, "logprobs": 1}, "logprobs", "unsupported_parameter"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "unsupported_parameter"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs", "invalid_value"),
         ({"echo": True, "stream": True, "prompt": [1]}, "prompt", "unsupported_parameter"),
         ({"temprature": 1}, "temprature", "unknown_parameter"),
     ],

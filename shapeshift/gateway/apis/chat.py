@@ -15,6 +15,7 @@ from shapeshift.gateway.answers.pieces import ArgumentsPiece, CallBegun, Piece, 
 from shapeshift.gateway.answers.turn import Answer, Turn, begin
 from shapeshift.gateway.apis.fields import (
     ITEMS,
+    OF_TEXT,
     TEXT,
     ApiRequest,
     Int32,
@@ -40,15 +41,8 @@ _MOST_MESSAGES = 4096
 class ContentPart(SaidPart):
     """A part of a message. cache_control: accepted; clients mark what others are to cache."""
 
-    type: Literal["text", "refusal"]
+    type: Annotated[Literal["text", "refusal"], OF_TEXT]
     cache_control: Any = None
-
-
-_CONTENT = "a text, or a list of parts of type text"
-Content = Annotated[
-    Annotated[str, Tag(TEXT)] | Annotated[Annotated[list[ContentPart], bounded()], Tag(ITEMS)],
-    Discriminator(text_or_items, custom_error_type="form", custom_error_message=_CONTENT),
-]
 
 
 class FunctionCall(ApiRequest):
@@ -64,6 +58,14 @@ class ToolCall(ApiRequest):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
+
+
+Content = Annotated[
+    Annotated[str, Tag(TEXT)] | Annotated[Annotated[list[ContentPart], bounded()], Tag(ITEMS)],
+    Discriminator(
+        text_or_items, custom_error_type="form", custom_error_message="a text, or a list of parts of type text"
+    ),
+]
 
 
 class Message(ApiRequest):
@@ -174,6 +176,7 @@ class ChatRequest(SamplingRequest):
     modalities: Annotated[Any, not_served(["text"])] = None
     moderation: Annotated[Any, not_served()] = None
     prediction: Annotated[Any, not_served()] = None
+    prompt_logprobs: Annotated[Any, not_served()] = None
     store: Annotated[Any, not_served(False)] = None
     verbosity: Annotated[Any, not_served("medium")] = None
     web_search_options: Annotated[Any, not_served()] = None
@@ -236,7 +239,6 @@ class _ChatCompletion:
     async def events(self, context: Context) -> AsyncGenerator[bytes, None]:
         """The events of a stream, without the last one."""
         head = {**self._head, "object": "chat.completion.chunk"}
-        usage = {"usage": None} if self._body.includes_usage else {}
         begun: set[int] = set()
         async for parts in self._turn.parts(context):
             for part in parts:
@@ -249,6 +251,7 @@ class _ChatCompletion:
                     delta = {"role": "assistant", **delta}
                 logprobs = self._logprobs(row.logprobs or [])
                 choice = {"index": row.choice, "delta": delta, "logprobs": logprobs, "finish_reason": row.finish_reason}
+                usage = self._body.usage_of_piece(self._turn.usage)
                 yield event({**head, "choices": [_with_reason(choice, row.stop_reason)], **usage})
         if self._body.includes_usage:
             yield event({**head, "choices": [], "usage": self._turn.usage.body()})

@@ -32,6 +32,8 @@ class CompletionRequest(SamplingRequest):
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     max_tokens: Annotated[Int32, Field(ge=0)] | None = None
+    # vLLM's.
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     suffix: Annotated[str | None, not_served("")] = None
 
 
@@ -46,14 +48,15 @@ async def create_completion(body: CompletionRequest, context: Context) -> dict[s
 def _call(target: Target, body: CompletionRequest) -> GenerationCall:
     prompts = listed(body.prompt)
     sampling = body.sampling()
-    for name in ("best_of", "max_tokens", "logprobs"):
+    for name in ("best_of", "max_tokens", "logprobs", "prompt_logprobs"):
         if (value := getattr(body, name)) is not None:
             sampling[name] = value
-    if body.echo and body.stream and (body.logprobs is not None or not isinstance(prompts[0], str)):
-        field = "prompt" if body.logprobs is None else "logprobs"
-        raise ApiError(400, f"{field}: not with both echo and stream", param=field, code="unsupported_parameter")
+    if body.echo and body.stream and not isinstance(prompts[0], str):
+        raise ApiError(400, "prompt: a text with both echo and stream", param="prompt", code="unsupported_parameter")
+    if body.prompt_logprobs is not None and body.stream:
+        raise ApiError(400, "prompt_logprobs: not with stream", param="prompt_logprobs", code="unsupported_parameter")
     if body.echo and body.logprobs is not None:
-        sampling["prompt_logprobs"] = body.logprobs
+        sampling["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     if body.max_tokens == 0:
         if not body.echo:
             raise ApiError(400, "max_tokens: got 0; at least 1 without echo", param="max_tokens", code="invalid_value")
@@ -82,6 +85,7 @@ class _Completion:
         self._is_empty = body.max_tokens == 0
         self._usage = Usage(call.choices)
         self._logprobs: dict[int, CompletionLogprobs] = {}
+        self._scored: dict[int, Sequence[TokenEntries | None]] = {}
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -91,18 +95,18 @@ class _Completion:
 
     async def whole(self, context: Context) -> dict[str, Any]:
         """The answer to a request without `stream`."""
-        choices = [self._as_choice(row, self._choice(row)) for row in await all_rows(context, self._call)]
+        choices = [self._as_choice(row, self._choice(row, True)) for row in await all_rows(context, self._call)]
         return {**self._head, "choices": choices, "usage": self._usage.body()}
 
     async def events(self, context: Context) -> AsyncGenerator[bytes, None]:
         """The events of a stream, without the last one."""
-        usage = {"usage": None} if self._body.includes_usage else {}
         begun: set[int] = set()
         async for answers in rows(context, self._call):
             for row in answers:
                 delta = self._delta(row, row.choice not in begun)
                 begun.add(row.choice)
-                yield event({**self._head, "choices": [self._as_choice(row, delta)], **usage})
+                choice = self._as_choice(row, delta)
+                yield event({**self._head, "choices": [choice], **self._body.usage_of_piece(self._usage)})
         if self._body.includes_usage:
             yield event({**self._head, "choices": [], "usage": self._usage.body()})
 
@@ -111,17 +115,21 @@ class _Completion:
         choice = {"index": row.choice, "finish_reason": row.finish_reason, **said}
         return choice if row.stop_reason is None else {**choice, "stop_reason": row.stop_reason}
 
-    def _choice(self, row: Row) -> dict[str, Any]:
+    def _choice(self, row: Row, first: bool) -> dict[str, Any]:
         logprobs = None
+        # Of all answers to a prompt, the first response of a stream has them once.
+        prompt = row.choice // self._call.choices
+        self._scored.setdefault(prompt, row.prompt_logprobs or [])
         if self._body.logprobs is not None:
-            scored = row.prompt_logprobs or []
+            scored = self._scored[prompt] if first and self._body.echo else []
             logprobs = self._logprobs.setdefault(row.choice, CompletionLogprobs(self._body.logprobs)).of(
                 [] if self._is_empty else row.logprobs or [], self._prompt(row) if scored else "", scored
             )
-        return {"text": self._prompt(row) if self._is_empty else row.text, "logprobs": logprobs}
+        choice = {"text": self._prompt(row) if self._is_empty else row.text, "logprobs": logprobs}
+        return choice if self._body.prompt_logprobs is None else {**choice, "prompt_logprobs": self._scored[prompt]}
 
     def _delta(self, row: Row, first: bool) -> dict[str, Any]:
-        choice = self._choice(row)
+        choice = self._choice(row, first)
         if self._body.echo:
             prompt = self._prompt(row) if first else ""
             choice["text"] = prompt if self._is_empty else f"{prompt}{row.text}"

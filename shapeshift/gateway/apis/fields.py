@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import orjson
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
@@ -75,6 +75,25 @@ def not_served(*neutral: Any) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+# Parts of a conversation, by the names of OpenAI's and Anthropic's APIs, that no model here reads.
+_MEDIA = frozenset(
+    (
+        *("image", "image_url", "input_image", "image_file", "document", "file", "input_file", "search_result"),
+        *("input_audio", "audio_url", "video_url", "container_upload"),
+    )
+)
+
+
+def _of_text(value: Any) -> Any:
+    if isinstance(value, str) and value in _MEDIA:
+        raise PydanticCustomError("unsupported_parameter", "its models read texts, no {type}", {"type": value})
+    return value
+
+
+OF_TEXT = BeforeValidator(_of_text)
+"""Refuses the types of parts that are images, audio or files by their name."""
 
 
 def _writable(value: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from shapeshift.gateway.apis.fields import (
     ITEMS,
+    OF_TEXT,
     TEXT,
     ApiRequest,
     Int32,
@@ -46,7 +47,7 @@ _CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
 class Block(ApiRequest):
     """A part of a message. What is cached, cited or signed changes no answer, nor whether a result is an error."""
 
-    type: Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result"]
+    type: Annotated[Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result"], OF_TEXT]
     text: str | None = None
     thinking: str | None = None
     id: str | None = None
@@ -212,7 +213,7 @@ class CountRequest(ModelRequest):
     workspace_id: str | None = None
     # Not served.
     container: Annotated[Any, not_served()] = None
-    context_management: Annotated[Any, not_served()] = None
+    context_management: Annotated[Any, not_served({}, {"edits": []})] = None
     diagnostics: Annotated[Any, not_served()] = None
     mcp_servers: Annotated[Any, not_served([])] = None
     speed: Annotated[Any, not_served("standard")] = None

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from shapeshift.gateway.apis.fields import (
     ITEMS,
+    OF_TEXT,
     TEXT,
     ApiRequest,
     Int32,
@@ -38,7 +39,7 @@ _NEEDS = {
 class Part(SaidPart):
     """A part of an item."""
 
-    type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "refusal"]
+    type: Annotated[Literal["input_text", "output_text", "reasoning_text", "summary_text", "refusal"], OF_TEXT]
     annotations: Any = None
     logprobs: Any = None
     prompt_cache_breakpoint: Any = None

@@ -17,6 +17,7 @@ from shapeshift.gateway.apis.fields import (
     not_served,
 )
 from shapeshift.gateway.errors import ApiError, invalid
+from shapeshift.gateway.generation import Usage
 
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Stop = str | Strings
@@ -26,9 +27,13 @@ _MOST_BIASES = 1 << 18
 
 
 class StreamOptions(ApiRequest):
-    """What else a stream holds. include_obfuscation: accepted and ignored, as nothing is padded."""
+    """What else a stream holds. include_obfuscation: accepted and ignored, as nothing is padded.
+
+    continuous_usage_stats: vLLM's: with `include_usage` every piece has the usage so far.
+    """
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
@@ -94,10 +99,16 @@ class SamplingRequest(ModelRequest, GeneratorFields):
         """Whether the stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    def usage_of_piece(self, usage: Usage) -> dict[str, Any]:
+        """What a piece of a stream says of the usage so far."""
+        if self.stream_options is None or not self.includes_usage:
+            return {}
+        return {"usage": usage.body() if self.stream_options.continuous_usage_stats else None}
+
     def field_of(self, name: str) -> str:
         """As of every request; structured outputs come from one of several fields."""
         if name == "structured_outputs" and self.structured_outputs is None:
-            return "response_format" if self.response_format is not None else "tool_choice"
+            return "response_format" if self.response_format is not None else "tools"
         return super().field_of(name)
 
     def sampling(self) -> dict[str, Any]:

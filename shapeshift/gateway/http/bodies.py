@@ -109,7 +109,7 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> ApiError:
     if first["type"] == "missing":
         return ApiError(400, f"{path}: this field is required", param=path, code="missing_parameter")
     if first["type"] == UNSUPPORTED:
-        return ApiError(400, f"{field}: this gateway does not have it; {first['msg']}", param=field, code=UNSUPPORTED)
+        return ApiError(400, f"{path}: this gateway does not have it; {first['msg']}", param=path, code=UNSUPPORTED)
     return _of_field([one for one in errors if one["loc"][:1] == first["loc"][:1]], model.model_fields.get(field))
 
 
