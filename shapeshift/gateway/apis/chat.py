@@ -60,11 +60,10 @@ class ToolCall(ApiRequest):
     function: FunctionCall
 
 
+_CONTENT = "a text, or a list of parts of type text"
 Content = Annotated[
     Annotated[str, Tag(TEXT)] | Annotated[Annotated[list[ContentPart], bounded()], Tag(ITEMS)],
-    Discriminator(
-        text_or_items, custom_error_type="form", custom_error_message="a text, or a list of parts of type text"
-    ),
+    Discriminator(text_or_items, custom_error_type="form", custom_error_message=_CONTENT),
 ]
 
 
