@@ -124,6 +124,32 @@ def test_what_ended_an_answer_is_named(client: openai.OpenAI, stream: bool) -> N
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
 
 
+WRONG: dict[str, list[Any]] = {
+    "a type that there is not": [{"type": "object", "properties": {"a": {"type": "nonsense"}}}],
+    "a reference to nothing": [{"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "required": ["a"]}],
+    "1,000 tools": [{"type": "object", "properties": {"value": {"type": "string"}}}] * 1000,
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_schemas_that_no_grammar_is_made_of_are_the_fault_of_the_tools(url: str, case: str) -> None:
+    functions = [{"name": f"f{place}", "parameters": schema} for place, schema in enumerate(WRONG[case])]
+    bodies: dict[str, Any] = {
+        "chat/completions": {"tools": [{"type": "function", "function": one} for one in functions]},
+        "responses": {"input": PROMPT, "tools": [{"type": "function", **one} for one in functions]},
+        "messages": {"tools": [{"name": one["name"], "input_schema": one["parameters"]} for one in functions]},
+    }
+    for route, body in bodies.items():
+        said = {"messages": [{"role": "user", "content": PROMPT}]} if "input" not in body else {}
+        most = {"max_output_tokens" if route == "responses" else "max_tokens": 20}
+        choice: Any = {"type": "any"} if route == "messages" else "required"
+        asked = {"model": "generate", **said, **most, **body, "tool_choice": choice}
+        answer = httpx2.post(f"{url}/v1/{route}", json=asked, timeout=60)
+        error = answer.json()["error"]
+        field = error["details"]["param"] if route == "messages" else error["param"]
+        assert (answer.status_code, field) == (400, "tools"), answer.text[:500]
+
+
 def test_an_adapter_answers_under_its_name(client: openai.OpenAI) -> None:
     said = {
         name: client.completions.create(model=name, prompt=PROMPT, max_tokens=20, temperature=0).choices[0].text
