@@ -187,7 +187,7 @@ def classes(view: View, model: str) -> str:
             number(1e3 * seconds.get(name, 0.0) / started[name], "ms") if started.get(name) else "–",
             number(overtaken.get(name, 0.0)),
         )
-        for name in waiting
+        for name in sorted(waiting, key=lambda name: (name == OTHERS, name))
     ]
     caption = f"Urgent requests go first: classes (slo_class), {view.minute_words}"
     return table(caption, ("class", "waiting now", "served", "mean wait", "times overtaken"), rows, "")

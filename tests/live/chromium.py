@@ -134,7 +134,7 @@ async def photograph_panels(url: str, folder: Path, width: int, dark: bool, wait
         await tab.open(url, width, 1000, dark)
         await tab.until("document.querySelectorAll('.panel .plot, .panel .tiles').length > 0")
         await asyncio.sleep(wait_s)
-        names = await tab.value("[...document.querySelectorAll('section.panel')].map(one => one.id)")
+        names = await tab.value("[...document.querySelectorAll('section.panel:not(.hidden)')].map(one => one.id)")
         for name in [one for one in names if not only or one in only]:
             await tab.photograph(folder / f"{name}.png", f"#{name}")
         if not only:

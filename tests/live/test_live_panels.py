@@ -87,9 +87,9 @@ def test_each_class_of_requests_has_a_row_once_one_is_named() -> None:
     new |= {f"e class_waiting slo_class={name}": count for name, count in (("interactive", 0), ("*", 1), ("batch", 7))}
     rows = re.findall(r"<tr><td>(.*?)</td></tr>", classes(view(dict.fromkeys(new, 0), new), "e"))
     assert [row.split("</td><td>") for row in rows] == [
+        ["batch", "7", "0", "–", "4"],
         ["interactive", "0", "4", "50 ms", "0"],
         ["all others", "1", "10", "0 ms", "0"],
-        ["batch", "7", "0", "–", "4"],
     ]
     plain = {"e class_started_total slo_class=*": 10, "e class_waiting slo_class=batch": 0}
     assert not classes(view({}, plain), "e") and not classes(view({}, {}), "e")
