@@ -341,8 +341,9 @@ class Executor:
                 image.request.fail(EngineError(f"the engine failed: {result.error}"))
                 self.cancel(image.request)
             return
-        for request in dict.fromkeys(image.request for image in images if image.request.trace is not None):
-            self._trace_batch(request, result)
+        predicted_ms = float(self._scheduler.costs.times([len(images)])[0, gamma_index])
+        for request in {image.request for image in images}:
+            request.trace_batch(gamma, len(images), predicted_ms, result.took_ms, result.ended_ms)
         self._scheduler.costs.observe(gamma_index, len(images), result.took_ms)
         for image, probabilities in zip(images, result.probabilities, strict=True):
             image.request.compute_ms = max(image.request.compute_ms, result.took_ms)
@@ -351,19 +352,6 @@ class Executor:
         outcomes = [image.request.outcomes[image.index] for image in images]
         self.metrics.record_batch(gamma, outcomes, result.step.plan_ms)
         self._count_utility({image.request for image in images}, result.ended_ms)
-
-    def _trace_batch(self, request: ImageRequest, result: BatchResult) -> None:
-        assert request.trace is not None
-        count, gamma_index = len(result.step.images), result.step.gamma
-        began_ms = result.ended_ms - result.took_ms
-        facts = {
-            "gamma": self._scheduler.costs.gammas[gamma_index],
-            "images": count,
-            "predicted_ms": float(self._scheduler.costs.times([count])[0, gamma_index]),
-            "waited_ms": began_ms - request.arrival,
-            "slack_ms": request.deadline - result.ended_ms,
-        }
-        request.trace.span("batch", began_ms / 1e3, result.ended_ms / 1e3, facts)
 
     def _record_images(self, kind: str, images: Sequence[RequestImage], now: float, took_ms: float, **of: int) -> None:
         """Record a batch that has ended, or images that were dropped.

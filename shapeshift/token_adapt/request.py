@@ -111,6 +111,15 @@ class ImageRequest:
         self.outcomes[index] = IN_TIME if ended_ms < self.deadline else LATE
         self._settle(1)
 
+    def trace_batch(self, gamma: int, images: int, predicted_ms: float, took_ms: float, ended_ms: float) -> None:
+        """Add a batch that ran with images of this request to its trace, if it has one."""
+        if self.trace is None:
+            return
+        began_ms = ended_ms - took_ms
+        facts = {"gamma": gamma, "images": images, "predicted_ms": predicted_ms}
+        facts |= {"waited_ms": began_ms - self.arrival, "slack_ms": self.deadline - ended_ms}
+        self.trace.span("batch", began_ms / 1e3, ended_ms / 1e3, facts)
+
     def record_evictions(self, count: int) -> None:
         """Settle images that will not run, because they cannot meet their deadline."""
         self._settle(count)
