@@ -8,7 +8,7 @@
 
 constexpr int64_t kQuadRows = 8;     // rows of a tile of vectors
 constexpr int64_t kGroupedRows = 6;  // the same with the sums of a group and those of all groups
-constexpr int64_t kPlainRows = 4;    // the same without wide registers
+constexpr int64_t kPlainRows = 8;    // the same without wide registers
 constexpr int64_t kFetchQuads = 16;  // inputs between two fetches
 
 inline wide::Wide spread(int32_t value) { return wide::Wide{} + static_cast<float>(value); }
@@ -60,35 +60,37 @@ void multiply_quads(const Panels<Levels<kBits>>& own, const uint8_t* weights, co
       // A panel is so small that the next one is soon.
       if (input % kFetchQuads == 0) fetch(group.line(input, 0) + kSoon, kFetchQuads * kWide * kBits / 8);
       const __m512i quads[kTiles] = {line_of(group, input, 0), line_of(group, input, 1)};
-      for (int64_t row = 0; row < kRows; ++row) {
+      for_constants<kRows>([&](auto row) __attribute__((always_inline)) {
         const __m512i given = _mm512_set1_epi32(quad_of(from.levels + row * stride, input));
-        for (int64_t tile = 0; tile < kTiles; ++tile) {
+        for_constants<kTiles>([&](auto tile) __attribute__((always_inline)) {
           sums[row][tile] = _mm512_dpbusd_epi32(sums[row][tile], quads[tile], given);
           // Else the compiler copies each sum, before and after.
           asm("" : "+v"(sums[row][tile]));
-        }
-      }
+        });
+      });
     }
-    for (int64_t tile = 0; tile < kTiles; ++tile) {
-      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(zeros + tile * kSide));
-      const __m512i own_zeros = _mm512_cvtepu8_epi32(bytes);
-      const wide::Wide scale = wide::load(scales + tile * kSide);
-      for (int64_t row = 0; row < kRows; ++row) {
-        const __m512i total = _mm512_set1_epi32(from.sum(row, group.begin, group.end));
-        const __m512i exact = _mm512_sub_epi32(sums[row][tile], _mm512_mullo_epi32(own_zeros, total));
+    __m512i own_zeros[kTiles];
+    wide::Wide scale[kTiles], least[kTiles] = {};
+    for_constants<kTiles>([&](auto tile) __attribute__((always_inline)) {
+      own_zeros[tile] =
+          _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(zeros + tile * kSide)));
+      scale[tile] = wide::load(scales + tile * kSide);
+      if (minima != nullptr) least[tile] = wide::load(minima + tile * kSide);
+    });
+    for_constants<kRows>([&](auto row) __attribute__((always_inline)) {
+      const int32_t total = from.sum(row, group.begin, group.end);
+      const float own_scale = from.from(row).scales[i];
+      for_constants<kTiles>([&](auto tile) __attribute__((always_inline)) {
+        const __m512i less = _mm512_mullo_epi32(own_zeros[tile], _mm512_set1_epi32(total));
+        const __m512i exact = _mm512_sub_epi32(sums[row][tile], less);
         const auto numbers = reinterpret_cast<wide::Wide>(_mm512_cvtepi32_ps(exact));
-        values[row][tile] = wide::multiply_add(scale * from.from(row).scales[i], numbers, values[row][tile]);
-      }
-    }
-    if (minima == nullptr) continue;
-    for (int64_t row = 0; row < kRows; ++row) {
-      const wide::Wide total = spread(from.sum(row, group.begin, group.end));
-      const float scale = from.from(row).scales[i];
-      for (int64_t tile = 0; tile < kTiles; ++tile) {
-        values[row][tile] = wide::multiply_add(wide::load(minima + tile * kSide) * scale, total, values[row][tile]);
-      }
-    }
-    minima += kWide;
+        values[row][tile] = wide::multiply_add(scale[tile] * own_scale, numbers, values[row][tile]);
+        if (minima != nullptr) {
+          values[row][tile] = wide::multiply_add(least[tile] * own_scale, spread(total), values[row][tile]);
+        }
+      });
+    });
+    if (minima != nullptr) minima += kWide;
   }
   for (int64_t row = 0; row < kRows; ++row) {
     for (int64_t tile = 0; tile < kTiles; ++tile) wide::store(values[row][tile], held + row * kWide + tile * kSide);
@@ -97,32 +99,61 @@ void multiply_quads(const Panels<Levels<kBits>>& own, const uint8_t* weights, co
 #endif
 
 #if defined(__AVX2__)
-// sums + factor times the sums of products of quads of levels. Weights below 128: else sums of two products would not
-// fit the 16 bits between.
-inline __m256i add_products(__m256i sums, __m256i weights, __m256i given, int16_t factor) {
-  return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(weights, given), _mm256_set1_epi16(factor)));
+constexpr int64_t kOctet = 8;  // outputs of a vector of quads
+
+// The levels of a quad of inputs of an octet of outputs: with 4 bits as they are, with 8 bits less 128.
+template <int64_t kBits>
+__m256i octet_of(const Group<kBits>& group, int64_t input, int64_t octet) {
+  const int64_t tile = octet * kOctet / kSide, place = octet * kOctet % kSide * kQuad;
+  const __m256i line = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(group.line(input, tile) + place));
+  if constexpr (kBits == 8) return _mm256_xor_si256(line, _mm256_set1_epi8(-128));
+  return _mm256_and_si256(tile ? _mm256_srli_epi16(line, 4) : line, _mm256_set1_epi8(15));
 }
 
+// The sums of adjacent products of levels and quads, in 16 bits: with 8 bits at most 2 x 128 x 127 where magnitudes are
+// multiplied by the levels of the row, which get the signs of the weights.
+template <int64_t kBits>
+__m256i pairs_of(__m256i levels, __m256i magnitudes, __m256i given) {
+  return _mm256_maddubs_epi16(magnitudes, kBits == 8 ? _mm256_sign_epi8(given, levels) : given);
+}
+
+// sums [kRows, kWide] of a group. Few rows read all outputs of a line at once, so that memory brings one after another.
 template <int64_t kBits, int64_t kRows>
 void sum_levels(const Group<kBits>& group, const QuantisedRows& from, int32_t* sums) {
-  constexpr int64_t kLanesOf = 8;
+  constexpr int64_t kOctets = kRows <= 2 ? 4 : kRows <= 4 ? 2 : 1;
+  constexpr int64_t kDeep = kBits == 8 ? kQuad : kPart;  // inputs whose sums of pairs fit 16 bits: 16 x 15 x 127
   const int64_t stride = from.stride();
-  for (int64_t lane = 0; lane < kWide; lane += kLanesOf) {
-    const int64_t tile = lane / kSide, place = lane % kSide * kQuad;
-    __m256i held[kRows] = {};
-    for (int64_t input = group.begin; input < group.end; input += kQuad) {
-      const __m256i line = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(group.line(input, tile) + place));
-      const __m256i shifted = _mm256_srli_epi16(line, kBits == 8 ? 7 : 4 * static_cast<int>(tile));
-      const __m256i low = _mm256_and_si256(kBits == 8 ? line : shifted, _mm256_set1_epi8(kBits == 8 ? 127 : 15));
-      const __m256i high = _mm256_and_si256(shifted, _mm256_set1_epi8(1));
-      for (int64_t row = 0; row < kRows; ++row) {
-        const __m256i given = _mm256_set1_epi32(quad_of(from.levels + row * stride, input));
-        held[row] = add_products(held[row], low, given, 1);
-        if constexpr (kBits == 8) held[row] = add_products(held[row], high, given, 128);
+  for (int64_t octet = 0; octet < kWide / kOctet; octet += kOctets) {
+    __m256i held[kRows][kOctets];
+    for (int64_t row = 0; row < kRows; ++row) {
+      const int32_t less = kBits == 8 ? 128 * from.sum(row, group.begin, group.end) : 0;
+      for (__m256i& each : held[row]) each = _mm256_set1_epi32(less);
+    }
+    for (int64_t part = group.begin; part < group.end; part += kDeep) {
+      __m256i pairs[kRows][kOctets] = {};
+      for (int64_t input = part; input < part + kDeep; input += kQuad) {
+        __m256i levels[kOctets], magnitudes[kOctets];
+        for_constants<kOctets>([&](auto i) __attribute__((always_inline)) {
+          levels[i] = octet_of(group, input, octet + i);
+          magnitudes[i] = kBits == 8 ? _mm256_abs_epi8(levels[i]) : levels[i];
+        });
+        for_constants<kRows>([&](auto row) __attribute__((always_inline)) {
+          const __m256i given = _mm256_set1_epi32(quad_of(from.levels + row * stride, input));
+          for_constants<kOctets>([&](auto i) __attribute__((always_inline)) {
+            pairs[row][i] = _mm256_add_epi16(pairs[row][i], pairs_of<kBits>(levels[i], magnitudes[i], given));
+          });
+        });
       }
+      for_constants<kRows>([&](auto row) __attribute__((always_inline)) {
+        for_constants<kOctets>([&](auto i) __attribute__((always_inline)) {
+          held[row][i] = _mm256_add_epi32(held[row][i], _mm256_madd_epi16(pairs[row][i], _mm256_set1_epi16(1)));
+        });
+      });
     }
     for (int64_t row = 0; row < kRows; ++row) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + row * kWide + lane), held[row]);
+      for (int64_t i = 0; i < kOctets; ++i) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + row * kWide + (octet + i) * kOctet), held[row][i]);
+      }
     }
   }
 }
