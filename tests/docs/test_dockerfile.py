@@ -39,7 +39,9 @@ for line in Path(given[given.index("-r") + 1]).read_text().split():
 
 
 @pytest.mark.parametrize(
-    "command", [("hadolint", "Dockerfile"), ("shellcheck", "entrypoint.sh", "drain.sh")], ids=lambda one: one[0]
+    "command",
+    [("hadolint", "Dockerfile", "Dockerfile.cpu"), ("shellcheck", "entrypoint.sh", "drain.sh")],
+    ids=lambda one: one[0],
 )
 def test_linters_find_nothing(command: tuple[str, ...]) -> None:
     done = subprocess.run([TOOLS / command[0], *command[1:]], cwd=DOCKER, capture_output=True, text=True, check=False)
