@@ -133,14 +133,15 @@ class SloClasses:
 
     def __init__(self, names: Sequence[str] = (OTHERS,)) -> None:
         self.names = list(names)
-        self._ranks = {name: rank for rank, name in enumerate(names)}
+        self._ranks: dict[str | None, int] = {name: rank for rank, name in enumerate(names)}
+        self._others = self._ranks[OTHERS]
         self.overtakes = 0
         self.waiting, self.started, self.overtaken = ([0] * len(names) for _ in range(3))
         self.waited_s = [0.0] * len(names)
 
     def rank(self, slo_class: str | None) -> int:
         """Of the class that a request names."""
-        return self._ranks.get(slo_class or OTHERS, self._ranks[OTHERS])
+        return self._ranks.get(slo_class, self._others)
 
     def start(self, rank: int, waited_s: float, passed: Collection[int]) -> None:
         """One goes, after it has waited so long, before an earlier one of each class in `passed`."""
@@ -208,15 +209,16 @@ class ClassQueue(Generic[C]):
         self._most = most
         # By rank. Of each request its place in the order of arrival, and since when it waits.
         self._lines: list[OrderedDict[C, tuple[float, float]]] = [OrderedDict() for _ in self.classes.names]
+        self._length = 0
         self._next_place = 0
         # In order, the places of those that went before an earlier one that still waits.
         self._ahead: list[float] = []
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines))
+        return self._length
 
     def __contains__(self, request: C) -> bool:
-        return request in self._line(request)
+        return request in self._lines[self.classes.rank(request.slo_class)]
 
     def __iter__(self) -> Iterator[C]:
         lines = [line for line in self._lines if line]
@@ -228,10 +230,11 @@ class ClassQueue(Generic[C]):
         heads = [next(each) for each in rest]
         while heads:
             places = [place for _, (place, _) in heads]
-            # Of those in a class, the first has been overtaken most often.
-            due = [place for place in places if len(ahead) - bisect_right(ahead, place) >= self._most]
-            turn = places.index(min(due)) if due else 0
-            if places[turn] > min(places):
+            # The earliest of all has been overtaken most often.
+            first = min(places)
+            is_due = len(ahead) - bisect_right(ahead, first) >= self._most
+            turn = places.index(first) if is_due else 0
+            if places[turn] > first:
                 insort(ahead, places[turn])
             yield heads[turn][0]
             following = next(rest[turn], None)
@@ -242,7 +245,8 @@ class ClassQueue(Generic[C]):
 
     def add(self, request: C) -> None:
         """One more waits; it may have gone before, and gets its old place among those of its class then."""
-        line, place = self._line(request), float(self._next_place)
+        rank = self.classes.rank(request.slo_class)
+        line, place = self._lines[rank], float(self._next_place)
         later = list[C]()
         if line and next(reversed(line)).arrived > request.arrived:
             later = [other for other in line if other.arrived > request.arrived]
@@ -250,8 +254,9 @@ class ClassQueue(Generic[C]):
         line[request] = (place, time.monotonic())
         for other in later:
             line.move_to_end(other)
+        self._length += 1
         self._next_place += 1
-        self.classes.waiting[self.classes.rank(request.slo_class)] += 1
+        self.classes.waiting[rank] += 1
 
     def take(self, count: int, fits: Callable[[C], bool] = lambda request: True) -> list[C]:
         """At most the first `count` requests, which go now; the first for which `fits` is false ends the list."""
@@ -263,8 +268,11 @@ class ClassQueue(Generic[C]):
     def start(self, request: C) -> None:
         """This one goes now, whatever its turn."""
         rank = self.classes.rank(request.slo_class)
-        place, since = self._lines[rank].pop(request)
-        passed = [other for other, line in enumerate(self._lines) if other != rank and _first_place(line) < place]
+        line = self._lines[rank]
+        place, since = line.pop(request)
+        self._length -= 1
+        others = enumerate(self._lines) if self._length > len(line) else ()
+        passed = [other for other, line in others if line and other != rank and _first_place(line) < place]
         if passed:
             insort(self._ahead, place)
         self.classes.start(rank, time.monotonic() - since, passed)
@@ -272,9 +280,11 @@ class ClassQueue(Generic[C]):
 
     def remove(self, request: C) -> bool:
         """This one waits no longer, and does not go; False where it does not wait."""
-        if self._line(request).pop(request, None) is None:
+        rank = self.classes.rank(request.slo_class)
+        if self._lines[rank].pop(request, None) is None:
             return False
-        self.classes.waiting[self.classes.rank(request.slo_class)] -= 1
+        self._length -= 1
+        self.classes.waiting[rank] -= 1
         self._forget()
         return True
 
@@ -290,14 +300,11 @@ class ClassQueue(Generic[C]):
         less_urgent = self._lines[self.classes.rank(slo_class) + 1 :]
         return next((next(reversed(line)) for line in reversed(less_urgent) if line), None)
 
-    def _line(self, request: C) -> OrderedDict[C, tuple[float, float]]:
-        return self._lines[self.classes.rank(request.slo_class)]
-
     def _forget(self) -> None:
         if self._ahead:
-            first = min(map(_first_place, self._lines))
+            first = min((_first_place(line) for line in self._lines if line), default=math.inf)
             del self._ahead[: bisect_right(self._ahead, first)]
 
 
 def _first_place(line: Mapping[Any, tuple[float, float]]) -> float:
-    return next(iter(line.values()))[0] if line else math.inf
+    return next(iter(line.values()))[0]

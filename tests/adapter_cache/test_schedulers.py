@@ -250,6 +250,16 @@ def test_urgent_requests_wait_shorter_than_a_burst_that_came_before(name: str) -
     assert [place for place in order if place < 20] == list(range(20))
 
 
+def test_urgent_requests_that_are_withdrawn_have_overtaken_nobody() -> None:
+    scheduler = made("chameleon", patience=0.0)
+    scheduler.submit(FakeRequest(slo_class="batch"))
+    for _ in range(OVERTAKEN):
+        scheduler.submit(gone := FakeRequest(slo_class="interactive"))
+        assert scheduler.withdraw(gone)
+    scheduler.submit(urgent := FakeRequest(slo_class="interactive"))
+    assert scheduler.admit(1) == [urgent]
+
+
 def test_the_adapters_of_urgent_requests_are_loaded_first() -> None:
     memory = ToyMemory(sizes=dict.fromkeys("abc", 10))
     scheduler = made("arrival", memory)

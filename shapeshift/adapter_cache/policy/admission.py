@@ -91,8 +91,8 @@ class AdmissionBase(Admission[T]):
     def _on_wait(self, request: T) -> None:
         """`request` joins the waiting requests."""
 
-    def _on_leave(self, request: T) -> None:
-        """`request` leaves the waiting requests."""
+    def _on_leave(self, request: T, admitted: bool) -> None:
+        """`request` leaves the waiting requests. admitted: False for one that is withdrawn."""
 
     def _on_charge(self, request: T) -> None:
         """`request` is reserved or running from now on."""
@@ -211,7 +211,7 @@ class AdmissionBase(Admission[T]):
         self._free_slots -= request.rows
         self._overtaking.admissions += 1
         self._waiting.start(request)
-        self._on_leave(request)
+        self._on_leave(request, admitted=True)
         self._on_charge(request)
         if ready:
             self._start_running(request)
@@ -242,7 +242,7 @@ class AdmissionBase(Admission[T]):
             del self._reserved[request]
             self._on_refund(request)
         elif self._waiting.remove(request):
-            self._on_leave(request)
+            self._on_leave(request, admitted=False)
         else:
             return False
         self._memory.unqueued(request.adapter)

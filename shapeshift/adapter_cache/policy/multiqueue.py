@@ -129,8 +129,10 @@ class MultiQueue(AdmissionBase[T]):
     def _on_wait(self, request: T) -> None:
         self._queues[self._queue_of(request)].add(request)
 
-    def _on_leave(self, request: T) -> None:
-        self._queues[self._queue_of(request)].start(request)
+    def _on_leave(self, request: T, admitted: bool) -> None:
+        queue = self._queues[self._queue_of(request)]
+        # One that is withdrawn has overtaken nobody.
+        (queue.start if admitted else queue.remove)(request)
 
     def _on_charge(self, request: T) -> None:
         self._charge(request)
@@ -250,7 +252,8 @@ class MultiQueue(AdmissionBase[T]):
         self._size_queues = self._recent.make_queues(self._memory.total_tokens, MAX_QUEUES)
         self._ledger = Ledger(self._size_queues.quota)
         self._queues = [ClassQueue(SloClasses(self._classes)) for _ in self._size_queues.quota]
-        for request in self._waiting:
+        # In order of arrival: a queue that sees urgent requests first would not count whom later ones overtake.
+        for request in sorted(self._waiting, key=lambda request: request.arrived):
             self._on_wait(request)
         for request in self._charges:
             self._charge(request)

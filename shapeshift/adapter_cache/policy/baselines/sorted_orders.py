@@ -38,7 +38,7 @@ class _SortedOrder(AdmissionBase[T]):
         self._keys[request] = key = (rank, self._key(request), next(self._numbers), request)
         bisect.insort(self._queue, key)
 
-    def _on_leave(self, request: T) -> None:
+    def _on_leave(self, request: T, admitted: bool) -> None:
         del self._queue[bisect.bisect_left(self._queue, self._keys.pop(request))]
 
     def _check_order(self) -> None:
