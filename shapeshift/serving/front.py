@@ -216,9 +216,7 @@ class Front(ABC, Generic[J]):
                 self.watch.remove(job)
                 raise
         except Exception as error:
-            self._log_request(line, error_codes.code_name(error))
-            if trace is not None:
-                trace.end({}, error_codes.code_name(error))
+            self._record(line, trace, {}, error_codes.code_name(error))
             raise
 
     def trace(self, request: InferenceRequest) -> Trace | None:
@@ -244,10 +242,7 @@ class Front(ABC, Generic[J]):
         ms = (time.monotonic() - job.arrived) * 1e3
         facts = self.facts(job)
         facts = {"queue_ms": ms - facts.get("compute_ms", 0.0), **facts, "ms": ms}
-        if line is not None:
-            self._log_request(line | facts, code)
-        if trace is not None:
-            trace.end(facts, code)
+        self._record(line, trace, facts, code)
 
     # What a technique says and does.
 
@@ -325,14 +320,16 @@ class Front(ABC, Generic[J]):
         """A response with these outputs."""
         return self.pb_utils.InferenceResponse([self.pb_utils.Tensor(name, value) for name, value in values.items()])
 
-    def _log_request(self, line: RequestLine | None, code: str) -> None:
+    def _record(self, line: RequestLine | None, trace: Trace | None, facts: RequestLine, code: str) -> None:
         if line is not None:
             rounded = {
                 name: round(value, 2) if isinstance(value, float) else value
-                for name, value in line.items()
+                for name, value in (line | facts).items()
                 if value not in (None, "")
             }
             self.log.info("request " + events.encode({**rounded, "outcome": code}))
+        if trace is not None:
+            trace.end(facts, code)
 
     def _described(self) -> InferenceResponse:
         described = self.describe() if self.peers is None else self.peers.describe()

@@ -209,13 +209,9 @@ class Executor:
         self._runner.start()
         self._thread.start()
 
-    def submit(self, request: ImageRequest, pixels: Sequence[Pixels]) -> None:
-        """Queue the images of a request; never blocks."""
+    def submit(self, request: ImageRequest, pixels: Sequence[Pixels] | None) -> None:
+        """Queue the images of a request; None: settle it, since it is cancelled or too late. Never blocks."""
         self._events.put((request, pixels))
-
-    def give_up(self, request: ImageRequest) -> None:
-        """Settle a request that is cancelled or too late, none of whose images is submitted; never blocks."""
-        self._events.put((request, None))
 
     @property
     def usual_ms(self) -> float:

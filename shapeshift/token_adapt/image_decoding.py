@@ -70,7 +70,7 @@ class DecoderPool:
         try:
             for row in range(request.num_images):
                 if request.cancelled or not self._executor.can_meet(request.deadline):
-                    self._executor.give_up(request)
+                    self._executor.submit(request, None)
                     return
                 began = time.monotonic()
                 pixels.append(decode(row))
