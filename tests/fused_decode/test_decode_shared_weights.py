@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,22 @@ def test_a_full_disk_costs_the_sharing_alone(
     assert torch.equal(logits(model), expected)
     assert logged == ["packed weights are not shared: [Errno 27] File too large"]
     assert not [path for path in folder.iterdir() if "weights" in path.name]
+
+
+def test_thousands_of_tensors_take_few_file_descriptors(tmp_path: Path, logged: list[str]) -> None:
+    """As experts have them."""
+    before, used = resource.getrlimit(resource.RLIMIT_NOFILE), len([*Path("/proc/self/fd").iterdir()])
+    expected = [torch.full((600 + number,), float(number)) for number in range(2000)]
+
+    def build(weights: WeightStore) -> list[torch.Tensor]:
+        return [weights.table(str(number), partial(expected.__getitem__, number)) for number in range(len(expected))]
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 100, before[1]))
+    try:
+        tensors = shared_weights(WeightsKey(SHA, "f32", "x"), tmp_path, logged.append, build)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert all(map(torch.equal, tensors, expected)) and logged == []
 
 
 def test_a_folder_that_cannot_be_written_costs_the_sharing_alone(tmp_path: Path, logged: list[str]) -> None:

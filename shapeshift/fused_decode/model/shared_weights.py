@@ -31,6 +31,8 @@ _MARK = b"shapeshift tensors, form 1"
 _LENGTH_BYTES = 8
 _FOOT = hashlib.sha256().digest_size + _LENGTH_BYTES + len(_MARK)
 _HUGE_PAGE = 2 << 20
+_SHARE = 16
+"""Zeros are written before the tensors, up to one byte for so many that are there."""
 _TYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.uint8)}
 T = TypeVar("T")
 
@@ -193,6 +195,9 @@ class TensorFileWriter:
 
     Pages that the kernel gets for one write lie side by side in memory, up to a huge page. So zeros are written first,
     a huge page at once: of tensors one after another most pages would be small, and a token take up to 8% longer.
+
+    The more is there, the more zeros. Tensors over the same ones share a mapping, since each takes a file descriptor:
+    experts have thousands of tensors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -201,6 +206,8 @@ class TensorFileWriter:
         self._digest = hashlib.sha256()
         self._entries: dict[str, Any] = {}
         self._reserved = 0
+        self._held: mmap.mmap | None = None
+        self._first = 0
 
     def add(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Write a tensor; returns the same tensor over the pages of the file."""
@@ -209,7 +216,11 @@ class TensorFileWriter:
         self._write(data)
         self._write(bytes(-len(data) % mmap.PAGESIZE))
         self._entries[name] = [start, str(tensor.dtype), list(tensor.shape)]
-        return _tensor(_mapped(self._file.fileno(), len(data), start), 0, *self._entries[name][1:])
+        if self._held is None or start + len(data) > self._first + len(self._held):
+            # In Linux it shows what is written later, too.
+            end = max(start + len(data), self._reserved)
+            self._held, self._first = _mapped(self._file.fileno(), end - start, start), start
+        return _tensor(self._held, start - self._first, *self._entries[name][1:])
 
     def finish(self, notes: Mapping[str, Any]) -> None:
         """Write what makes the file whole, and close it."""
@@ -229,9 +240,9 @@ class TensorFileWriter:
         end = self._file.tell() + len(left)
         # Where there is no room for them, the tensors may fit.
         with contextlib.suppress(OSError):
-            while self._reserved < end:
-                os.pwrite(self._file.fileno(), bytes(_HUGE_PAGE), self._reserved)
-                self._reserved += _HUGE_PAGE
+            target = end + end // _SHARE if end > self._reserved else 0
+            while self._reserved < target:
+                self._reserved += os.pwrite(self._file.fileno(), bytes(_HUGE_PAGE), self._reserved)
         while left:
             left = left[self._file.write(left) :]
 
