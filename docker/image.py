@@ -15,6 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
 import shapeshift
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -38,23 +41,30 @@ def collect() -> None:
     """Make the context: the wheels of all packages and of this project, the server, and the list of what is in it."""
     packages = CONTEXT / "packages"
     packages.mkdir(parents=True, exist_ok=True)
-    for wheel in packages.glob("shapeshift-*.whl"):
-        wheel.unlink()
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]
     pip += ["--wheel-dir", str(packages), "--find-links", str(packages)]
     index = os.environ.get("TORCH_INDEX") or "https://download.pytorch.org/whl/cpu"
     lock, torch = (str(PROJECT / "requirements" / name) for name in _PINS)
     subprocess.run([*pip, "--requirement", lock], check=True)
     subprocess.run([*pip, "--retries", "1", "--extra-index-url", index, "--requirement", torch], check=True)
+    remove_others(packages)
     subprocess.run([*pip, "--no-build-isolation", str(PROJECT)], check=True)
-    shutil.copytree(PROJECT / "build" / "triton", CONTEXT / "triton", symlinks=True, dirs_exist_ok=True)
+    # Without files of an earlier server.
+    shutil.rmtree(CONTEXT / "triton", ignore_errors=True)
+    shutil.copytree(PROJECT / "build" / "triton", CONTEXT / "triton", symlinks=True)
     (CONTEXT / "sbom.json").write_text(json.dumps(materials(), indent=1) + "\n")
+
+
+def remove_others(packages: Path) -> None:
+    """Remove wheels that are not pinned, such as those of an earlier pin: pip takes no two versions of a package."""
+    pinned = {(canonicalize_name(name), Version(version)) for name, version in _pins()}
+    for wheel in packages.glob("*.whl"):
+        if parse_wheel_filename(wheel.name)[:2] not in pinned:
+            wheel.unlink()
 
 
 def materials() -> dict[str, Any]:
     """The Python packages of the image, as a bill of materials of CycloneDX 1.6."""
-    lines = [line for name in _PINS for line in (PROJECT / "requirements" / name).read_text().splitlines()]
-    pins = [line.split("==") for line in lines if "==" in line and not line.startswith("#")]
     components = [
         {
             "type": "library",
@@ -63,7 +73,7 @@ def materials() -> dict[str, Any]:
             "purl": f"pkg:pypi/{name.lower().replace('_', '-')}@{version}",
             "licenses": [{"license": {"name": _licence(name)}}],
         }
-        for name, version in pins
+        for name, version in _pins()
     ]
     subject = {"type": "container", "name": NAME, "version": shapeshift.__version__}
     return {
@@ -73,6 +83,12 @@ def materials() -> dict[str, Any]:
         "metadata": {"component": subject},
         "components": components,
     }
+
+
+def _pins() -> list[list[str]]:
+    """Name and version of each pinned package."""
+    lines = [line for name in _PINS for line in (PROJECT / "requirements" / name).read_text().splitlines()]
+    return [line.split("==") for line in lines if "==" in line and not line.startswith("#")]
 
 
 def _licence(name: str) -> str:

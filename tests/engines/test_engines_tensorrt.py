@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from shapeshift.engines.interfaces import INPUT_AXES
-from shapeshift.engines.providers import tensorrt
+from shapeshift.engines.providers import onnx_precision, tensorrt
 from shapeshift.engines.providers.tensorrt import PROVIDER
 from shapeshift.errors import EngineError
 from tests.docs.docs_pages import PROJECT
@@ -181,6 +181,20 @@ def test_the_types_of_the_graph_are_the_precision(tmp_path: Path, precision: str
         feed = {one.name: example[one.name] for one in session.get_inputs()}
         tolerance = 0.02 if precision == "f16" else 1e-5
         np.testing.assert_allclose(session.run(None, feed)[0], expected, rtol=0, atol=tolerance)
+
+
+def test_weights_beside_the_graph_are_lowered_too(tmp_path: Path) -> None:
+    module, ids = Text(), np.arange(5)[None]
+    example = {name: np.arange(2) if name == "ROWS" else ids for name in INPUT_AXES}
+    PROVIDER.export(module, example, tmp_path, "f32")
+    file = tmp_path / "model.onnx"
+    beside: dict[str, Any] = {"all_tensors_to_one_file": False, "size_threshold": 0}
+    onnx.save(onnx.load(file), file, save_as_external_data=True, **beside)
+    assert len([*tmp_path.iterdir()]) > 1
+    onnx_precision.lower(file, "bf16", module.f32_modules)
+    assert [*tmp_path.iterdir()] == [file], "no weights that nothing reads are left"
+    stored = {one.data_type for one in onnx.load(file).graph.initializer}
+    assert {onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT} <= stored
 
 
 def asked_of_the_library() -> set[str]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 # What multiplies: it takes nearly all of the time. Sums, softmax and norms stay in f32.
 _PRODUCTS = {"MatMul", "Gemm", "Conv"}
-# Of a file that protobuf can write.
-_MOST_BYTES = 2**31 - 2**20
+# Of the weights in a file that protobuf can write.
+_MOST_BYTES = 2**31 - 2**24
 
 
 def lower(file: Path, precision: str, in_f32: Sequence[str] = ()) -> None:
@@ -26,7 +26,10 @@ def lower(file: Path, precision: str, in_f32: Sequence[str] = ()) -> None:
     ]
     model = onnx.load(str(file))
     graph = model.graph
-    inferred = onnx.shape_inference.infer_shapes(model).graph
+    # Types need no weights: those of more than 2 GB, which torch writes beside the graph, cannot be passed on.
+    bare = onnx.load(str(file), load_external_data=False)
+    inferred = onnx.shape_inference.infer_shapes(bare).graph
+    beside = {one.value for weight in bare.graph.initializer for one in weight.external_data if one.key == "location"}
     types = {one.name: one.type.tensor_type.elem_type for one in (*inferred.value_info, *inferred.input)}
     weights = {one.name: one for one in graph.initializer}
     types |= {name: one.data_type for name, one in weights.items()}
@@ -56,4 +59,7 @@ def lower(file: Path, precision: str, in_f32: Sequence[str] = ()) -> None:
     del graph.node[:], graph.initializer[:], graph.value_info[:]
     graph.node.extend(nodes)
     graph.initializer.extend(stored)
-    onnx.save(model, str(file), save_as_external_data=model.ByteSize() > _MOST_BYTES, location=f"{file.name}.data")
+    for name in beside:
+        (file.parent / name).unlink()
+    is_large = sum(len(weight.raw_data) for weight in stored) > _MOST_BYTES
+    onnx.save(model, str(file), save_as_external_data=is_large, location=f"{file.name}.data")
