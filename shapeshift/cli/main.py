@@ -40,7 +40,7 @@ REMOVED_OPTIONS: dict[str, dict[str, str]] = {
     },
     "engines": {"--store": "copy build/engines to the other machine, where `shapeshift engines` keeps what is current"},
     "cascade": {
-        "--url": "load further levels with `shapeshift reload` before",
+        **dict.fromkeys(("--url", "--metrics", "--front"), "load further levels with `shapeshift reload` before"),
         "--reliability": "leave it out, the candidate table has the numbers",
     },
     "sidecar": {

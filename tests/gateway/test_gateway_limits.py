@@ -129,13 +129,15 @@ def test_metrics_say_who_used_what(start_gateway: Start, tmp_path: Path) -> None
     url = start_gateway(FakeTriton(), api_keys=tmp_path / "keys")
     for body in (ASK, {**ASK, "stream": True}, {"model": "encode", "input": "abcd"}, ASK):
         post(url, keys["ana"], body, "/v1/embeddings" if "input" in body else "/v1/completions")
+    httpx2.get(f"{url}/health")
     found = values(httpx2.get(f"{url}/metrics", headers={"x-api-key": keys["ana"]}).text)
     assert found['prompt_tokens_total{key="ana",model="generate"}'] == 6
     assert found['generation_tokens_total{key="ana",model="generate"}'] == 6
     assert found['prompt_tokens_total{key="ana",model="encode"}'] == 4
     assert found['rate_limited_total{key="ana",limit="requests"}'] == 1
-    assert found['answers_total{status="200"}'] == 3 and found['answers_total{status="429"}'] == 1
+    assert found['answers_total{status="200"}'] == 4 and found['answers_total{status="429"}'] == 1
     assert found['request_latency_ms_count{model="generate"}'] == 2
+    assert not [name for name in found if 'model=""' in name]
     # Of the stream alone: its first text, and the two behind it.
     assert found['first_token_ms_count{model="generate"}'] == 1
     assert found['between_tokens_ms_count{model="generate"}'] == 2

@@ -58,8 +58,9 @@ class Entrance:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given_id = _header(scope, _ID_HEADER)
-        request_id = given_id if _VALID_ID.fullmatch(given_id) else uuid.uuid4().hex
+        request_id = _header(scope, _ID_HEADER)
+        if not _VALID_ID.fullmatch(request_id):
+            request_id = uuid.uuid4().hex
         meter = Meter(self._metrics, self._limits)
         scope.setdefault("state", {}).update({REQUEST_ID: request_id, METER: meter})
         status, began = 0, time.monotonic()

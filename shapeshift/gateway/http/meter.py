@@ -153,7 +153,9 @@ class Meter:
 
     def end(self) -> None:
         """The request has its whole answer, or its client has left."""
-        self._metrics.request_ms.labels(self._model).observe((time.monotonic() - self._began) * 1e3)
+        # Without one, such as looks at health, it says nothing of any model.
+        if self._model:
+            self._metrics.request_ms.labels(self._model).observe((time.monotonic() - self._began) * 1e3)
         self._pay()
 
     def _pay(self) -> None:
