@@ -219,6 +219,10 @@ def test_mxfp4_is_what_transformers_reads(kernel_cache: Path, tmp_path: Path, mo
         ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv: got 8.0; null"),
         ({"model_type": "deepseek_v3"}, "model_type: got 'deepseek_v3'; .*this one has a mixture of experts"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "quant_method: got 'mxfp4'; not with a qwen3_moe"),
+        (
+            {**CASES["gpt_oss"], "quantization_config": {"quant_method": "fp8"}},
+            "quant_method: got 'fp8'; not with a gpt_oss",
+        ),
     ],
 )
 def test_what_is_not_served_of_a_mixture_is_refused(changes: dict[str, Any], message: str) -> None:

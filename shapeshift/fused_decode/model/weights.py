@@ -123,7 +123,7 @@ def stored_parts(architecture: Architecture) -> dict[str, Part]:
     if a.packing is None or a.packing.method == GGUF:
         return result
     require(not a.tensors.columns, "quantization_config", a.packing.method, f"not with a {a.family}")
-    fits = (a.packing.method == MXFP4) <= (a.experts is not None and a.experts.whole)
+    fits = (a.packing.method == MXFP4) == (a.experts is not None and a.experts.whole)
     require(fits, "quantization_config.quant_method", a.packing.method, f"not with a {a.family}")
     for layer, one in itertools.product(range(a.layers), linears(a).values()):
         if a.packing.method == MXFP4 and one.place is None:
