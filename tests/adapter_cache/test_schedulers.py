@@ -36,6 +36,7 @@ def made(
     memory: ToyMemory | None = None,
     clock: Clock | None = None,
     block_tokens: int = 1,
+    queue_requests: int = 10**6,
     **options: Any,
 ) -> AdmissionBase[FakeRequest]:
     pool = memory or ToyMemory()
@@ -44,7 +45,7 @@ def made(
         return 0 if name is None else pool.sizes[name]
 
     classes = ("interactive", "*", "batch")
-    inputs = SchedulerInputs(pool, 10**6, tokens, block_tokens, clock or Clock(), classes)
+    inputs = SchedulerInputs(pool, queue_requests, tokens, block_tokens, clock or Clock(), classes)
     scheduler = SCHEDULERS[name](inputs, **options)
     assert isinstance(scheduler, AdmissionBase)
     return scheduler
@@ -258,6 +259,18 @@ def test_urgent_requests_that_are_withdrawn_have_overtaken_nobody() -> None:
         assert scheduler.withdraw(gone)
     scheduler.submit(urgent := FakeRequest(slo_class="interactive"))
     assert scheduler.admit(1) == [urgent]
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_squashed_request_whose_place_is_taken_may_end_with_the_step_in_flight(name: str) -> None:
+    scheduler = made(name, queue_requests=1)
+    first, urgent = FakeRequest(slo_class="batch"), FakeRequest(slo_class="interactive")
+    scheduler.submit(first)
+    assert scheduler.admit(1) == [first]
+    scheduler.preempted(first)
+    assert scheduler.submit(urgent) is first and not scheduler.withdraw(first)
+    scheduler.finished(first)
+    scheduler.check_integrity()
 
 
 def test_the_adapters_of_urgent_requests_are_loaded_first() -> None:

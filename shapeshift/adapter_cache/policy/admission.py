@@ -150,8 +150,10 @@ class AdmissionBase(Admission[T]):
 
     def finished(self, request: T) -> None:
         with self._lock:
-            self._stop_running(request)
-            self._on_end(request, ran=True)
+            # One that was squashed while a step was in flight may have lost its place to a more urgent one, and ended.
+            if request in self._running:
+                self._stop_running(request)
+                self._on_end(request, ran=True)
 
     def close(self) -> list[T]:
         with self._lock:

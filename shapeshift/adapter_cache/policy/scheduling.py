@@ -107,7 +107,7 @@ class SchedulerInputs:
     queue_requests  most requests that may wait
     adapter_tokens  memory of an adapter's weights, in tokens of KV cache; 0 for None
     block_tokens    tokens of a block of KV cache; a request takes whole blocks
-    classes         of arrival and fifo: see `ClassOrder`
+    classes         see `bounds.SloClasses`
     """
 
     memory: AdapterMemory

@@ -240,9 +240,7 @@ class Scheduler:
         else:
             self._table.release(request, FAILED if isinstance(reason, Exception) else reason)
             self.prefilling.pop(request, None)
-            # A request that is squashed while a step is in flight waits again, and has its slot still.
-            if not self._admission.withdraw(request):
-                self._admission.finished(request)
+            self._leave(request)
         request.finish(reason)
         self._outbox.add(request)
 
@@ -255,11 +253,17 @@ class Scheduler:
         self._table.clear()
         self.prefilling.clear()
         for request in running:
-            self._admission.finished(request)
+            self._leave(request)
             if not request.is_finished:
                 request.finish(error)
                 self._outbox.add(request)
         self._outbox.deliver_urgent()
+
+    def _leave(self, request: Request) -> None:
+        """`request`, which has or had a slot, ends. One that is squashed while a step is in flight waits again, and
+        has its slot still."""
+        if not self._admission.withdraw(request):
+            self._admission.finished(request)
 
     def _preempt_for_growth(self) -> bool:
         """Give the running requests the blocks that they need now; whether that took the slots of others."""
