@@ -61,7 +61,7 @@ def test_every_request_is_served_once_and_the_memory_is_never_overcommitted(name
     sizes = {f"a{number}": rng.choice((10, 20, 40, 80)) for number in range(8)}
     memory, clock = ToyMemory(rng.choice((250, 600)), sizes), Clock()
     slots, least = 6, rng.choice((1, 60))
-    options = {"recluster_s": 5.0} if name == "chameleon" else {}
+    options: dict[str, Any] = {"recluster_s": 5.0} if name == "chameleon" else {}
     scheduler = made(name, memory, clock, block_tokens=least, **options)
     # With these a request and the largest adapter have room alone, as the service requires.
     most_rows = 2 if memory.total_tokens == 250 else 4
