@@ -247,12 +247,13 @@ class ClassQueue(Generic[C]):
         """One more waits; it may have gone before, and gets its old place among those of its class then."""
         rank = self.classes.rank(request.slo_class)
         line, place = self._lines[rank], float(self._next_place)
-        later = list[C]()
-        if line and next(reversed(line)).arrived > request.arrived:
-            later = [other for other in line if other.arrived > request.arrived]
-            place = line[later[0]][0] - 0.5
+        arrived = request.arrived
+        # The last one first.
+        later = list(itertools.takewhile(lambda other: other.arrived > arrived, reversed(line)))
+        if later:
+            place = line[later[-1]][0] - 0.5
         line[request] = (place, time.monotonic())
-        for other in later:
+        for other in reversed(later):
             line.move_to_end(other)
         self._length += 1
         self._next_place += 1
