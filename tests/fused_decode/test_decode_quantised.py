@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,14 +128,24 @@ def test_the_best_instructions_for_levels_are_those_of_the_cpu() -> None:
     assert NativeLevelLinear(quantise(normal(8, 65, seed=1), 8, 0), None).packed.instructions() == best
 
 
+@pytest.mark.parametrize("part", ["packed", "scales", "zeros", "minima", "bias"])
+def test_a_linear_has_no_copy_of_what_processes_share(part: str) -> None:
+    weight = quantise(normal(5, 64, seed=1), 8, 32)
+    linear = NativeLevelLinear(replace(weight, minima=weight.scales.clone()), normal(5, seed=2))
+    rows = normal(1, 64, seed=3)
+    before = linear(rows)
+    linear.weight.tensors[part].zero_()
+    assert not torch.equal(linear(rows), before)
+
+
 def test_invalid_levels_are_refused() -> None:
     weight = quantise(normal(5, 64, seed=1), 4, 32)
     for changes, message in (
         ({"group": 33}, "group: must be a multiple of 32"),
-        ({"scales": weight.scales[:, :1].contiguous()}, r"scales: must be \[5, 2\]"),
+        ({"scales": weight.scales[:, :1].contiguous()}, r"scales: must be \[1, 2, 32\]"),
         ({"zeros": weight.zeros.int()}, "zeros: must be contiguous Byte"),
         ({"zeros": weight.zeros + 121}, "zeros: must be at most 128"),
-        ({"minima": weight.scales[:4]}, r"minima: must be \[5, 2\]"),
+        ({"minima": weight.scales[:, :1]}, r"minima: must be \[1, 2, 32\]"),
         ({"minima": weight.zeros}, "minima: must be contiguous Float"),
         ({"levels": torch.zeros(1, 65537).byte()}, "levels: must have 1 to 65536 inputs"),
     ):

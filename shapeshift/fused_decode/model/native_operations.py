@@ -92,6 +92,12 @@ def pack_levels(levels: torch.Tensor, bits: int) -> torch.Tensor:
     return packed
 
 
+def by_panel(values: torch.Tensor) -> torch.Tensor:
+    """Values [outputs, groups] as the native linears read them."""
+    laid: torch.Tensor = getattr(torch.ops, _NAMESPACE).by_panel(values)
+    return laid
+
+
 class NativeOperations:
     """See `network.Operations`. Only `load` makes one: it loads the kernels into the process."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from shapeshift.fused_decode.model.assembly import LinearMakers, MakeLinear
-from shapeshift.fused_decode.model.native_operations import NativeLinear, PackedWeight, pack_levels
+from shapeshift.fused_decode.model.native_operations import NativeLinear, PackedWeight, by_panel, pack_levels
 from shapeshift.fused_decode.model.network import Linear
 from shapeshift.fused_decode.settings import HEAD_BITS, WEIGHT_BITS, group_of
 
@@ -149,8 +149,11 @@ class NativeLevelLinear(NativeLinear):
     def __init__(self, weight: Levels, bias: torch.Tensor | None, instructions: str = "best") -> None:
         packed = pack_levels(weight.levels, weight.bits)
         outputs, inputs = weight.levels.shape
-        tensors = {"packed": packed, "scales": weight.scales, "zeros": weight.zeros}
-        tensors |= {name: value for name, value in (("minima", weight.minima), ("bias", bias)) if value is not None}
+        tensors = {"packed": packed, "scales": by_panel(weight.scales), "zeros": by_panel(weight.zeros)}
+        if weight.minima is not None:
+            tensors["minima"] = by_panel(weight.minima)
+        if bias is not None:
+            tensors["bias"] = bias
         self._hold(PackedWeight(f"LinearLevels{weight.bits}", (inputs, outputs, weight.group), tensors), instructions)
 
 

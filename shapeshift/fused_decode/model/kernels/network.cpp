@@ -221,7 +221,7 @@ class Network : public torch::CustomClassHolder {
   Tensor logits_;
 };
 
-// The weights of a linear in the layout of its kernels: see `pack` and `pack_levels`.
+// The weights of a linear in the layout of its kernels: see `pack`, `pack_levels` and `by_panel`.
 Tensor packed_weight(const Tensor& weight) {
   return weight.scalar_type() == at::kFloat ? pack<float>(weight) : pack<BFloat>(weight);
 }
@@ -243,7 +243,7 @@ template <int64_t kBits>
 void define_levels(torch::Library& library, const std::string& suffix) {
   using Own = Linear<Levels<kBits>>;
   library.class_<Own>("Linear" + suffix)
-      .def(torch::init<Tensor, int64_t, int64_t, const Tensor&, const Tensor&, std::optional<Tensor>, int64_t,
+      .def(torch::init<Tensor, int64_t, int64_t, Tensor, Tensor, std::optional<Tensor>, int64_t,
                        std::optional<Tensor>, const std::string&>())
       .def("forward", &Own::forward)
       .def("instructions", &Own::instructions);
@@ -272,6 +272,7 @@ void define_network(torch::Library& library, const std::string& suffix) {
 TORCH_LIBRARY_FRAGMENT(shapeshift_decode, library) {
   library.def("pack(Tensor weight) -> Tensor");
   library.def("pack_levels(Tensor levels, int bits) -> Tensor");
+  library.def("by_panel(Tensor values) -> Tensor");
   define_linear<float>(library, "");
   define_linear<BFloat>(library, "BFloat16");
   define_levels<8>(library, "Levels8");
@@ -291,4 +292,5 @@ TORCH_LIBRARY_FRAGMENT(shapeshift_decode, library) {
 TORCH_LIBRARY_IMPL(shapeshift_decode, CPU, library) {
   library.impl("pack", &packed_weight);
   library.impl("pack_levels", &packed_levels);
+  library.impl("by_panel", &by_panel);
 }

@@ -4,6 +4,8 @@
 
 #include <ATen/ops/zeros.h>
 
+#include <array>
+
 #include "linear_levels.h"
 #include "packed.h"
 
@@ -21,8 +23,9 @@ at::Tensor pack_levels(const at::Tensor& levels) {
   return packed;
 }
 
-// From [outputs, groups] to [panels, groups, kWide], with 0 where there is no output: scales and zeros by panel.
+// From [outputs, groups] to [panels, groups, kWide], with 0 where there is no output: scales, zeros or minima by panel.
 inline at::Tensor by_panel(const at::Tensor& given) {
+  TORCH_CHECK(given.dim() == 2, "values: must be [outputs, groups]");
   const int64_t outputs = given.size(0), panels = (outputs + kWide - 1) / kWide;
   at::Tensor padded = at::zeros({panels * kWide, given.size(1)}, given.options());
   padded.narrow(0, 0, outputs).copy_(given);
@@ -36,28 +39,28 @@ class Linear<Levels<kBits>> : public torch::CustomClassHolder {
   using Own = Panels<Levels<kBits>>;
 
  public:
-  // packed: see `pack_levels`; it is only read. scales and minima FLOAT32, zeros UINT8: [outputs, groups]; bias FLOAT32
-  // [outputs]. group: inputs of a group; 0: all. instructions: "tiles", "quads" or "plain"; "best": the fastest here.
-  Linear(at::Tensor packed, int64_t inputs, int64_t outputs, const at::Tensor& scales, const at::Tensor& zeros,
+  // packed: see `pack_levels`. scales and minima FLOAT32, zeros UINT8: see `by_panel`; bias FLOAT32 [outputs]. All are
+  // only read. group: inputs of a group; 0: all. instructions: "tiles", "quads" or "plain"; "best": the fastest here.
+  Linear(at::Tensor packed, int64_t inputs, int64_t outputs, at::Tensor scales, at::Tensor zeros,
          std::optional<at::Tensor> minima, int64_t group, std::optional<at::Tensor> bias,
          const std::string& instructions)
-      : packed_(std::move(packed)) {
+      : packed_(std::move(packed)), scales_(std::move(scales)), zeros_(std::move(zeros)), minima_(std::move(minima)) {
     check_like(packed_, at::kByte, "packed", 1);
-    check_like(scales, at::kFloat, "scales", 2), check_like(zeros, at::kByte, "zeros", 2);
+    check_like(scales_, at::kFloat, "scales", 3), check_like(zeros_, at::kByte, "zeros", 3);
     panels_.outputs = outputs, panels_.inputs = inputs;
     TORCH_CHECK(inputs > 0 && inputs <= Own::kMostInputs, "levels: must have 1 to ", Own::kMostInputs, " inputs");
     TORCH_CHECK(packed_.numel() == panels_.elements(), "packed: must have ", panels_.elements(), " elements");
     TORCH_CHECK(group >= 0 && group % kPart == 0, "group: must be a multiple of ", kPart);
     panels_.group = group == 0 ? panels_.blocks() * kBlockInputs : group;
     const int64_t groups = panels_.groups();
-    if (minima) check_like(*minima, at::kFloat, "minima", 2);
+    if (minima_) check_like(*minima_, at::kFloat, "minima", 3);
+    const std::array<int64_t, 3> expected{panels_.count(), groups, kWide};
     for (const auto& [tensor, name] :
-         {std::pair{scales, "scales"}, std::pair{zeros, "zeros"}, std::pair{minima.value_or(scales), "minima"}}) {
-      const bool fits = tensor.size(0) == panels_.outputs && tensor.size(1) == groups;
-      TORCH_CHECK(fits, name, ": must be [", panels_.outputs, ", ", groups, "]");
+         {std::pair{scales_, "scales"}, std::pair{zeros_, "zeros"}, std::pair{minima_.value_or(scales_), "minima"}}) {
+      TORCH_CHECK(tensor.sizes() == at::IntArrayRef(expected), name, ": must be ", at::IntArrayRef(expected));
     }
-    const uint8_t* given = zeros.const_data_ptr<uint8_t>();
-    const bool fit = kBits == 8 || std::all_of(given, given + zeros.numel(), [](uint8_t zero) { return zero <= 128; });
+    const uint8_t* given = zeros_.const_data_ptr<uint8_t>();
+    const bool fit = kBits == 8 || std::all_of(given, given + zeros_.numel(), [](uint8_t zero) { return zero <= 128; });
     TORCH_CHECK(fit, "zeros: must be at most 128 for levels of 4 bits, so that differences fit 8");
     if (bias) check_like(*bias, at::kFloat, "bias");
     TORCH_CHECK(!bias || bias->numel() == panels_.outputs, "bias: must have an element for each output");
@@ -65,8 +68,6 @@ class Linear<Levels<kBits>> : public torch::CustomClassHolder {
     panels_.bias = bias_ ? bias_->const_data_ptr<float>() : nullptr;
     panels_.instructions = chosen(panels_, instructions);
     panels_.weights = packed_.const_data_ptr<uint8_t>();
-    scales_ = by_panel(scales), zeros_ = by_panel(zeros);
-    if (minima) minima_ = by_panel(*minima);
     panels_.scales = scales_.const_data_ptr<float>(), panels_.zeros = zeros_.const_data_ptr<uint8_t>();
     panels_.minima = minima_ ? minima_->const_data_ptr<float>() : nullptr;
   }
