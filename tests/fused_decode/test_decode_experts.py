@@ -17,12 +17,13 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode import loading
-from shapeshift.fused_decode.model import native_operations
+from shapeshift.fused_decode.model import kernel_build, native_operations
 from shapeshift.fused_decode.model.architecture import Architecture, Experts, from_config
 from shapeshift.fused_decode.model.assembly import linear_makers
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel, ModelOptions
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 from shapeshift.fused_decode.model.experts import ExpertMlps, choose
+from shapeshift.fused_decode.model.shared_weights import read
 from shapeshift.fused_decode.model.weights import WeightFiles, stored_parts, weight_bytes
 from shapeshift.fused_decode.settings import FusedDecodeSettings, computed
 from tests.fused_decode.decode_models import VOCAB, Tiny, batch, texts
@@ -131,13 +132,11 @@ def test_quantised_logits_are_near_those_in_f32(
 def test_experts_are_mapped_from_the_file_that_processes_share(
     family: Callable[[str], Tiny], kernel_cache: Path, tmp_path: Path, name: str
 ) -> None:
-    text = texts(1, seed=5)[0]
-    library = next(kernel_cache.glob("decode-*.so"), None)
-    assert library is not None
-    first, second = (
-        load(family(name).folder, kernel_cache, "bf16", checkpoint_sha256=f"{name}{tmp_path.name}0123456789ab")
-        for _ in range(2)
-    )
+    text, library = texts(1, seed=5)[0], kernel_build.library(kernel_cache)
+    (tmp_path / library.name).symlink_to(library)
+    first, second = (load(family(name).folder, tmp_path, "int8", checkpoint_sha256="0123456789abcdef") for _ in "ab")
+    (file,) = tmp_path.glob("*.weights")
+    assert {"1.gate_up.3.packed", "1.down.3.scales"} < read(file).tensors.keys()
     assert torch.equal(*(model.forward(batch([text], [0], [0])) for model in (first, second)))
 
 
