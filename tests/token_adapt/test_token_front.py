@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from shapeshift.errors import InvalidInputError
+from shapeshift.serving.front import Client
 from shapeshift.serving.metrics import Gauge
 from shapeshift.serving.parameters import parse
 from shapeshift.token_adapt import image_decoding
@@ -23,7 +24,7 @@ from shapeshift.token_adapt.front import ImageFront, ImageJob
 from shapeshift.token_adapt.policy.image_scheduler import Timetable
 from shapeshift.token_adapt.request import ImageRequestOptions, Task
 from tests import waiting
-from tests.fakes import PbUtils, Request, TritonError, as_served
+from tests.fakes import PbUtils, Request, ResponseSender, TritonError, as_served
 from tests.token_adapt.token_models import (
     LONG_MS,
     OUTPUTS,
@@ -317,7 +318,7 @@ def test_the_default_task_is_that_of_the_settings_or_the_only_one(model: Recordi
 
 def options(served: ImageFront, parameters: str) -> ImageRequestOptions:
     """Of a request with these parameters, JSON."""
-    client: Any = None
+    client = Client(ResponseSender(), wants_code=False)
     return served.parse(Request(OUTPUTS, PIXELS=square(1)[None]), parse(parameters, ("task",)), client).options
 
 

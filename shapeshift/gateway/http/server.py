@@ -67,7 +67,7 @@ def within(soft: int, hard: int, connections: int) -> tuple[int, int]:
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """uvicorn's protocol, which takes headers of any length. options: the arguments of uvicorn."""
+    """uvicorn's protocol, with a bound on the head of a request, which has none there. options: of uvicorn."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
