@@ -104,6 +104,13 @@ def test_windows_of_layers(changes: dict[str, Any], windows: tuple[int, ...]) ->
         ({"model_type": "smollm3", "no_rope_layers": [1, 0, 2, 1]}, "no_rope_layers"),
         ({"model_type": "ministral3", "rope_parameters": {"llama_4_scaling_beta": -1}}, "llama_4_scaling_beta"),
         ({"model_type": "ministral3", "rope_parameters": {"llama_4_scaling_beta": 0.1}}, "original_max_position"),
+        (
+            {
+                "model_type": "ministral3",
+                "rope_parameters": {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 0.5},
+            },
+            "original_max_position",
+        ),
         (GRANITE4 | {"num_local_experts": 62}, "num_local_experts"),
         ({"model_type": "mistral3", "text_config": {"model_type": "rwkv"}}, "model_type"),
         ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, "num_hidden_layers"),

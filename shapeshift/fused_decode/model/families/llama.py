@@ -38,7 +38,7 @@ def ministral3(values: Mapping[str, Any]) -> Architecture:
         config,
         windows=(config.window(None),) * config.count("num_hidden_layers"),
         query_growth=rope_config.positive(rope, "llama_4_scaling_beta") if beta else 0.0,
-        query_span=int(rope_config.positive(rope, "original_max_position_embeddings")) if beta else 0,
+        query_span=Config(rope).count("original_max_position_embeddings") if beta else 0,
         norm_eps=config.positive("rms_norm_eps", 1e-5),
     )
 
