@@ -19,7 +19,7 @@ class RandomPreemption(FirstComeFirstServed[Request]):
     """Preempts at random, each request at most twice."""
 
     def __init__(self, rng: random.Random) -> None:
-        super().__init__(1000)
+        super().__init__(1000, ("interactive", "*"))
         self._rng = rng
         self._running: list[Request] = []
         self.squashed: list[Request] = []
@@ -67,7 +67,12 @@ def test_a_preempted_request_gets_the_text_it_gets_alone(seed: int, ahead: bool)
 def test_a_preempted_request_can_end() -> None:
     admission = RandomPreemption(random.Random(0))
     run = Run(ToyRuntime(slots=1), admission=admission)
-    request, other = run.submit("abc", max_tokens=40), run.submit("abc", max_tokens=40)
+    request = run.submit("abc", max_tokens=40)
+    run.loop.step()
+    # It takes the slot, which would be given back otherwise.
+    other = run.request("abc", max_tokens=40)
+    other.slo_class = "interactive"
+    run.loop.submit(other)
     while not admission.squashed:
         run.loop.step()
     assert request.slot is None and not request.is_finished
