@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,9 +56,13 @@ def fields(rng: random.Random, number: int) -> dict[str, Any]:
     return {"max_tokens": rng.randint(1, 40), **rng.choice(kinds)}
 
 
-def described(request: Request) -> tuple[Any, ...]:
+def described(request: Request, logprobs: Callable[[Any], Any] = lambda values: values) -> tuple[Any, ...]:
+    """What a client sees. logprobs: in place of a value, or of a list of them."""
+
     def plain(found: Any) -> list[Any]:
-        return [(one.logprob, one.rank, one.top.tolist(), one.top_logprobs.tolist()) for one in found]
+        return [
+            (logprobs(one.logprob), one.rank, one.top.tolist(), logprobs(one.top_logprobs.tolist())) for one in found
+        ]
 
     answer = (text_of(request), request.token_ids, request.generated, request.finish_reason, str(request.error))
     return *answer, plain(request.logprobs), plain(request.prompt_logprobs)
@@ -90,8 +96,10 @@ def test_answers_are_the_same_to_the_byte(seed: int) -> None:
     expected = run_all(Run(ToyRuntime(**options), caching=True), 1)  # type: ignore[arg-type]
     run = speculating(ToyRuntime(**options), most=rng.choice((1, 4, 15)), caching=True)  # type: ignore[arg-type]
     found = run_all(run, 4)
+    # Where torch samples, the last bits of a probability depend on the number of rows.
+    near = partial(pytest.approx, abs=1e-6)
     for one, other in zip(found, expected, strict=True):
-        assert described(one) == described(other)
+        assert described(one) == described(other, near)
     drafted, accepted = counted(run)
     assert accepted > 50 and drafted > accepted
     assert run.loop.metrics.generated_tokens.value >= sum(request.generated for request in found)
