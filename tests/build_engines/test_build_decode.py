@@ -267,8 +267,8 @@ BROKEN: dict[str, tuple[Callable[[Project], object], str]] = {
     "unknown family": (lambda project: _change_config(project, model_type="opt"), "model_type: got 'opt'"),
     "another family": (lambda project: _change_config(project, model_type="gpt2"), "n_embd: got None"),
     "quantised": (
-        lambda project: _change_config(project, quantization_config={"quant_method": "fp8"}),
-        "quantization_config: got .*awq or gptq, or weights in f32, f16 or bf16: take the checkpoint",
+        lambda project: _change_config(project, quantization_config={"quant_method": "bitsandbytes"}),
+        "quantization_config: got .*awq, gptq, .*, or weights in f32, f16 or bf16: take the checkpoint",
     ),
     "tokenizer of another model": (
         lambda project: _change_tokenizer(project.checkpoint),

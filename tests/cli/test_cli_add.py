@@ -287,12 +287,12 @@ def causal_gemma(folder: Path) -> None:
 
 def experts(folder: Path) -> None:
     make_checkpoint(folder)
-    change(folder, model_type="mixtral", architectures=["MixtralForCausalLM"], num_local_experts=8)
+    change(folder, model_type="qwen2_moe", architectures=["Qwen2MoeForCausalLM"], num_experts=8)
 
 
 def without_positions(folder: Path) -> None:
     make_checkpoint(folder)
-    change(folder, model_type="smollm3", architectures=["SmolLM3ForCausalLM"], no_rope_layers=[1, 0])
+    change(folder, model_type="llama4_text", architectures=["Llama4ForCausalLM"], no_rope_layers=[1, 0])
 
 
 def nameless_foreign_decoder(folder: Path) -> None:

@@ -96,11 +96,6 @@ def test_a_response_is_the_last_where_the_model_says_so(said: bool | None) -> No
     assert is_last(made) is bool(said)
 
 
-@pytest.mark.parametrize(("version", "sent"), [(None, ""), (0, "0"), (7, "7")])
-def test_a_request_is_for_the_highest_version_unless_it_names_one(version: int | None, sent: str) -> None:
-    assert message({}, version=version).model_version == sent
-
-
 def test_no_texts_are_no_bytes() -> None:
     request = message({"TEXT": np.zeros((0, 1), object)})
     assert list(request.raw_input_contents) == [b""] and list(request.inputs[0].shape) == [0, 1]
