@@ -157,7 +157,7 @@ def _quota(folder: Path) -> float:
 
 
 def _left(folder: Path) -> float:
-    """The bytes that one group may still allocate: pages of files that were not used of late are taken back first."""
+    """The bytes that one group may still allocate. Pages of files that were not used recently count as free."""
     try:
         if (folder / "memory.max").exists():
             names, unused = ("memory.max", "memory.current"), "inactive_file"

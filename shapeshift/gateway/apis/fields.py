@@ -30,6 +30,17 @@ def form_of(value: Any) -> str | None:
     return forms.get(type(first))
 
 
+def has_field(body: bytes, name: str) -> bool:
+    """Whether a body is a JSON object with this field, which tells the request of one API from that of another."""
+    if f'"{name}"'.encode() not in body:
+        return False
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(content, dict) and name in content
+
+
 def text_or_items(value: Any) -> str | None:
     """As `form_of` for a field that is a text, or a list of objects."""
     return TEXT if isinstance(value, str) else ITEMS if isinstance(value, list) else None

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-import orjson
 from fastapi import APIRouter
 from numpy.typing import NDArray
 from pydantic import Field
 
 from shapeshift.gateway.apis.classify import activated, order
 from shapeshift.gateway.apis.embeddings import OUTPUT, of_length_1
-from shapeshift.gateway.apis.fields import ApiRequest, ModelRequest, TeiRequest, bounded, not_served
+from shapeshift.gateway.apis.fields import ApiRequest, ModelRequest, TeiRequest, bounded, has_field, not_served
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.endpoint import BodyRoute, Context
 from shapeshift.gateway.text_rows import infer_rows, require_output, text_column
@@ -66,11 +64,7 @@ class TeiRerankRequest(TeiRequest):
     @classmethod
     def class_of(cls, body: bytes) -> type[ApiRequest]:
         """A JSON object with `documents` is not TEI's."""
-        if b'"documents"' in body:
-            with contextlib.suppress(orjson.JSONDecodeError):
-                content = orjson.loads(body)
-                return RerankRequest if isinstance(content, dict) and "documents" in content else cls
-        return cls
+        return RerankRequest if has_field(body, "documents") else cls
 
 
 @router.post("/v1/rerank")

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-import orjson
 from fastapi import APIRouter
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from shapeshift.gateway.apis.chat import Message, Tool
-from shapeshift.gateway.apis.fields import MOST_TOKENS, ApiRequest, JsonObject, Strings, TokenId, bounded, not_served
+from shapeshift.gateway.apis.fields import (
+    MOST_TOKENS,
+    ApiRequest,
+    JsonObject,
+    Strings,
+    TokenId,
+    bounded,
+    has_field,
+    not_served,
+)
 from shapeshift.gateway.conversation import Conversation
 from shapeshift.gateway.endpoint import BodyRoute, Context
 from shapeshift.gateway.tokens import Tokens, tokens_of
@@ -57,11 +64,7 @@ class TokenizeRequest(ApiRequest):
     @classmethod
     def class_of(cls, body: bytes) -> type[ApiRequest]:
         """A JSON object with `inputs` is TEI's."""
-        if b'"inputs"' in body:
-            with contextlib.suppress(orjson.JSONDecodeError):
-                content = orjson.loads(body)
-                return TeiTokenizeRequest if isinstance(content, dict) and "inputs" in content else cls
-        return cls
+        return TeiTokenizeRequest if has_field(body, "inputs") else cls
 
     def field_of(self, name: str) -> str:
         """As of every request; a prompt may come of messages."""
