@@ -131,6 +131,7 @@ _GATEWAY_TIMES = {
     for what, name in {"request": "request_latency", "first": "first_token", "between": "between_tokens"}.items()
 }
 _ALIVE = f"count by (model) (rate({series('heartbeat_total')}[$__rate_interval]) > 0)"
+_CERTIFICATES = {"{{instance}}": 'shapeshift_certificate_expiry_timestamp_seconds{instance=~"$instance"} - time()'}
 _CLASS_WAIT = f"{rate('class_wait_seconds_total', 'slo_class')} / {rate('class_started_total', 'slo_class')}"
 
 _OVERVIEW = {
@@ -157,6 +158,7 @@ _OVERVIEW = {
         gauges("Nodes", "How many serve a model?", _="fleet_nodes"),
         rates("Forwarded", "Which node serves requests of another?", "node", _="requests_forwarded_total"),
         gauges("On other nodes", "How many run there?", how="sum", _="requests_on_other_nodes"),
+        Panel("Certificates", "How long are they valid?", "s", _CERTIFICATES),
     ),
 }
 _POLYMORPH = {

@@ -30,31 +30,47 @@ _SKEW = datetime.timedelta(days=1)
 _LOOPBACK = ("localhost", "127.0.0.1")
 
 
-def ensure(folder: Path, node: str, hosts: Sequence[str] = (), days: int = 365) -> Tls:
+def ensure(folder: Path, node: str, hosts: Sequence[str] = (), days: float = 365) -> Tls:
     """The files of the node in `folder`; those that are missing are made, readable only by their owner.
+
+    A certificate is made anew in the last third of its time, and where it does not name all `hosts`. Without the key of
+    the authority it stays as it is.
 
     hosts: names and addresses at which others reach the node; its own name and loopback are added. days: how long a
     new certificate is valid; that of the authority is for ten times as long. Raises InvalidInputError for an invalid
-    node name, ShapeshiftError where the key of the authority is not that of a fleet.
+    node name, ShapeshiftError where the key of the authority is missing or not that of a fleet.
     """
     check_node_name(node)
     tls = Tls(folder / CA_FILE, folder / f"{node}.pem", folder / f"{node}.key")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with files.exclusive_lock(folder / ".lock"):
-        if not (tls.certificate.is_file() and tls.key.is_file()):
-            authority, signer = _authority(folder, 10 * days)
-            key = _new_key()
-            files.replace_private(tls.key, _key_text(key))
-            files.replace_private(
-                tls.certificate, _certificate(node, key, authority, signer, days, [node, *_LOOPBACK, *hosts])
-            )
+        names = [node, *_LOOPBACK, *hosts]
+        is_there = tls.certificate.is_file() and tls.key.is_file()
+        if is_there and (not (folder / _CA_KEY_FILE).is_file() or _is_fresh(tls.certificate, names)):
+            return tls
+        authority, signer = _authority(folder, 10 * days)
+        key = _new_key()
+        files.replace_private(tls.key, _key_text(key))
+        files.replace_private(tls.certificate, _certificate(node, key, authority, signer, days, names))
     return tls
 
 
-def _authority(folder: Path, days: int) -> tuple[x509.Certificate, Key]:
+def _is_fresh(file: Path, hosts: Sequence[str]) -> bool:
+    """Whether the certificate names `hosts` and has more than a third of its time left."""
+    certificate = x509.load_pem_x509_certificate(file.read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    is_young = end - datetime.datetime.now(datetime.UTC) > (end - begin) / 3
+    return is_young and all(_general_name(host) in names for host in hosts)
+
+
+def _authority(folder: Path, days: float) -> tuple[x509.Certificate, Key]:
     """Certificate and key of the authority in `folder`, made if they are missing."""
     key_file, file = folder / _CA_KEY_FILE, folder / CA_FILE
-    if not (key_file.is_file() and file.is_file()):
+    if file.is_file() and not key_file.is_file():
+        # A new authority would not be trusted by the nodes that run.
+        raise ShapeshiftError(f"no {key_file}, which signs certificates; put it back, or remove {folder} for new ones")
+    if not file.is_file():
         key = _new_key()
         files.replace_private(key_file, _key_text(key))
         files.replace_private(file, _certificate("shapeshift fleet", key, None, key, days, []))
@@ -69,7 +85,7 @@ def _certificate(
     key: Key,
     authority: x509.Certificate | None,
     signer: Key,
-    days: int,
+    days: float,
     hosts: Sequence[str],
 ) -> bytes:
     """The certificate of `key`, signed by `signer`: an authority's own one where `authority` is None."""

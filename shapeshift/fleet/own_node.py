@@ -68,7 +68,7 @@ class OwnNode:
         """
         if self._tls is None:
             return contextlib.nullcontext()
-        return MetricsProxy(*self._page_address(), source, self._tls)
+        return MetricsProxy(*self._page_address(), source, self._node.grpc, self._tls)
 
     def drain(self, page: str, say: Callable[[str], None]) -> None:
         """Wait until the server with the metrics page `page` has no request in flight, at most `drain_s` seconds.

@@ -19,7 +19,7 @@ from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.sidecar.workers import ServerModelReader, ServerModels
 from shapeshift.triton import metrics
 from shapeshift.triton.control import ModelControl
-from shapeshift.triton.endpoint import tls_from_environment
+from shapeshift.triton.endpoint import Endpoint, tls_from_environment
 
 
 class Changes(Protocol):
@@ -73,9 +73,11 @@ def connect(server: str, page: str, key: str) -> Servers:
     """
     tls = tls_from_environment()
     control = ModelControl(server, key, tls)
+    # Else a process of this machine would be taken for one of the server's with the same pid.
+    host = 0 if Endpoint(server).is_local else 1
 
     def scrape() -> MetricsPage:
-        return MetricsPage(metrics.scrape(page, tls=tls), time.monotonic())
+        return MetricsPage(metrics.scrape(page, tls=tls), time.monotonic(), host=host)
 
     return Servers(control, ServerModelReader(control), scrape, partial(_versions, control), ask=control.ask)
 

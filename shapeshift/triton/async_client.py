@@ -44,6 +44,8 @@ _OPTIONS = (
     # keepalive_timeout_ms does nothing in this gRPC.
     *((f"grpc.{name}_ms", _KEEPALIVE_MS) for name in ("keepalive_time", "http2.ping_timeout")),
 )
+# The calls of a channel that a new one has replaced end within this time.
+_LONGEST_CALL_S = 3600.0
 _DEADLINE = "DEADLINE_EXCEEDED"
 _INT64 = 1 << 63
 # Names that the server would take for its own, and not give to a model.
@@ -72,7 +74,8 @@ class AsyncClient:
     """Calls the models of the server at `url`, HOST:PORT of its gRPC interface, on the event loop that first calls one.
 
     Cancelling a task cancels its call on the server, that of a decoupled model included. The calls of a server that has
-    frozen fail after 10 s, at the latest after 70 s. tls: None for plain text.
+    frozen fail after 10 s, at the latest after 70 s. tls: None for plain text; calls after its files were replaced use
+    the new ones.
     """
 
     def __init__(self, url: str, tls: Tls | None = None) -> None:
@@ -80,6 +83,8 @@ class AsyncClient:
         self._tls = tls
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
+        self._stamp: tuple[int, ...] = ()
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def infer(self, call: ModelCall) -> Tensors:
         """The outputs of a model that answers once, not to be written to.
@@ -151,8 +156,14 @@ class AsyncClient:
 
     def _service(self) -> Any:
         # A channel belongs to the event loop on which it is made.
-        if self._channel is None:
-            self._channel = _channel(self.url, self._tls)
+        stamp = self._tls.stamp() if self._tls is not None else ()
+        if self._channel is None or stamp != self._stamp:
+            if self._channel is not None:
+                # Its calls end as they would have.
+                task = asyncio.create_task(self._channel.close(_LONGEST_CALL_S))
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
+            self._channel, self._stamp = _channel(self.url, self._tls), stamp
             self._stub = GRPCInferenceServiceStub(self._channel)
         return self._stub
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -44,7 +45,8 @@ _RECONNECT_MS = 500
 class ModelControl:
     """A connection to the model control of the server at `url`, HOST:PORT of its gRPC interface. Thread-safe.
 
-    tls: for a server that asks for mutual TLS; None for plain text. Raises NotFoundError for a missing file of it.
+    tls: for a server that asks for mutual TLS; None for plain text. Calls after its files were replaced use the new
+    ones. Raises NotFoundError for a missing file of it.
 
     Every call ends within its timeout. It raises InvalidInputError for an invalid model name, UnsupportedError for a
     wrong key, and ModelGoneError if no server answers.
@@ -53,12 +55,28 @@ class ModelControl:
     def __init__(self, url: str, key: str = "", tls: Tls | None = None) -> None:
         self.url = url
         self._headers = {GRPC_HEADER: key} if key else {}
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._stamp: tuple[int, ...] = ()
+        self._connection = self._connect()
+
+    def _connect(self) -> triton.InferenceServerClient:
         # Never connect through a web proxy.
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
         # Reconnect to a restarted server within a second.
         options += [(f"grpc.{kind}_reconnect_backoff_ms", _RECONNECT_MS) for kind in ("initial", "min", "max")]
-        secured = {} if tls is None else tls.client_options()
-        self._client = triton.InferenceServerClient(url, channel_args=options, **secured)
+        secured = {}
+        if self._tls is not None:
+            self._stamp, secured = self._tls.stamp(), self._tls.client_options()
+        return triton.InferenceServerClient(self.url, channel_args=options, **secured)
+
+    @property
+    def _client(self) -> triton.InferenceServerClient:
+        with self._lock:
+            if self._tls is not None and self._tls.stamp() != self._stamp:
+                # Calls on other threads end on the connection that they hold.
+                self._connection = self._connect()
+            return self._connection
 
     def load(self, name: str, config: dict[str, Any] | None = None, timeout_s: float = 900.0) -> None:
         """Load the model; reload it if its files or `config` differ from what is loaded.
@@ -149,10 +167,11 @@ class ModelControl:
         requested = [triton.InferRequestedOutput(output) for output in outputs]
         values: dict[str, NDArray[Any]] = {}
         deadline = time.monotonic() + timeout_s
-        self._client.start_stream(lambda result, error: answers.put((result, error)))
+        client = self._client
+        client.start_stream(lambda result, error: answers.put((result, error)))
         try:
             with self._errors(f"ask {name}", EngineError):
-                self._client.async_stream_infer(
+                client.async_stream_infer(
                     name, tensors, outputs=requested, parameters=dict(parameters), enable_empty_final_response=True
                 )
                 is_last = False
@@ -166,12 +185,12 @@ class ModelControl:
         except queue.Empty:
             raise OverloadedError(f"cannot ask {name}: it has not answered within {timeout_s:g} s") from None
         finally:
-            self._client.stop_stream(cancel_requests=True)
+            client.stop_stream(cancel_requests=True)
         return values
 
     def close(self) -> None:
         """Close the connection."""
-        self._client.close()
+        self._connection.close()
 
     def __enter__(self) -> Self:
         return self

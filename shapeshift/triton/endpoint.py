@@ -17,6 +17,7 @@ GRPC_URL = "SHAPESHIFT_GRPC_URL"
 CA_VARIABLE = "SHAPESHIFT_TLS_CA"
 CERTIFICATE_VARIABLE = "SHAPESHIFT_TLS_CERTIFICATE"
 KEY_VARIABLE = "SHAPESHIFT_TLS_KEY"
+_LOOPBACK = ("127.", "localhost:", "[::1]:")
 _VARIABLES = (CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE)
 
 
@@ -46,6 +47,13 @@ class Tls:
                 raise NotFoundError(f"tls {name}: no file {file}")
         if is_exposed(self.key):
             raise ShapeshiftError(f"tls key: other users can read {self.key}; run `chmod 600` on it")
+
+    def stamp(self) -> tuple[int, ...]:
+        """Another one after the files were replaced. Raises NotFoundError for a missing file."""
+        try:
+            return tuple(file.stat().st_mtime_ns for file in (self.ca, self.certificate, self.key))
+        except OSError as error:
+            raise NotFoundError(f"tls: no file {error.filename}") from None
 
     def client_options(self) -> dict[str, Any]:
         """The arguments of tritonclient's gRPC clients."""
@@ -99,6 +107,11 @@ class Endpoint:
         host, _, port = self.address.rpartition(":")
         valid = bool(host) and "/" not in host and port.isdecimal() and 0 < int(port) < 65536
         require(valid, "grpc", self.address, "must be HOST:PORT of a gRPC interface")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the server's processes may be visible here: its address is a loopback one."""
+        return self.address.startswith(_LOOPBACK)
 
 
 def own_endpoint(address: str = "") -> Endpoint:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from docker.observability import dashboards
+from shapeshift.fleet.metrics_proxy import CERTIFICATE_EXPIRY
 from shapeshift.gateway.http.meter import GatewayMetrics
 from tests.docs.docs_pages import PROJECT, TECHNIQUES
 from tests.docs.docs_sources import declared_metrics, exported_names
@@ -60,7 +61,7 @@ def test_each_metric_is_drawn_and_each_drawn_metric_exists() -> None:
     named = set(re.findall(r"\bshapeshift_\w+", drawn))
     exported = {name for name in named if not name.startswith("shapeshift_gateway_")}
     assert exported <= exported_names()
-    assert set(declared_metrics()) == {re.sub(r"_(bucket|sum|count)$", "", name) for name in exported}
+    assert {*declared_metrics(), CERTIFICATE_EXPIRY} == {re.sub(r"_(bucket|sum|count)$", "", name) for name in exported}
     families = re.findall(r"^# TYPE (\S+)", GatewayMetrics().page(), re.MULTILINE)
     assert {*families} == {re.sub(r"_bucket$", "", name) for name in named - exported}
 

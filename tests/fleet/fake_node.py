@@ -12,6 +12,8 @@ import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
+from shapeshift.triton.endpoint import Tls
+
 Tensors = Mapping[str, np.ndarray]
 
 
@@ -30,7 +32,9 @@ class FakeNode(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
     before `infer` had an answer; open: while it is not set, the list of models is not answered.
     """
 
-    def __init__(self, models: set[str], infer: Callable[[str, Tensors], Tensors], port: int = 0) -> None:
+    def __init__(
+        self, models: set[str], infer: Callable[[str, Tensors], Tensors], port: int = 0, tls: Tls | None = None
+    ) -> None:
         self.models = models
         self.versions: dict[str, Sequence[int]] = {}
         self.asked = self.cut_off = 0
@@ -39,7 +43,13 @@ class FakeNode(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         self._infer = infer
         self._server = grpc.server(futures.ThreadPoolExecutor(32), options=[("grpc.so_reuseport", 0)])
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        address = f"127.0.0.1:{port}"
+        if tls is None:
+            self.port = self._server.add_insecure_port(address)
+        else:
+            pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
+            credentials = grpc.ssl_server_credentials([pair], tls.ca.read_bytes(), require_client_auth=True)
+            self.port = self._server.add_secure_port(address, credentials)
         self._server.start()
 
     @property
@@ -62,6 +72,9 @@ class FakeNode(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             for version in self.versions.get(name, (1,))
         ]
         return service_pb2.ModelStatisticsResponse(model_stats=found)
+
+    def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802  Triton's name
+        return service_pb2.ServerMetadataResponse(name="triton", version="2.51.0")
 
     def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802  Triton's name
         answered = threading.Event()

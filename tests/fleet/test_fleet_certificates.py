@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime
 import http.server
 import socket
@@ -13,15 +15,20 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cryptography import x509
 
+from shapeshift import files
 from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.fleet import certificates
-from shapeshift.fleet.metrics_proxy import MetricsProxy
+from shapeshift.fleet.metrics_proxy import CERTIFICATE_EXPIRY, MetricsProxy
 from shapeshift.triton import metrics
+from shapeshift.triton.async_client import AsyncClient, ModelCall
+from shapeshift.triton.control import ModelControl
 from shapeshift.triton.embedded.free_ports import free_ports
-from shapeshift.triton.endpoint import KEY_VARIABLE, Tls, tls_from_environment
+from shapeshift.triton.endpoint import KEY_VARIABLE, Endpoint, Tls, tls_from_environment
+from tests.fleet.fake_node import FakeNode
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +65,7 @@ def page() -> Iterator[str]:
 def secured(ours: Tls, page: str) -> Iterator[str]:
     """The URL at which the page is passed on."""
     port = next(free_ports())
-    with MetricsProxy("127.0.0.1", port, page, ours):
+    with MetricsProxy("127.0.0.1", port, page, Endpoint(f"127.0.0.1:{port}"), ours):
         yield f"https://127.0.0.1:{port}/metrics"
 
 
@@ -71,6 +78,73 @@ def test_files_are_made_once_and_private(tmp_path: Path) -> None:
         assert (tmp_path / "tls" / name).read_bytes() == text
     for file in (tmp_path / "tls").glob("*.key"):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def end_of(tls: Tls) -> datetime.datetime:
+    return x509.load_pem_x509_certificate(tls.certificate.read_bytes()).not_valid_after_utc
+
+
+# Valid since a day before it was made: 3 of 5 days, and 2 of 3, are left.
+@pytest.mark.parametrize(("days", "is_renewed"), [(4, False), (2, False), (0.4, True)])
+def test_a_certificate_is_renewed_in_the_last_third_of_its_time(tmp_path: Path, days: float, is_renewed: bool) -> None:
+    tls = certificates.ensure(tmp_path, "a", days=days)
+    before, authority = end_of(tls), tls.ca.read_bytes()
+    assert certificates.ensure(tmp_path, "a") == tls
+    assert (end_of(tls) > before) == is_renewed
+    assert tls.ca.read_bytes() == authority, "nodes that run trust the new one"
+
+
+def test_a_certificate_for_another_machine_is_made_anew(tmp_path: Path) -> None:
+    first = certificates.ensure(tmp_path, "a", ["10.0.0.1", "other"]).certificate.read_bytes()
+    assert certificates.ensure(tmp_path, "a", ["other"]).certificate.read_bytes() == first
+    assert certificates.ensure(tmp_path, "a", ["10.0.0.2"]).certificate.read_bytes() != first
+
+
+def test_without_the_key_of_the_authority_nothing_is_renewed_and_nobody_added(tmp_path: Path) -> None:
+    tls = certificates.ensure(tmp_path, "a", days=0.4)
+    before = tls.certificate.read_bytes()
+    (tmp_path / "ca.key").unlink()
+    assert certificates.ensure(tmp_path, "a").certificate.read_bytes() == before
+    with pytest.raises(ShapeshiftError, match="ca.key, which signs certificates"):
+        certificates.ensure(tmp_path, "b")
+
+
+def copy(source: Tls, target: Tls) -> None:
+    """Replace the files of `target`, as a renewal does."""
+    for old, new in ((target.ca, source.ca), (target.key, source.key), (target.certificate, source.certificate)):
+        files.replace_private(old, new.read_bytes())
+
+
+def test_connections_that_are_open_take_new_files(ours: Tls, stranger: Tls, tmp_path: Path, page: str) -> None:
+    """Another authority stands for a certificate that has expired meanwhile: with the old files nobody connects."""
+    tls = Tls(*(tmp_path / name for name in ("ca.pem", "a.pem", "a.key")))
+    copy(ours, tls)
+    port, proxy_port = islice(free_ports(), 2)
+    url = f"https://127.0.0.1:{proxy_port}/metrics"
+
+    async def infer(client: AsyncClient) -> int:
+        call = ModelCall("m", {"x": np.ones(1, np.int32)}, timeout_s=20.0)
+        return int((await client.infer(call))["y"][0])
+
+    async def across_a_renewal() -> list[int]:
+        client, answers = AsyncClient(f"127.0.0.1:{port}", tls), []
+        for issuer in (ours, stranger):
+            copy(issuer, tls)
+            node = FakeNode({"m"}, lambda _, inputs: {"y": inputs["x"]}, port, issuer)
+            try:
+                answers.append(await infer(client))
+                await asyncio.to_thread(control.version)
+                assert metrics.scrape(url, tls=issuer)
+            finally:
+                await asyncio.to_thread(node.close)
+        await client.close()
+        return answers
+
+    with (
+        ModelControl(f"127.0.0.1:{port}", tls=tls) as control,
+        MetricsProxy("127.0.0.1", proxy_port, page, Endpoint(f"127.0.0.1:{port}"), tls),
+    ):
+        assert asyncio.run(across_a_renewal()) == [1, 1]
 
 
 def test_a_bad_name_of_a_node_makes_no_file(tmp_path: Path) -> None:
@@ -99,7 +173,7 @@ def test_the_environment_names_all_files_or_none(ours: Tls) -> None:
 
 
 def test_holders_of_a_certificate_read_the_page(secured: str, ours: Tls) -> None:
-    assert metrics.scrape(secured, tls=ours) == {("up", frozenset()): 1.0}
+    assert metrics.scrape(secured, tls=ours)["up", frozenset()] == 1.0
     with pytest.raises(ShapeshiftError, match="status 404"):
         metrics.scrape(secured.replace("/metrics", "/other"), tls=ours)
 
@@ -129,13 +203,28 @@ def test_a_client_that_says_nothing_holds_up_nobody(secured: str, ours: Tls) -> 
         assert metrics.scrape(secured, tls=ours)
 
 
+def test_many_clients_that_say_nothing_hold_up_nobody(secured: str, ours: Tls) -> None:
+    port = int(secured.rpartition(":")[2].partition("/")[0])
+    with contextlib.ExitStack() as stack:
+        for _ in range(64):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            assert metrics.scrape(secured, tls=ours)
+
+
+def test_the_page_says_when_the_certificate_of_the_server_ends(secured: str, ours: Tls) -> None:
+    """The server at the address of gRPC is the page's own here: it shows the same certificate."""
+    ends = x509.load_pem_x509_certificate(ours.certificate.read_bytes()).not_valid_after_utc
+    assert metrics.scrape(secured, tls=ours)[CERTIFICATE_EXPIRY, frozenset()] == ends.timestamp()
+
+
 def test_a_page_that_is_away_is_said(ours: Tls) -> None:
     port, nobody = islice(free_ports(), 2)
-    with MetricsProxy("127.0.0.1", port, f"http://127.0.0.1:{nobody}/metrics", ours):
+    grpc = Endpoint(f"127.0.0.1:{nobody}")
+    with MetricsProxy("127.0.0.1", port, f"http://127.0.0.1:{nobody}/metrics", grpc, ours):
         with pytest.raises(ShapeshiftError, match="status 503"):
             metrics.scrape(f"https://127.0.0.1:{port}/metrics", tls=ours)
         with pytest.raises(InvalidInputError, match="the address is not available"):
-            MetricsProxy("127.0.0.1", port, "", ours)
+            MetricsProxy("127.0.0.1", port, "", grpc, ours)
 
 
 def test_clocks_of_nodes_may_differ_by_minutes(ours: Tls) -> None:

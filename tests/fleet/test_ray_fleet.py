@@ -13,7 +13,9 @@ import pytest
 
 from bench.fleet.member_load import MemberLoad, steady
 from shapeshift.cli.main import main
+from shapeshift.fleet import certificates
 from shapeshift.fleet import settings as fleet_settings
+from shapeshift.fleet.metrics_proxy import CERTIFICATE_EXPIRY
 from shapeshift.fleet.supervision.node_process import NodeCommand, NodeProcess
 from shapeshift.fleet.supervision.node_supervisor import READY, STOPPED
 from shapeshift.fleet.supervision.ray_fleet import FLEET_ACTOR, OPERATOR, RayFleet
@@ -86,6 +88,23 @@ def test_a_supervisor_that_is_killed_adopts_its_node(file: Path) -> None:
     assert process(file, "node-0").identity == before
     assert fleet.statuses(["node-0"])["node-0"].starts == 0
     assert load.results and load.failed == []
+
+
+def test_a_certificate_in_its_last_third_is_renewed(file: Path) -> None:
+    """`up` sends it to the nodes; the server shows it once it is started again, and its page says so."""
+    fleet = RayFleet(file)
+    fleet.connect()
+    folder = file.parent / "fleet" / "tls"
+    old = fleet.page("node-1")[CERTIFICATE_EXPIRY, frozenset()]
+    (folder / "node-1.pem").unlink()
+    certificates.ensure(folder, "node-1", ["127.0.0.1"], days=0.4)
+    assert main(["fleet", "up", str(file), "--no-sidecar"]) == 0
+    sent = file.parent / "fleet" / "node-1" / "node-1.pem"
+    wait_for(lambda: sent.read_bytes() == (folder / "node-1.pem").read_bytes())
+    fleet.drain("node-1", 120.0, print)
+    fleet.start(fleet.present_command("node-1"), 300.0, print)
+    assert fleet.page("node-1")[CERTIFICATE_EXPIRY, frozenset()] > old
+    wait_for(lambda: members(file, "node-0") == ["node-0", "node-1"])
 
 
 def test_a_drained_node_costs_no_request(file: Path) -> None:

@@ -16,8 +16,6 @@ from shapeshift.triton.control import ModelControl
 from shapeshift.triton.keys import read_key
 from shapeshift.triton.metrics import Samples
 
-_LOOPBACK = ("127.", "localhost:", "[::1]:")
-
 
 @dataclass(frozen=True)
 class NodeServer:
@@ -35,10 +33,9 @@ class NodeServer:
 
 def to_node(node: Node, key: str, host: int) -> NodeServer:
     """The server of a node. host: its number among the hosts; a node at a loopback address may be visible here."""
-    address = node.grpc.address
-    control = ModelControl(address, key, node.grpc.tls)
-    host = 0 if address.startswith(_LOOPBACK) else host
-    return NodeServer(control, partial(metrics.scrape, node.metrics, tls=node.grpc.tls), control.version, host)
+    control = ModelControl(node.grpc.address, key, node.grpc.tls)
+    scrape = partial(metrics.scrape, node.metrics, tls=node.grpc.tls)
+    return NodeServer(control, scrape, control.version, 0 if node.grpc.is_local else host)
 
 
 class FleetConnections:

@@ -27,9 +27,13 @@ class NodeActor(NodeSupervisor):
     """Supervises one node on the machine on which Ray places it."""
 
     def __init__(self, plan: NodePlan, fleet: FleetPlan) -> None:
-        write_private(plan.command.file.parent, plan.files)
+        write_first(plan.command.file.parent, plan.files)
         ensure_fleet_file(plan, fleet)
-        super().__init__(plan.command, continues=_is_restarted())
+        super().__init__(plan.command, continues=is_restarted())
+
+    def write_files(self, files: dict[str, bytes]) -> None:
+        """Replace the node's certificate: new connections use it, and its server once it starts again."""
+        write_private(self.command().file.parent, files)
 
     def describe(self) -> tuple[NodeStatus, str]:
         """The node's state, and its control key, which only the sidecar gets."""
@@ -40,7 +44,7 @@ class NodeActor(NodeSupervisor):
         return os.getpid()
 
 
-def _is_restarted() -> bool:
+def is_restarted() -> bool:
     """Whether Ray has started this actor again, with what it was first started with."""
     import ray
 
@@ -57,10 +61,18 @@ def ensure_fleet_file(plan: NodePlan, fleet: FleetPlan) -> None:
     replace_text(file, fleet.fleet_file([name], name))
 
 
+def write_first(folder: Path, contents: dict[str, bytes]) -> None:
+    """What an actor was first started with; one that Ray starts again keeps the files that came later."""
+    if not is_restarted():
+        write_private(folder, contents)
+
+
 def write_private(folder: Path, contents: dict[str, bytes]) -> None:
-    """Write files that only their owner can read."""
+    """Write files that only their owner can read; those that say the same stay."""
     for name, content in contents.items():
-        replace_private(folder / name, content)
+        file = folder / name
+        if not file.is_file() or file.read_bytes() != content:
+            replace_private(file, content)
 
 
 def rooms(ray: Any, settings: RaySettings) -> dict[str, int]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from shapeshift.child_process import ChildProcess
 from shapeshift.files import replace_private
-from shapeshift.fleet.supervision.actors import write_private
+from shapeshift.fleet.supervision.actors import write_first, write_private
 from shapeshift.fleet.supervision.node_supervisor import NodeStatus
 from shapeshift.fleet.supervision.plan import SIDECAR, FleetPlan
 from shapeshift.loops import Loop
@@ -43,7 +43,7 @@ class FleetActor:
         # By node, the state and the control key that its supervisor has told last.
         self._answers: dict[str, tuple[NodeStatus, str]] = {}
         self._folder = plan.home / SIDECAR
-        write_private(self._folder, files)
+        write_first(self._folder, files)
         self._sent: dict[str, str] = {}
         self._sidecar = None if plan_period_s is None else self._make_sidecar(plan_period_s)
         self._is_running = False
@@ -59,6 +59,10 @@ class FleetActor:
     def addresses(self) -> dict[str, str]:
         """The address of gRPC of each node that this actor knows."""
         return self._plan.addresses
+
+    def write_files(self, files: dict[str, bytes]) -> None:
+        """Replace the sidecar's certificate."""
+        write_private(self._folder, files)
 
     def pid(self) -> int:
         """The process of this actor."""

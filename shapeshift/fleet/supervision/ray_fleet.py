@@ -66,6 +66,8 @@ class RayFleet:
     def up(self, plan_period_s: float | None = None) -> None:
         """Start a cluster if none is given, and every node and actor that does not run. Returns before they are ready.
 
+        Those that run get their certificates, which are made anew in the last third of their time.
+
         plan_period_s: the sidecar's; None for no sidecar. Writes the nodes file, with the certificate `operator`, for
         commands on this machine.
         """
@@ -81,7 +83,10 @@ class RayFleet:
         # No other lost machine ends it, and without its head there is no cluster.
         at_head = {"num_cpus": 0, "resources": {_HEAD: 0.001}}
         actor = self._ray.remote(FleetActor).options(**at_head, **ray_actors.lasting(FLEET_ACTOR))
-        actor.remote(plan, actors, certificates, plan_period_s)
+        fleet_actor = actor.remote(plan, actors, certificates, plan_period_s)
+        for one in plan.nodes:
+            actors[one.node.name].write_files.remote(one.files)
+        fleet_actor.write_files.remote(certificates)
 
     def plan(self) -> FleetPlan:
         """The nodes that the file asks for, on their machines; raises as `make_plan`.
@@ -164,8 +169,11 @@ class RayFleet:
         return metrics.scrape(node.metrics, tls=members.tls)
 
     def start(self, command: NodeCommand, timeout_s: float, say: Say) -> None:
-        """Start a node that was drained, and wait until it is ready."""
-        self._call(self._actor(command.name).start, command)
+        """Start a node that was drained, with its certificate of today, and wait until it is ready."""
+        actor = self._actor(command.name)
+        files = next((one.files for one in self.plan().nodes if one.node.name == command.name), {})
+        self._call(actor.write_files, files)
+        self._call(actor.start, command)
         self.wait([command.name], READY, timeout_s, say)
 
     def down(self, timeout_s: float, say: Say) -> None:
