@@ -23,6 +23,7 @@ setup(
     package_dir={"shapeshift.backends": "backends", "shapeshift.requirements": "requirements"},
     package_data={
         "shapeshift": ["py.typed"],
+        "shapeshift.kernels": ["*.h"],
         "shapeshift.fused_decode.model": ["kernels/*"],
         "shapeshift.adapter_cache.lora": ["kernels/*"],
         "shapeshift.fleet": ["templates/*.yaml"],

@@ -5,7 +5,7 @@ from typing import Any
 import triton_python_backend_utils
 
 from shapeshift.fused_decode import settings
-from shapeshift.fused_decode.model import kernel_build
+from shapeshift.kernels import kernel_build
 from shapeshift.serving.front import EntryPoint
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.settings import Choices

@@ -18,7 +18,7 @@ from bench.common.models import KERNELS
 from bench.common.output import FOLDER, Output, Row, parser, program
 from bench.peers import random_llama
 from shapeshift.engines import hardware
-from shapeshift.fused_decode.model import kernel_build
+from shapeshift.kernels import kernel_build
 
 RANKS = (8, 16, 32, 64, 128, 8, 16, 32)
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from bench.peers.protocol import serve_decoding
-from shapeshift.fused_decode.model import kernel_build
+from shapeshift.kernels import kernel_build
 
 
 def main() -> None:

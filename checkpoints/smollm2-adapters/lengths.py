@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[1]
 sys.path.insert(0, str(PROJECT))
 
-from shapeshift.fused_decode.model import kernel_build  # noqa: E402
+from shapeshift.kernels import kernel_build  # noqa: E402
 
 # Before torch is imported.
 kernel_build.limit_spinning()

@@ -285,12 +285,12 @@ def _compile(native: bool, kernels: Path, lora: bool, progress: ProgressCallback
     """Compile the kernels of a checkpoint that was checked. Returns what was done."""
     # These import torch.
     from shapeshift.adapter_cache.lora import native as native_terms
-    from shapeshift.fused_decode.model import kernel_build
+    from shapeshift.fused_decode.model import native_operations
 
     if not native:
         return "checked"
     try:
-        kernel_build.library(kernels, progress=progress)
+        native_operations.library(kernels, progress)
         if lora:
             native_terms.library(kernels, progress)
     except (OSError, subprocess.SubprocessError) as error:

@@ -22,7 +22,7 @@ from shapeshift.engines import capacity, hardware
 from shapeshift.engines.interfaces import PROVIDERS
 from shapeshift.engines.providers import lookup
 from shapeshift.errors import listed
-from shapeshift.fused_decode.model import kernel_build
+from shapeshift.kernels import kernel_build
 from shapeshift.triton.embedded import wheels
 from shapeshift.triton.embedded.free_ports import why_taken
 from shapeshift.triton.settings import ServerSettings

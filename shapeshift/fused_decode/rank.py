@@ -12,7 +12,7 @@ import threading
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
-from shapeshift.fused_decode.model import kernel_build
+from shapeshift.kernels import kernel_build
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shapeshift.fused_decode.model import kernel_build
+from shapeshift.kernels import kernel_build
 from tests.adapter_cache.lora_models import MIXED, make_adapter
 from tests.fused_decode.checkpoints import make_checkpoint
 from tests.gpu_kernels import interpreted

@@ -18,7 +18,7 @@ from shapeshift.engines.capacity import Machine
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode import loading
-from shapeshift.fused_decode.model import kernel_build
+from shapeshift.fused_decode.model import native_operations
 from shapeshift.serving.model_args import ModelArgs
 from shapeshift.triton import model_config
 from tests.engines import gguf_models
@@ -75,12 +75,12 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders for which kernels were requested; nothing is compiled."""
     asked: list[Path] = []
 
-    def library(folder: Path, *, progress: Callable[[str], None]) -> Path:
+    def library(folder: Path, progress: Callable[[str], None]) -> Path:
         progress("compiling the kernels: 0 of 4 files")
         asked.append(folder)
         return folder / "x.so"
 
-    monkeypatch.setattr(kernel_build, "library", library)
+    monkeypatch.setattr(native_operations, "library", library)
     monkeypatch.setattr(reference, "require_logits", lambda *_: "logits as transformers'")
     return asked
 
@@ -227,10 +227,10 @@ def test_a_chat_template_is_rendered_as_transformers_does_or_refused(
 
 
 def test_missing_compiler_is_reported(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    def library(folder: Path, *, progress: Callable[[str], None] = print) -> Path:
+    def library(folder: Path, progress: Callable[[str], None] = print) -> Path:
         raise FileNotFoundError("no g++ found")
 
-    monkeypatch.setattr(kernel_build, "library", library)
+    monkeypatch.setattr(native_operations, "library", library)
     project.change(native="true")
     status, out, _ = project.make()
     assert status == 0 and "generate: checked, without compiled kernels (no g++ found)" in out

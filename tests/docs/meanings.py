@@ -133,6 +133,7 @@ PACKAGES_HOLD = {
     "shapeshift": "errors, settings, files, choices by name, the JSON API of policies, restarts",
     "shapeshift.serving": "what every backend shares: `Front`, responses, bounds, metrics, parameters",
     "shapeshift.engines": "compiled engines: providers, manifest, verification, tokenizer, engine threads",
+    "shapeshift.kernels": "what native kernels share: the headers, and their compilation",
     "shapeshift.polymorph": "texts of any length: bins, allocation, dispatch, router and workers",
     "shapeshift.token_adapt": "images by deadline and utility: plans, token merging, prompts, tasks",
     "shapeshift.fused_decode": "text generation: the decode loop, its slots, model and kernels",

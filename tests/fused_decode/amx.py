@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shapeshift.fused_decode.model import kernel_build
+from shapeshift.kernels import kernel_build
 
 _TILES = str(Path(__file__).with_name("emulated_tiles.h"))
 _FLAGS = ("-mamx-tile", "-mamx-bf16", "-mamx-int8", "-include", _TILES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shapeshift.fused_decode.model import kernel_build
+from shapeshift.kernels import kernel_build
 
 _FLAGS = [flag for flag in kernel_build._FLAGS if not flag.startswith("-march=")]
 

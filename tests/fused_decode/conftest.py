@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shapeshift.fused_decode.model import kernel_build
+from shapeshift.kernels import kernel_build
 from tests.fakes import PbUtils, logger
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shapeshift.fused_decode.model import kernel_build
+from shapeshift.kernels import kernel_build
 
 # -O1, since the compiler may remove an error together with the code around it.
 FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")

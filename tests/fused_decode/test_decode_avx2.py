@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shapeshift.fused_decode.model import kernel_build
+from shapeshift.kernels import kernel_build
 from tests.fused_decode import kernel_tests
 
 FILES = (

@@ -17,7 +17,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode import loading
-from shapeshift.fused_decode.model import kernel_build, native_operations
+from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.architecture import Architecture, Experts, from_config
 from shapeshift.fused_decode.model.assembly import linear_makers
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel, ModelOptions
@@ -132,7 +132,7 @@ def test_quantised_logits_are_near_those_in_f32(
 def test_experts_are_mapped_from_the_file_that_processes_share(
     family: Callable[[str], Tiny], kernel_cache: Path, tmp_path: Path, name: str
 ) -> None:
-    text, library = texts(1, seed=5)[0], kernel_build.library(kernel_cache)
+    text, library = texts(1, seed=5)[0], native_operations.library(kernel_cache)
     (tmp_path / library.name).symlink_to(library)
     first, second = (load(family(name).folder, tmp_path, "int8", checkpoint_sha256="0123456789abcdef") for _ in "ab")
     (file,) = tmp_path.glob("*.weights")

@@ -15,12 +15,13 @@ import pytest
 import torch
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
-from shapeshift.fused_decode.model import kernel_build, native_operations
+from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.native_operations import NativeLinear, NativeOperations
 from shapeshift.fused_decode.model.network import AttentionLayer, Operations
 from shapeshift.fused_decode.model.quantised import quantise_rows
 from shapeshift.fused_decode.model.torch_operations import PlainLinear, TorchOperations
 from shapeshift.fused_decode.settings import KV_PRECISIONS
+from shapeshift.kernels import kernel_build
 from tests.fused_decode.decode_models import batch
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -277,8 +278,8 @@ def fake_compiler(folder: Path, text: str = FAKE) -> Path:
 def test_processes_compile_once(tmp_path: Path) -> None:
     compiler = fake_compiler(tmp_path / "bin")
     script = (
-        "import sys; from pathlib import Path; from shapeshift.fused_decode.model import kernel_build; "
-        "sys.stdout.write(str(kernel_build.library(Path(sys.argv[1]))))"
+        "import sys; from pathlib import Path; from shapeshift.fused_decode.model import native_operations; "
+        "sys.stdout.write(str(native_operations.library(Path(sys.argv[1]))))"
     )
     environment = os.environ | {"PATH": f"{compiler.parent}:{os.environ['PATH']}", "PYTHONPATH": str(PROJECT)}
     command = [sys.executable, "-c", script, str(tmp_path / "cache")]
@@ -286,7 +287,7 @@ def test_processes_compile_once(tmp_path: Path) -> None:
     names = {process.communicate(timeout=120)[0] for process in running}
     assert len(names) == 1
     assert Path(names.pop()).is_file()
-    calls = len(list(kernel_build.KERNELS.glob("*.cpp"))) + 1
+    calls = len(list(native_operations.KERNELS.glob("*.cpp"))) + 1
     assert (tmp_path / "bin" / "g++.calls").read_text() == "call\n" * calls, "one for each source, one to link"
     left = {path.suffix for path in (tmp_path / "cache").iterdir()}
     assert left == {".so", ".lock"}
@@ -298,11 +299,11 @@ def test_a_compilation_says_what_it_does_and_ends_when_it_is_stopped(
     compiler = fake_compiler(tmp_path / "bin", FAKE.replace("sleep 0.3", ""))
     monkeypatch.setenv("PATH", f"{compiler.parent}:{os.environ['PATH']}")
     said: list[str] = []
-    kernel_build.library(tmp_path / "cache", progress=said.append)
-    count = len(list(kernel_build.KERNELS.glob("*.cpp")))
+    native_operations.library(tmp_path / "cache", said.append)
+    count = len(list(native_operations.KERNELS.glob("*.cpp")))
     assert said[0] == f"compiling the decode kernels for this CPU, once, in a minute or more: 0 of {count} files"
     said.clear()
-    kernel_build.library(tmp_path / "cache", progress=said.append)
+    native_operations.library(tmp_path / "cache", said.append)
     assert said == [], "they are there"
 
     def stop(step: str) -> None:
@@ -310,29 +311,33 @@ def test_a_compilation_says_what_it_does_and_ends_when_it_is_stopped(
 
     compiler.write_text(FAKE.replace("sleep 0.3", "exec sleep 600"))
     with pytest.raises(KeyboardInterrupt):
-        kernel_build.library(tmp_path / "other", progress=stop)
+        native_operations.library(tmp_path / "other", stop)
     assert {path.suffix for path in (tmp_path / "other").iterdir()} <= {".lock"}
 
 
 def test_the_library_depends_on_sources_compiler_and_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = fake_compiler(tmp_path / "bin", FAKE.replace("sleep 0.3", ""))
     monkeypatch.setenv("PATH", f"{compiler.parent}:{os.environ['PATH']}")
-    kernels = tmp_path / "kernels"
+    kernels, headers = tmp_path / "kernels", tmp_path / "headers"
     kernels.mkdir()
-    source, header = kernels / "decode.cpp", kernels / "common.h"
-    source.write_text("// one")
-    header.write_text("// one")
-    monkeypatch.setattr(kernel_build, "KERNELS", kernels)
-    first = kernel_build.library(tmp_path / "cache")
-    assert kernel_build.library(tmp_path / "cache") == first
-    source.write_text("// two")
-    second = kernel_build.library(tmp_path / "cache")
-    header.write_text("// two")
-    other_header = kernel_build.library(tmp_path / "cache")
+    headers.mkdir()
+    source, header, shared = kernels / "decode.cpp", kernels / "attention.h", headers / "common.h"
+    for file in (source, header, shared):
+        file.write_text("// one")
+    monkeypatch.setattr(kernel_build, "HEADERS", headers)
+
+    def library() -> Path:
+        return kernel_build.library(tmp_path / "cache", kernels, "decode")
+
+    libraries = [library()]
+    assert library() == libraries[0]
+    for file in (source, header, shared):
+        file.write_text("// two")
+        libraries.append(library())
     compiler.write_text(FAKE.replace("1.0", "1.1"))
-    third = kernel_build.library(tmp_path / "cache")
+    libraries.append(library())
     monkeypatch.setattr(kernel_build, "cpu_flags", lambda: "flags : sse2")
-    assert len({first, second, other_header, third, kernel_build.library(tmp_path / "cache")}) == 5
+    assert len({*libraries, library()}) == 6
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shapeshift.fused_decode.model import kernel_build
 from shapeshift.fused_decode.model.cpu_runtime import in_temporary_thread
+from shapeshift.kernels import kernel_build
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -26,7 +26,7 @@ def displayed(script: str) -> str:
 
 def test_torch_uses_the_setting() -> None:
     expected = f"GOMP_SPINCOUNT = '{kernel_build.SPIN_COUNT}'"
-    script = "from shapeshift.fused_decode.model import kernel_build\nassert kernel_build.limit_spinning()"
+    script = "from shapeshift.kernels import kernel_build\nassert kernel_build.limit_spinning()"
     assert expected in displayed(script)
     assert expected not in displayed("")
 

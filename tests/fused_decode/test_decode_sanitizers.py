@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shapeshift.fused_decode.model import kernel_build
+from shapeshift.kernels import kernel_build
 from tests.fused_decode import kernel_tests
 
 pytestmark = pytest.mark.long
@@ -38,7 +38,7 @@ def test_no_address_is_wrong_and_no_behaviour_undefined(tests: str) -> None:
 def test_threads_of_a_team_do_not_race(tmp_path: Path) -> None:
     root = Path(torch.__file__).parent
     target, source = tmp_path / "team", Path(__file__).with_name("team.cpp")
-    includes = [f"-I{kernel_build.KERNELS}", f"-isystem{root / 'include'}"]
+    includes = [f"-I{kernel_build.HEADERS}", f"-isystem{root / 'include'}"]
     flags = ["-std=c++20", "-O1", "-g", "-march=native", "-fsanitize=thread", "-fopenmp"]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     compiled = [

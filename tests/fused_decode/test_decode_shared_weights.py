@@ -13,7 +13,7 @@ import torch
 
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.fused_decode.front import GenerateFront
-from shapeshift.fused_decode.model import kernel_build, native_operations
+from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.assembly import WeightStore
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from shapeshift.fused_decode.model.shared_weights import TensorFileWriter, WeightsKey, read, shared_weights
@@ -31,7 +31,7 @@ Load = Callable[..., DecodeModel]
 def folder(kernel_cache: Path, tmp_path: Path) -> Path:
     """The compiled kernels, and no weights."""
     assert native_operations.load(kernel_cache, lambda line: None) is not None, "the native operations need g++"
-    library = kernel_build.library(kernel_cache)
+    library = native_operations.library(kernel_cache)
     (tmp_path / library.name).symlink_to(library)
     return tmp_path
 

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
-from shapeshift.fused_decode.model.kernel_build import KERNELS
+from shapeshift.fused_decode.model.native_operations import KERNELS
 from shapeshift.fused_decode.policy.speculation import (
     FIRST_CHANCE,
     FORGOTTEN_AFTER,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
-LEAN = "from shapeshift.fused_decode.model.kernel_build import import_torch; import_torch()"
+LEAN = "from shapeshift.kernels.kernel_build import import_torch; import_torch()"
 UNUSED = ("torch._meta_registrations", "torch._decomp.decompositions", "torch.export")
 
 

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FOLDERS = ("shapeshift/fused_decode/model/kernels", "shapeshift/adapter_cache/lora/kernels")
+FOLDERS = (
+    *("shapeshift/kernels", "shapeshift/fused_decode/model/kernels"),
+    "shapeshift/adapter_cache/lora/kernels",
+)
 PLUGIN = "tests.mutation.quick_kernels"
 _DECODE, _LORA = "tests/fused_decode/test_decode_", "tests/adapter_cache/test_lora_"
 _TESTS: Mapping[tuple[str, ...], tuple[str, ...]] = {
@@ -104,7 +107,7 @@ def compile_kernel(file: str, cache_dir: Path) -> int:
     """Compile the library of which `file` is a part, as tests with PLUGIN do; 1 where the compiler refuses."""
     importlib.import_module(PLUGIN)
     adapters: Any = importlib.import_module("shapeshift.adapter_cache.lora.native")
-    decode: Any = importlib.import_module("shapeshift.fused_decode.model.kernel_build")
+    decode: Any = importlib.import_module("shapeshift.fused_decode.model.native_operations")
     library = adapters.library if all(test.startswith(_LORA) for test in tests_of(file)) else decode.library
     try:
         library(cache_dir)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from shapeshift.fused_decode.model import kernel_build
+from shapeshift.kernels import kernel_build
 
 kernel_build._FLAGS = (*kernel_build._FLAGS, "-O1")  # type: ignore[assignment]

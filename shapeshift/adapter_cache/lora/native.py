@@ -11,7 +11,7 @@ import torch
 
 from shapeshift.adapter_cache.lora.batch import BatchAdapters
 from shapeshift.fused_decode.interfaces import Groups
-from shapeshift.fused_decode.model import kernel_build
+from shapeshift.kernels import kernel_build
 
 KERNELS = Path(__file__).with_name("kernels")
 _NAMESPACE, _LIBRARY = "shapeshift_lora", "lora"

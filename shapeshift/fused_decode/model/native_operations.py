@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from shapeshift.fused_decode.interfaces import LowRank, StepBatch
-from shapeshift.fused_decode.model import kernel_build
 from shapeshift.fused_decode.model.network import AttentionLayer, FusedForward, Layer, Linear, Network
+from shapeshift.kernels import kernel_build
 from shapeshift.serving.model_args import Log
 
-_NAMESPACE = "shapeshift_decode"
+KERNELS = Path(__file__).with_name("kernels")
+_NAMESPACE, _LIBRARY = "shapeshift_decode", "decode"
 _lock = threading.Lock()
 Plan = tuple[torch.Tensor, torch.Tensor, bool]
 """Tasks INT32 [tasks, 6], the blocks of each row (`StepBatch.blocks`), and whether a row has several tasks."""
@@ -183,6 +184,11 @@ def _packed(linear: Linear) -> Any:
     return linear.packed
 
 
+def library(cache_dir: Path, progress: kernel_build.Progress = lambda step: None) -> Path:
+    """The compiled kernels; see `kernel_build.library`."""
+    return kernel_build.library(cache_dir, KERNELS, _LIBRARY, progress)
+
+
 def load(cache_dir: Path, log: Log) -> NativeOperations | None:
     """The native operations, compiled into `cache_dir` at the first use; None where compiling fails.
 
@@ -191,7 +197,7 @@ def load(cache_dir: Path, log: Log) -> NativeOperations | None:
     with _lock:
         if not hasattr(getattr(torch.ops, _NAMESPACE), "attention"):
             try:
-                torch.ops.load_library(str(kernel_build.library(cache_dir)))  # type: ignore[no-untyped-call]
+                torch.ops.load_library(str(library(cache_dir)))  # type: ignore[no-untyped-call]
             except (OSError, subprocess.SubprocessError) as error:
                 log(f"decode kernels in plain torch, several times slower: {kernel_build.reason(error)}")
                 return None

@@ -21,7 +21,7 @@ import torch
 from shapeshift import files
 from shapeshift.engines.gguf import tensors as gguf_tensors
 from shapeshift.fused_decode import settings
-from shapeshift.fused_decode.model import kernel_build
+from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.assembly import WeightStore
 from shapeshift.fused_decode.model.native_operations import NativeLinear, PackedWeight
 from shapeshift.fused_decode.model.network import Linear
@@ -68,7 +68,7 @@ def key_of(checkpoint: str, precision: str, kernels: Path) -> WeightsKey:
     """The key for the code and the CPU of this process; kernels: the folder of the compiled kernels."""
     # The name of the library holds a hash of its sources, the compiler and the CPU.
     sources = [*sorted(Path(__file__).parent.rglob("*.py")), Path(settings.__file__), Path(gguf_tensors.__file__)]
-    parts = [kernel_build.library(kernels).name.encode(), *(source.read_bytes() for source in sources)]
+    parts = [native_operations.library(kernels).name.encode(), *(source.read_bytes() for source in sources)]
     return WeightsKey(checkpoint, precision, hashlib.sha256(b"\0".join(parts)).hexdigest()[:16])
 
 

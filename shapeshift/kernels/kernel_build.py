@@ -1,4 +1,6 @@
-"""The native kernels as a shared library: compiled once for this machine, compiler and torch; what comes before torch.
+"""Native kernels as shared libraries: compiled once for this machine, compiler and torch; what comes before torch.
+
+The headers beside this module are those that the kernels of several packages include.
 
 Imports no torch at first, so that `limit_spinning` and `import_torch` can run before torch is imported.
 """
@@ -21,7 +23,7 @@ from shapeshift import files
 from shapeshift.engines import hardware
 
 Progress = Callable[[str], None]
-KERNELS = Path(__file__).with_name("kernels")
+HEADERS = Path(__file__).parent
 COMPILER = "g++"
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _WIDE = ("-mprefer-vector-width=512",)
@@ -68,16 +70,13 @@ def import_torch() -> None:
             gc.enable()
 
 
-def library(
-    cache_dir: Path, folder: Path | None = None, name: str = "decode", progress: Progress = lambda step: None
-) -> Path:
-    """The library of the *.cpp in `folder` (KERNELS), compiled into `cache_dir` at the first use in about a minute.
+def library(cache_dir: Path, folder: Path, name: str, progress: Progress = lambda step: None) -> Path:
+    """The library of the *.cpp in `folder`, compiled into `cache_dir` at the first use in about a minute.
 
     Processes that start together compile once. progress: called each second meanwhile, with what is compiled. Raises
     OSError where there is no compiler or `cache_dir` cannot be written, subprocess.SubprocessError where the compiler
     fails.
     """
-    folder = folder or KERNELS
     compiler = shutil.which(COMPILER)
     if compiler is None:
         raise FileNotFoundError(f"no {COMPILER} found")
@@ -107,7 +106,7 @@ def _compile(compiler: str, flags: list[str], target: Path, folder: Path, progre
     sources = sorted(folder.glob("*.cpp"))
     codes = [target.with_suffix(f".{source.stem}.o") for source in sources]
     fresh = target.with_suffix(".tmp")
-    includes = [f"-I{KERNELS}", f"-isystem{root / 'include'}", f"-isystem{root / 'include/torch/csrc/api/include'}"]
+    includes = [f"-I{HEADERS}", f"-isystem{root / 'include'}", f"-isystem{root / 'include/torch/csrc/api/include'}"]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     # Linked with the OpenMP library of torch, so that the process has one pool of threads.
     openmp = [str(path) for path in sorted((root / "lib").glob("libgomp*.so*"))[:1]] or ["-lgomp"]
@@ -171,7 +170,7 @@ def _key(compiler: str, flags: list[str], cpu: str, folder: Path) -> str:
     import torch
 
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout
-    sources = [path.read_text(encoding="utf-8") for path in sorted({*folder.iterdir(), *KERNELS.glob("*.h")})]
+    sources = [path.read_text(encoding="utf-8") for path in sorted({*folder.iterdir(), *HEADERS.glob("*.h")})]
     parts = [*sources, version, *flags, cpu, torch.__version__]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
