@@ -14,19 +14,9 @@ from starlette.middleware.cors import CORSMiddleware
 
 import shapeshift
 from shapeshift.gateway.adapter_commands import AdapterCommands
-from shapeshift.gateway.apis import (
-    adapters,
-    chat,
-    classify,
-    completions,
-    embeddings,
-    messages,
-    models,
-    probes,
-    rerank,
-    responses,
-    tokenize,
-)
+from shapeshift.gateway.apis import adapters, models, probes, tokenize
+from shapeshift.gateway.apis.generation import chat, completions, messages, responses
+from shapeshift.gateway.apis.pooling import classify, embeddings, rerank
 from shapeshift.gateway.catalogue import Catalogue
 from shapeshift.gateway.conversation import ChatRenderer
 from shapeshift.gateway.endpoint import Gateway

@@ -20,11 +20,11 @@ from pydantic import BaseModel, ValidationError
 from shapeshift import errors
 from shapeshift.errors import InvalidInputError, ModelError
 from shapeshift.fused_decode.sampling_params import sampling_checks
-from shapeshift.gateway.apis.chat import ChatRequest
-from shapeshift.gateway.apis.classify import PredictRequest
-from shapeshift.gateway.apis.completions import CompletionRequest
-from shapeshift.gateway.apis.embeddings import EmbeddingRequest
-from shapeshift.gateway.apis.rerank import RerankRequest
+from shapeshift.gateway.apis.generation.chat import ChatRequest
+from shapeshift.gateway.apis.generation.completions import CompletionRequest
+from shapeshift.gateway.apis.pooling.classify import PredictRequest
+from shapeshift.gateway.apis.pooling.embeddings import EmbeddingRequest
+from shapeshift.gateway.apis.pooling.rerank import RerankRequest
 from shapeshift.gateway.errors import api_error
 from shapeshift.gateway.settings import GatewaySettings
 from tests.gateway.fake_triton import FakeTriton

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shapeshift.fused_decode.engine.detokenize import token_bytes
-from shapeshift.gateway.apis.completions import CompletionLogprobs
+from shapeshift.gateway.apis.generation.completions import CompletionLogprobs
 from tests.fused_decode.small_tokenizers import TEXTS, byte_level
 
 TEXT = "a🙂 größer 東é👩‍👧b"

@@ -13,7 +13,7 @@ from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsBase
 
 from shapeshift.errors import ModelError
-from shapeshift.gateway.apis.messages_request import Block, CountRequest, MessagesRequest, ToolParam
+from shapeshift.gateway.apis.generation.messages_request import Block, CountRequest, MessagesRequest, ToolParam
 from shapeshift.gateway.http import api_keys
 from tests.gateway.fake_triton import FRONTS, TEMPLATE, FakeTriton
 from tests.gateway.test_gateway_turns import ANSWER, CALLS, NAMES, TEMPLATES, prompt_of, sampling_of, tokens

@@ -11,7 +11,7 @@ from openai.types import responses, shared_params
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from shapeshift.errors import ModelError
-from shapeshift.gateway.apis.responses_request import FunctionTool, Item, Part, Reasoning, ResponsesRequest
+from shapeshift.gateway.apis.generation.responses_request import FunctionTool, Item, Part, Reasoning, ResponsesRequest
 from tests.gateway.fake_triton import FakeTriton
 from tests.gateway.test_gateway_turns import ANSWER, CALLS, NAMES, client, prompt_of, sampling_of, tokens, triton
 

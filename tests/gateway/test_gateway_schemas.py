@@ -11,9 +11,9 @@ from openai.types.completion_create_params import CompletionCreateParamsBase as 
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from pydantic import BaseModel
 
-from shapeshift.gateway.apis.chat import ChatRequest
-from shapeshift.gateway.apis.completions import CompletionRequest
-from shapeshift.gateway.apis.embeddings import EmbeddingRequest
+from shapeshift.gateway.apis.generation.chat import ChatRequest
+from shapeshift.gateway.apis.generation.completions import CompletionRequest
+from shapeshift.gateway.apis.pooling.embeddings import EmbeddingRequest
 from tests.gateway import openai_fields
 
 PARAMS = [(CompletionRequest, CompletionParams), (ChatRequest, ChatParams), (EmbeddingRequest, EmbeddingCreateParams)]

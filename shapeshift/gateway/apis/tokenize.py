@@ -9,7 +9,6 @@ from fastapi import APIRouter
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from shapeshift.gateway.apis.chat import Message, Tool
 from shapeshift.gateway.apis.fields import (
     MOST_TOKENS,
     ApiRequest,
@@ -20,6 +19,7 @@ from shapeshift.gateway.apis.fields import (
     has_field,
     not_served,
 )
+from shapeshift.gateway.apis.generation.chat import Message, Tool
 from shapeshift.gateway.conversation import Conversation
 from shapeshift.gateway.endpoint import BodyRoute, Context
 from shapeshift.gateway.tokens import Tokens, tokens_of

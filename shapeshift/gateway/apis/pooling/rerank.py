@@ -11,9 +11,9 @@ from fastapi import APIRouter
 from numpy.typing import NDArray
 from pydantic import Field
 
-from shapeshift.gateway.apis.classify import activated, order
-from shapeshift.gateway.apis.embeddings import OUTPUT, of_length_1
 from shapeshift.gateway.apis.fields import ApiRequest, ModelRequest, TeiRequest, bounded, has_field, not_served
+from shapeshift.gateway.apis.pooling.classify import activated, order
+from shapeshift.gateway.apis.pooling.embeddings import OUTPUT, of_length_1
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.endpoint import BodyRoute, Context
 from shapeshift.gateway.text_rows import infer_rows, require_output, text_column

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Response
 from shapeshift.errors import ShapeshiftError
 from shapeshift.gateway.answers.pieces import ArgumentsPiece, CallBegun, Piece, ReasoningPiece, TextPiece
 from shapeshift.gateway.answers.turn import Turn, begin
-from shapeshift.gateway.apis.messages_request import CountRequest, MessagesRequest
+from shapeshift.gateway.apis.generation.messages_request import CountRequest, MessagesRequest
 from shapeshift.gateway.endpoint import BodyRoute, Context, event, event_stream
 from shapeshift.gateway.errors import MESSAGES, ApiError, api_error
 from shapeshift.gateway.tokens import tokens_of

@@ -25,7 +25,7 @@ from shapeshift.gateway.apis.fields import (
     not_served,
     text_or_items,
 )
-from shapeshift.gateway.apis.sampling import SamplingRequest
+from shapeshift.gateway.apis.generation.sampling import SamplingRequest
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.conversation import AUTO, Conversation
 from shapeshift.gateway.endpoint import BodyRoute, Context, event

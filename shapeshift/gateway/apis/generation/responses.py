@@ -12,7 +12,7 @@ from fastapi import APIRouter, Response
 from shapeshift.errors import ShapeshiftError
 from shapeshift.gateway.answers.pieces import ArgumentsPiece, CallBegun, Piece, ReasoningPiece, TextPiece
 from shapeshift.gateway.answers.turn import Turn, begin
-from shapeshift.gateway.apis.responses_request import ResponsesRequest
+from shapeshift.gateway.apis.generation.responses_request import ResponsesRequest
 from shapeshift.gateway.endpoint import DONE, BodyRoute, Context, event, event_stream
 from shapeshift.gateway.errors import ApiError, api_error
 from shapeshift.serving.description import GENERATION

@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from shapeshift.gateway.apis.fields import TEXTS, Int32, Texts, listed, not_served
-from shapeshift.gateway.apis.sampling import SamplingRequest
+from shapeshift.gateway.apis.generation.sampling import SamplingRequest
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.endpoint import BodyRoute, Context, event
 from shapeshift.gateway.errors import ApiError
