@@ -30,6 +30,7 @@ from shapeshift.adapter_cache.registry.peft import BaseModel
 from shapeshift.adapter_cache.registry.store import read_multi_lora
 from shapeshift.adapter_cache.settings import (
     EVICTION_RULES,
+    FIRST_USE,
     HOST_TIERS,
     LORA_HOOKS,
     LORA_KERNELS,
@@ -38,6 +39,7 @@ from shapeshift.adapter_cache.settings import (
     AdapterCacheSettings,
     require_one_rank,
 )
+from shapeshift.errors import CancelledRequestError, OverloadedError, ShapeshiftError
 from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.engine.slots import require_memory
 from shapeshift.fused_decode.front import GenerateFront
@@ -46,7 +48,7 @@ from shapeshift.fused_decode.job import GenerateJob
 from shapeshift.fused_decode.loading import Loaded
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
-from shapeshift.fused_decode.request import LENGTH, STOP, Request
+from shapeshift.fused_decode.request import LENGTH, STOP, TOO_LATE, Request
 from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.loops import Loop
 from shapeshift.serving.description import Description, registry_version
@@ -96,6 +98,8 @@ class LoraFront(GenerateFront):
     request_type = AdapterRequest
     refresh_s = 1.0
     """Seconds between two looks at the registry."""
+    fetch_s = 120.0
+    """Seconds that a fetch of an adapter may take."""
 
     def __init__(self, pb_utils: PbUtils, args: ModelArgs) -> None:
         log = model_log(pb_utils, args.name)
@@ -123,6 +127,11 @@ class LoraFront(GenerateFront):
         base_model = _base_model(args.parameters, base.folder, architecture, params)
         multi_lora, element_bytes = read_multi_lora(args.folder / "1"), runtime.memory.element_size()
         self.catalogue = Catalogue(folder, multi_lora, base_model, cache, element_bytes, log.warning)
+        most_bytes = (params.adapter_mb << 20) * 4 // element_bytes
+        self.first_use: Any = None
+        if params.sources:
+            self.first_use = FIRST_USE["process"](params.sources, folder, most_bytes, self._add_fetched, self.fetch_s)
+        self._awaiting: set[GenerateJob] = set()
         self.prefetcher = PREFETCHERS["gaps"]() if params.prefetch else None
         self._prefetching = threading.Lock()
         weights = params.predictor_weights
@@ -139,31 +148,32 @@ class LoraFront(GenerateFront):
 
     def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> GenerateJob:
         job = super().parse(request, params, client)
-        name = job.parameters.lora_name
-        try:
-            for one in _requests(job):
-                if name is not None:
-                    one.use(self.catalogue.hold(name))
-                self._require_memory(one)
-        except Exception:
-            self._release(job)
-            raise
+        name, first_use = job.parameters.lora_name, self.first_use
+        is_fetched = first_use is not None and name is not None and not self.catalogue.has(name)
+        if not (is_fetched and first_use.allows(name)):
+            self._use_adapter(job)
         return job
 
     def start(self, job: GenerateJob) -> None:
-        for request in _requests(job):
-            if request.adapter is not None:
-                self.cache.metrics.requests.add(request.label)
-                if self.prefetcher is not None:
-                    with self._prefetching:
-                        self.prefetcher.record(request.adapter, request.arrived)
+        self._count(job)
         super().start(job)
 
     def queue(self, job: GenerateJob) -> None:
+        if job.parameters.lora_name is not None and _requests(job)[0].adapter is None:
+            self._awaiting.add(job)
+            try:
+                self.first_use.fetch(job.parameters.lora_name, partial(self._fetched, job))
+            except ShapeshiftError as error:
+                self._fetched(job, error)
+            return
         for request in _requests(job):
             prediction = _prediction_input(request, job.prompt_of(request).text)
             request.predicted_tokens = self.predictor.predict(prediction)
             self.submit(request)
+
+    def cancel(self, job: GenerateJob) -> None:
+        self._fetched(job, job.error or CancelledRequestError("the caller cancelled the request"))
+        super().cancel(job)
 
     def answered(self, job: GenerateJob) -> None:
         for request in _requests(job):
@@ -209,6 +219,8 @@ class LoraFront(GenerateFront):
 
     def stop(self) -> None:
         self._watching.stop(5.0)
+        if self.first_use is not None:
+            self.first_use.close()
         # Before what it uses.
         self.loop.close()
         self.cache.close()
@@ -224,6 +236,57 @@ class LoraFront(GenerateFront):
         if tensor is not None:
             name = next(map(_name_in, tensor.as_numpy().reshape(-1)[:1].tolist()), "")
         return name
+
+    def _use_adapter(self, job: GenerateJob) -> None:
+        """Hold the adapter that the job names. Raises the errors of `Catalogue.hold`, and of what no slots hold."""
+        name = job.parameters.lora_name
+        try:
+            for request in _requests(job):
+                if name is not None:
+                    request.use(self.catalogue.hold(name))
+                self._require_memory(request)
+        except Exception:
+            self._release(job)
+            for request in _requests(job):
+                request.adapter = None
+            raise
+
+    def _count(self, job: GenerateJob) -> None:
+        for request in _requests(job):
+            if request.adapter is not None:
+                self.cache.metrics.requests.add(request.label)
+                if self.prefetcher is not None:
+                    with self._prefetching:
+                        self.prefetcher.record(request.adapter, request.arrived)
+
+    def _add_fetched(self, name: str, folder: Path, sha256: str) -> None:
+        self.catalogue.add_fetched(name, folder, sha256)
+        self.log.info(f"adapter {name} is from {folder}, {sha256[:12]}")
+
+    def _fetched(self, job: GenerateJob, error: Exception | None) -> None:
+        """The adapter that the job waits for is there, or it fails; the first call counts. Any thread."""
+        try:
+            self._awaiting.remove(job)
+        except KeyError:
+            return
+        try:
+            if error is not None:
+                raise error
+            self._use_adapter(job)
+        except Exception as raised:  # noqa: BLE001  whatever it is, it is the answer
+            for request in job.requests:
+                request.finish(raised)
+            self.done(job)
+            return
+        self._count(job)
+        self.queue(job)
+
+    def _end_late(self) -> None:
+        """End what has waited for an adapter beyond its deadline; the loop does so for what it has."""
+        for job in list(self._awaiting):
+            deadline = job.requests[0].deadline
+            if deadline is not None and deadline < time.monotonic():
+                self._fetched(job, OverloadedError(TOO_LATE))
 
     def _require_memory(self, request: AdapterRequest) -> None:
         # Its adapter may hold all blocks but those that are kept, and does so while it is in use.
@@ -245,11 +308,14 @@ class LoraFront(GenerateFront):
     def _fail_waiting(self, adapter: Adapter, error: Exception) -> None:
         reason = unavailable(f"adapter {adapter.label} could not be loaded", error)
         self.log.error(str(reason))
+        if self.catalogue.forget(adapter):
+            self.first_use.refuse(adapter.label, reason)
         for request in cast(list[AdapterRequest], self.live):
             if request.adapter == adapter.name and request.slot is None:
                 self.loop.end(request, reason)
 
     def _watch_registry(self) -> float:
+        self._end_late()
         has_changed = self.catalogue.refresh()
         if self._prefetch() or has_changed:
             self._wake()

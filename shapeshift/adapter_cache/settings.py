@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,11 @@ LORA_KERNELS: Choices[Callable[..., Any]] = Choices(
 )
 LORA_HOOKS: Choices[Callable[..., Any]] = Choices("device", {"cuda": f"{_PACKAGE}.lora.grouped:GraphLoraHook"})
 """Where steps are CUDA graphs."""
+FIRST_USE: Choices[Callable[..., Any]] = Choices(
+    "adapter_sources", {"process": f"{_PACKAGE}.registry.first_use:FirstUse"}
+)
+"""What fetches adapters that requests name."""
+_SOURCE = re.compile(r"/.*|[A-Za-z0-9][\w.-]*/[\w.-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,9 @@ class AdapterCacheSettings:
     adapters_dir   the registry: a folder with registry.json; empty: adapters/<model> in the build folder
     starter_dir    folder of PEFT folders, a path or under checkpoints/, that `make engines` registers if there is no
                    registry yet, or none for this base model
+    adapter_sources  from where an adapter that is not registered is fetched when a request names it: folders, absolute,
+                   and beginnings of hub ids, from the owner on (mine/, theirs/lora-), separated by commas; empty: from
+                   nowhere
     base_names     further names of the base model in adapter_config.json, separated by commas
     max_rank       highest rank of an adapter
     adapter_mb     MiB of memory reserved for adapters; slots without a request hold further adapters
@@ -75,6 +84,7 @@ class AdapterCacheSettings:
 
     adapters_dir: str = ""
     starter_dir: str = ""
+    adapter_sources: str = ""
     base_names: str = ""
     max_rank: int = 128
     adapter_mb: int = 256
@@ -88,8 +98,16 @@ class AdapterCacheSettings:
         require(1 <= self.max_rank <= 4096, "max_rank", self.max_rank, "1 to 4096")
         require(1 <= self.adapter_mb <= 1 << 20, "adapter_mb", self.adapter_mb, "1 to 1048576")
         require(0 <= self.host_mb <= 1 << 20, "host_mb", self.host_mb, "0 to 1048576")
+        for source in self.sources:
+            allowed = "absolute folders and beginnings of hub ids, such as owner/"
+            require(_SOURCE.fullmatch(source) is not None, "adapter_sources", source, allowed)
         EVICTION_RULES.require(self.eviction)
         SCHEDULERS.require(self.scheduler)
+
+    @property
+    def sources(self) -> list[str]:
+        """The parts of `adapter_sources`."""
+        return [source for part in self.adapter_sources.split(",") if (source := part.strip())]
 
 
 def require_one_rank(decode: FusedDecodeSettings) -> None:

@@ -28,7 +28,7 @@ SEARCHES: Choices[Any] = Choices("num_beams", {"beams": "shapeshift.fused_decode
 Reason = str | Exception
 """Why a request ends: a finish reason or an error."""
 NO_ADAPTER = -1
-_TOO_LATE = "latency_ms ran out before the first token; retry later or elsewhere"
+TOO_LATE = "latency_ms ran out before the first token; retry later or elsewhere"
 _FEW_DEADLINES = 64
 
 
@@ -206,7 +206,7 @@ class Terminations:
             heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request))
         while self._deadlines and self._deadlines[0][0] <= now:
             late = heapq.heappop(self._deadlines)[2]
-            ended.append((late, DEADLINE if late.generated else OverloadedError(_TOO_LATE)))
+            ended.append((late, DEADLINE if late.generated else OverloadedError(TOO_LATE)))
         if len(self._deadlines) > self._most_deadlines:
             self._drop_finished()
         return ended

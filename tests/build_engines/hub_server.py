@@ -26,12 +26,20 @@ class Repository:
 
 @dataclass
 class Hub:
-    """A running hub. asked: method and path of each request; cut: names of files that end half-way, once each."""
+    """A running hub. asked: method and path of each request; cut: names of files that end half-way, once each.
+
+    silent: repositories whose files are begun and never sent until `resumed`; sent: contents that are sent in place of
+    those of the files with these names; stated: sizes that are stated in place of theirs.
+    """
 
     url: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
     cut: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
+    resumed: threading.Event = field(default_factory=threading.Event)
+    sent: dict[str, bytes] = field(default_factory=dict)
+    stated: dict[str, int] = field(default_factory=dict)
 
     def add(self, name: str, folder: Path, revision: str = "main", gated: bool = False) -> str:
         """Publish `folder` as a revision of the repository `name`; returns the commit, a hash of what it holds."""
@@ -63,6 +71,7 @@ def serve() -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.resumed.set()
         server.shutdown()
         thread.join()
         server.server_close()
@@ -95,6 +104,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             elif path.startswith("/api/models"):
                 self._describe("/".join(parts[:2]), commit, found.folders[commit], parts[2:3] == ["tree"])
             else:
+                if self.command == "GET" and "/".join(parts[:2]) in hub.silent:
+                    hub.resumed.wait()
                 self._send_file(commit, found.folders[commit], "/".join(parts[4:]))
 
         def _describe(self, name: str, commit: str, folder: Path, tree: bool) -> None:
@@ -102,7 +113,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             names = [path.relative_to(folder).as_posix() for path in files]
             if tree:
                 entries = [
-                    {"type": "file", "path": own, "size": path.stat().st_size, "oid": _etag(path)}
+                    {"type": "file", "path": own, "size": hub.stated.get(own, path.stat().st_size), "oid": _etag(path)}
                     for own, path in zip(names, files, strict=True)
                 ]
                 self._send(json.dumps(entries).encode())
@@ -115,11 +126,13 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             if not file.is_file():
                 self._fail(404, "EntryNotFound")
                 return
-            content = file.read_bytes()
+            content = hub.sent.get(name, file.read_bytes())
             start = 0
             if stated := self.headers.get("Range"):
                 start = int(stated.removeprefix("bytes=").partition("-")[0])
             headers = {"ETag": f'"{_etag(file)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+            if name in hub.stated:
+                headers["X-Linked-Size"] = str(hub.stated[name])
             if start:
                 headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
             self._send(content[start:], 206 if start else 200, headers, cut=name)
@@ -146,4 +159,6 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
 
 def _etag(file: Path) -> str:
-    return hashlib.sha1(file.read_bytes()).hexdigest()
+    """As Git names the content."""
+    content = file.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from shapeshift.serving.model_args import Log
 
 _READ_ERRORS = (ShapeshiftError, SafetensorError, OSError)
 """What reading an adapter may raise."""
+_MOST_FETCHED = 1000
+"""Adapters from outside the registry, beyond which the one that was used longest ago is forgotten."""
 
 
 class Catalogue:
@@ -43,6 +46,8 @@ class Catalogue:
         self._log = log
         self._watch = FolderWatch(folder / FILE)
         self._refused: dict[str, store.Entry] = {}
+        self._fetched: dict[str, Adapter] = {}
+        self._lock = threading.Lock()
         self._fixed = self._read_fixed(fixed)
         self._adapters = dict(self._fixed)
         self.refresh(first=True)
@@ -53,6 +58,32 @@ class Catalogue:
     def all(self) -> list[Adapter]:
         """All adapters that requests may name."""
         return list(self._adapters.values())
+
+    def has(self, name: str) -> bool:
+        """Whether requests may name it."""
+        return name in self._adapters
+
+    def forget(self, adapter: Adapter) -> bool:
+        """Refuse new requests for `adapter`, if it was fetched; whether it was."""
+        with self._lock:
+            if self._fetched.get(adapter.label) is not adapter:
+                return False
+            self._forget(adapter)
+            return True
+
+    def add_fetched(self, name: str, folder: Path, sha256: str) -> None:
+        """Have requests name the adapter in `folder`, which is in no registry; `sha256` and the weights are checked by
+        its first load. Raises the errors of `peft.read`."""
+        adapter = self._make(name, sha256, peft.read(folder, self._base), verified=False)
+        with self._lock:
+            if name in self._adapters:
+                return
+            self._cache.table.add(adapter)
+            self._fetched[name] = adapter
+            self._adapters = {**self._adapters, name: adapter}
+            if len(self._fetched) > _MOST_FETCHED:
+                oldest = min((one for one in self._fetched.values() if one is not adapter), key=lambda one: one.last)
+                self._forget(oldest)
 
     def find(self, name: str) -> Adapter:
         """The current adapter of `name`. Raises NotFoundError, which lists some names."""
@@ -103,17 +134,25 @@ class Catalogue:
             new = None if self._refused.get(name) == entry else self._read(name, entry, first)
             if (adapter := new or old) is not None:
                 adapters[name] = adapter
-        for name, adapter in adapters.items():
-            if self._adapters.get(name) is not adapter:
-                self._cache.table.add(adapter)
-        replaced = [adapter for name, adapter in self._adapters.items() if adapters.get(name) is not adapter]
-        self._adapters = adapters
+        with self._lock:
+            self._fetched = {name: adapter for name, adapter in self._fetched.items() if name not in adapters}
+            adapters |= self._fetched
+            for name, adapter in adapters.items():
+                if self._adapters.get(name) is not adapter:
+                    self._cache.table.add(adapter)
+            replaced = [adapter for name, adapter in self._adapters.items() if adapters.get(name) is not adapter]
+            self._adapters = adapters
         self._refused = {name: entry for name, entry in self._refused.items() if entries.get(name) == entry}
-        registered = adapters.keys() - self._fixed.keys()
+        registered = adapters.keys() - self._fixed.keys() - self._fetched.keys()
         self._pin([adapters[name] for name, entry in sorted(entries.items()) if entry.pinned and name in registered])
         # Last: an adapter that has left the table must be neither found nor pinned.
         for adapter in replaced:
             self._cache.table.withdraw(adapter)
+
+    def _forget(self, adapter: Adapter) -> None:
+        del self._fetched[adapter.label]
+        self._adapters = {name: one for name, one in self._adapters.items() if one is not adapter}
+        self._cache.table.withdraw(adapter)
 
     def _read(self, name: str, entry: store.Entry, first: bool) -> Adapter | None:
         try:

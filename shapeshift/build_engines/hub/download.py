@@ -20,6 +20,7 @@ from pathlib import Path
 from shapeshift import files
 from shapeshift.build_engines.hub.needed_files import Read
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError, ShapeshiftError, UnsupportedError
+from shapeshift.settings import require
 
 RECORD = "hub.json"
 _LOCK = ".hub.lock"
@@ -69,9 +70,10 @@ class _Resolved:
     files: list[str]
 
 
-def fetch(hub_id: HubId, choose: Choose, build: Path) -> Source:
+def fetch(hub_id: HubId, choose: Choose, build: Path, most_bytes: int | None = None) -> Source:
     """The files of `hub_id` that `choose` wants, downloaded unless the cache of HF_HOME has them.
 
+    most_bytes: of a download; None: as much as the disk holds.
     Raises ShapeshiftError, in one line with the remedy. After any error the record and earlier files are unchanged.
     """
     try:
@@ -89,7 +91,7 @@ def fetch(hub_id: HubId, choose: Choose, build: Path) -> Source:
         recorded = _read_record(build).get(str(hub_id))
         resolved, folder = _in_cache(hub_id, recorded, choose) if recorded or _is_offline() else (None, None)
         if resolved is None or folder is None:
-            resolved, folder = _download(hub_id, recorded, choose)
+            resolved, folder = _download(hub_id, recorded, choose, most_bytes)
     if resolved != recorded:
         with files.exclusive_lock(build / _LOCK):
             record = {**_read_record(build), str(hub_id): resolved}
@@ -126,7 +128,9 @@ def _in_cache(hub_id: HubId, recorded: _Resolved | None, choose: Choose) -> tupl
     return recorded, folder
 
 
-def _download(hub_id: HubId, recorded: _Resolved | None, choose: Choose) -> tuple[_Resolved, Path]:
+def _download(
+    hub_id: HubId, recorded: _Resolved | None, choose: Choose, most_bytes: int | None
+) -> tuple[_Resolved, Path]:
     """The snapshot, downloaded where the cache lacks files of it."""
     from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 
@@ -143,6 +147,8 @@ def _download(hub_id: HubId, recorded: _Resolved | None, choose: Choose) -> tupl
         hub_id.repository, revision=recorded.commit, allow_patterns=recorded.files, dry_run=True
     )
     size = sum(one.file_size or 0 for one in planned if one.will_download)
+    if most_bytes is not None:
+        require(size <= most_bytes, f"hub id {hub_id}", f"{size} bytes", f"at most {most_bytes} bytes")
     cache = Path(constants.HF_HUB_CACHE).expanduser()
     cache.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(cache).free
@@ -209,6 +215,8 @@ def _translated(hub_id: str, error: Exception) -> ShapeshiftError:
         status = error.response.status_code
         remedy = "set HF_TOKEN to a valid token" if status in (401, 403) else again
         return EngineError(f"{start}: {endpoint} answered {status}; {remedy}")
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return EngineError(f"{start}: {endpoint} sends more than the size that it states")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EngineError(
             f"{start}: no space left in {constants.HF_HUB_CACHE}; make room, or set HF_HOME, and {again}"
