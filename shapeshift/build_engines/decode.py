@@ -259,14 +259,14 @@ def _require_loadable(
     adapter_cache: None for a model without adapters.
     """
     # These import torch, which no other step of the build needs.
-    from shapeshift.adapter_cache.registry.peft import BaseModel
+    from shapeshift.adapter_cache.lora.batch import require_no_experts
     from shapeshift.fused_decode.engine.detokenize import require_texts, require_tokens_of_model, token_bytes
     from shapeshift.fused_decode.model.weights import WeightFiles
 
     architecture = Architecture.read(checkpoint.folder)
     WeightFiles(checkpoint.folder, architecture)
     if adapter_cache is not None:
-        BaseModel(architecture, (), adapter_cache.max_rank, checkpoint.folder)
+        require_no_experts(architecture)
     file = checkpoint.tokenizer_file
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -25,7 +25,7 @@ from shapeshift.fused_decode.engine.detokenize import require_tokens_of_model, t
 from shapeshift.fused_decode.interfaces import Runtime, StepBatch, blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import cache_bytes
-from shapeshift.fused_decode.model.weights import weight_bytes
+from shapeshift.fused_decode.model.weights import WeightFiles, experts_bytes, weight_bytes
 from shapeshift.fused_decode.settings import (
     COMPUTED_BYTES,
     FusedDecodeSettings,
@@ -92,6 +92,8 @@ def load_runtime(
     """
     kind, ranks = device.partition(":")[0], decode.tensor_parallel_size
     architecture = Architecture.read(folder)
+    # First: what does not fit may be a wrong number in config.json.
+    WeightFiles(folder, architecture)
     require_kv_precision(decode.kv_precision, kind == "cuda")
     precision = resolve(decode.precision, torch.device(device).index, architecture.packed_bits)
     need = need_of(architecture, decode, precision, extra_bytes)
@@ -189,5 +191,7 @@ def need_of(
     ranks, blocks = decode.tensor_parallel_size, blocks_of(decode.kv_cache_tokens)
     share, slots = architecture.share(ranks), decode.max_concurrency
     cache = ranks * cache_bytes(share, slots, decode.max_length, precision, blocks, decode.kv_precision)
+    tokens = decode.prefill_tokens + slots * (1 + decode.num_speculative_tokens)
     weights = weight_bytes(architecture, precision, decode.group_size, ranks)
+    weights += experts_bytes(architecture, precision, tokens)
     return MemoryNeed(decode, weights / _MIB, cache / _MIB, adapter_bytes / _MIB)

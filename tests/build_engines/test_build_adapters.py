@@ -122,6 +122,15 @@ def test_adapters_over_a_family_with_stacked_linears(project: Project) -> None:
     assert sorted(store.read(project.registry)) == ["mine"]
 
 
+def test_a_mixture_of_experts_is_no_base_of_adapters(project: Project) -> None:
+    checkpoints = project.root / "checkpoints"
+    base = families.make("qwen3_moe", checkpoints / "mixture").folder
+    shutil.copy(checkpoints / "small" / "tokenizer.json", base)
+    project.change(checkpoint="mixture", extra_tokens="true", starter_dir="")
+    status, err = project.make()
+    assert status == 1 and "num_experts: got 6; 0 in a base model of adapters: qwen3_moe is a mixture" in err
+
+
 def test_registry_in_another_folder(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
     mine = tmp_path_factory.mktemp("elsewhere") / "mine"
     project.change(adapters_dir=mine, base_names="other,more")

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers.utils.quantization_config import Mxfp4Config
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode import loading
-from shapeshift.fused_decode.model import native_operations
+from shapeshift.fused_decode.loading import need_of
+from shapeshift.fused_decode.model import native_operations, weights
 from shapeshift.fused_decode.model.architecture import Architecture, Experts, from_config
 from shapeshift.fused_decode.model.assembly import linear_makers
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel, ModelOptions
@@ -148,13 +150,47 @@ def test_the_memory_plan_counts_the_experts(family: Callable[[str], Tiny], name:
     assert weight_bytes(architecture, "bf16") * 2 == weight_bytes(architecture, "f32")
 
 
-def test_a_mixture_that_does_not_fit_is_refused_before_it_is_read(tmp_path: Path, kernel_cache: Path) -> None:
-    config = {**MOE_CONFIG, "hidden_size": 8192, "moe_intermediate_size": 8192, "num_hidden_layers": 90}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file({}, tmp_path / "model.safetensors")
-    decode = FusedDecodeSettings(checkpoint=str(tmp_path), max_length=64, precision="bf16")
-    with pytest.raises(InvalidInputError, match="memory|weights"):
-        loading.load_runtime(tmp_path, decode, kernel_cache, "cpu", logging.getLogger(__name__))
+@pytest.mark.parametrize(("name", "hidden", "width"), [("qwen3_moe", 48, 40), ("gpt_oss", 48, 64)])
+@pytest.mark.parametrize(("tokens", "pairs"), [(8, 1), (100_000, 0)])
+def test_the_memory_plan_counts_what_the_experts_compute_in(
+    family: Callable[[str], Tiny], name: str, hidden: int, width: int, tokens: int, pairs: int
+) -> None:
+    """Rows, both halves, their product: of all tokens of a step, or of as many as are computed together."""
+    architecture = Architecture.read(family(name).folder)
+    assert architecture.experts is not None
+    chosen = architecture.experts.chosen
+    decode = FusedDecodeSettings(checkpoint="c", prefill_tokens=tokens, max_concurrency=2)
+    computed_together = (tokens + 2) * chosen if pairs else 4096 // chosen * chosen
+    held = need_of(architecture, decode, "f32").weights_mb * 2**20 - weight_bytes(architecture, "f32")
+    assert held == pytest.approx(4 * computed_together * (hidden + 3 * width))
+
+
+def test_a_mixture_that_does_not_fit_is_refused_before_it_is_read(
+    family: Callable[[str], Tiny], kernel_cache: Path
+) -> None:
+    folder = family("qwen3_moe").folder
+    decode = FusedDecodeSettings(checkpoint=str(folder), max_length=64, precision="f32", memory_mb=1)
+    with pytest.raises(InvalidInputError, match="memory_mb: got 1; at least"):
+        loading.load_runtime(folder, decode, kernel_cache, "cpu", logging.getLogger(__name__))
+
+
+def test_a_file_is_opened_once_for_the_tensors_of_all_experts(
+    family: Callable[[str], Tiny], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def counted(path: str, **options: Any) -> Any:
+        opened.append(path)
+        return safe_open(path, **options)
+
+    folder = family("qwen3_moe").folder
+    files = WeightFiles(folder, Architecture.read(folder))
+    monkeypatch.setattr(weights, "safe_open", counted)
+    tensors = load_file(folder / "model.safetensors")
+    for number in range(6):
+        down, _ = files.linear(1, f"down.{number}", torch.float32)
+        assert torch.equal(down, tensors[f"model.layers.1.mlp.experts.{number}.down_proj.weight"])
+    assert len(opened) == 1
 
 
 # MXFP4.
@@ -210,6 +246,7 @@ def test_mxfp4_is_what_transformers_reads(kernel_cache: Path, tmp_path: Path, mo
         ({"num_experts_per_tok": 129}, r"num_experts_per_tok: got 129; at most num_experts \(128\)"),
         ({"num_experts": 0}, "num_experts: got 0; a whole number of at least 1"),
         ({"num_experts": 1 << 20}, "num_experts: got 1048576; at most 1024 experts"),
+        ({"num_experts": 1024, "num_hidden_layers": 1000}, "num_experts: got 1024; at most 131 experts"),
         ({"num_local_experts": 4}, r"num_experts_per_tok: got 8; at most num_local_experts \(4\)"),
         ({"scoring_func": "sigmoid"}, "scoring_func: got 'sigmoid'; softmax"),
         ({"n_group": 4}, "n_group: got 4; 1: no router of groups"),

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
-from shapeshift.fused_decode.model.formats.levels import unpacked
+from shapeshift.fused_decode.model.formats.levels import scaled, unpacked
 from shapeshift.fused_decode.model.formats.packing import packing_of
-from shapeshift.fused_decode.model.weights import WeightFiles, scaled
+from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import resolve
 from tests.fused_decode import compressed_linears
 from tests.fused_decode.decode_models import Tiny, batch, texts

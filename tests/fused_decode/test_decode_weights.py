@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 from collections.abc import Callable
@@ -15,12 +16,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shapeshift.errors import InvalidInputError
+from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache, cache_bytes
 from shapeshift.fused_decode.model.quantised import quantise
 from shapeshift.fused_decode.model.weights import WeightFiles, linears, shapes, weight_bytes
-from shapeshift.fused_decode.settings import WEIGHT_BITS, computed, group_of
+from shapeshift.fused_decode.settings import WEIGHT_BITS, FusedDecodeSettings, computed, group_of
 from tests.fused_decode.decode_models import Tiny
 from tests.fused_decode.families import CONFIGS, make
 
@@ -101,6 +103,27 @@ def test_an_untied_head_is_required(folder: Path) -> None:
     rewrite(folder, lambda tensors: tensors.pop(HEAD))
     with pytest.raises(InvalidInputError, match=f"lacks the tensor {HEAD}"):
         open_files(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("num_hidden_layers", 2**40, "num_hidden_layers: got 1099511627776; at most 1024"),
+        ("num_hidden_layers", 900, "num_hidden_layers: got 900; 3: the weights hold so many layers"),
+        ("hidden_size", 2**40, r"got \(\d+, \d+\); shape must be \(\d+, 1099511627776\)"),
+        ("vocab_size", 2**40, r"head.weight: got \(.*\); shape must be \(1099511627776, 64\) by config.json"),
+        ("intermediate_size", 2**40, r"mlp\..*_proj.weight: got \(.*\); shape must be \(.*1099511627776"),
+        ("num_attention_heads", 2**40, "num_attention_heads|num_key_value_heads"),
+    ],
+)
+def test_a_count_that_the_weights_do_not_hold_is_named_before_memory_is_planned(
+    folder: Path, kernel_cache: Path, key: str, value: int, message: str
+) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value, "layer_types": None}))
+    decode = FusedDecodeSettings(checkpoint=str(folder), max_length=64)
+    with pytest.raises(InvalidInputError, match=message):
+        loading.load_runtime(folder, decode, kernel_cache, "cpu", logging.getLogger(__name__))
 
 
 def test_a_wrong_shape_is_named(folder: Path) -> None:

@@ -28,11 +28,15 @@ from shapeshift.settings import Choices, require
 
 _LEVELS = "shapeshift.fused_decode.model.formats.levels"
 UNPACKED: Choices[Any] = Choices(
-    "quantization_config", {"tensors": f"{_LEVELS}:unpacked", "blocks": f"{_LEVELS}:of_blocks"}
+    "quantization_config",
+    {"tensors": f"{_LEVELS}:unpacked", "blocks": f"{_LEVELS}:of_blocks", "scaled": f"{_LEVELS}:scaled"},
 )
 """What reads packed linears, see `formats.levels`."""
 
 Shape = tuple[int, ...]
+_MOST_MAPPED = 1 << 28
+"""Bytes that are read of open files before they are opened anew: what was read of an open one stays in memory."""
+_EXPERT_PAIRS = 4096  # kMostPairs of kernels/experts.h
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,17 @@ def weight_bytes(architecture: Architecture, precision: str, group_size: int = 0
     return held + others * COMPUTED_BYTES[computed(precision)]
 
 
+def experts_bytes(architecture: Architecture, precision: str, tokens: int) -> int:
+    """Bytes in which the experts of a layer compute `tokens` tokens: see `kernels/experts.h`; 0 without experts."""
+    a = architecture
+    if a.experts is None:
+        return 0
+    most = max(1, _EXPERT_PAIRS // a.experts.chosen)
+    pairs = min(tokens, most) * a.experts.chosen
+    levels = max(a.hidden, a.intermediate) if precision in QUANTISED else 0
+    return pairs * ((a.hidden + 3 * a.intermediate) * COMPUTED_BYTES[computed(precision)] + levels)
+
+
 class WeightFiles:
     """The files of weights of a checkpoint folder, checked against an architecture; tensors are read one by one.
 
@@ -210,6 +225,8 @@ class WeightFiles:
         self._ignored = (*architecture.tensors.ignored, *further)
         self._folder, self._blocks = folder, gguf_tensors.read_index(folder)
         self._places: dict[str, tuple[Path, str]] = {}
+        self._opened: dict[Path, Any] = {}
+        self._mapped = 0
         # The scales without which what the files have in fp8 means nothing.
         self._scales: set[str] = set()
         for name, entry in self._blocks.items():
@@ -219,6 +236,7 @@ class WeightFiles:
         required = self._scales | {name for name, part in self._expected.items() if not part.optional}
         missing = sorted(required - self._places.keys())
         if missing:
+            self._require_layers()
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise InvalidInputError(
                 "checkpoint", str(folder), f"lacks the tensor {missing[0]}{more}; download it again"
@@ -273,16 +291,16 @@ class WeightFiles:
         """As the files have it, those of fp8 times their scales."""
         name, packing = linear.tensor(module, "weight"), self._architecture.packing
         if packing is not None and packing.method == FP8 and f"{module}.{packing.scale}" in self._scales:
-            return scaled(self._stored(name), self._stored(f"{module}.{packing.scale}"), packing.blocks).to(dtype)
+            scales = self._stored(f"{module}.{packing.scale}")
+            weight: torch.Tensor = UNPACKED["scaled"](self._stored(name), scales, packing.blocks).to(dtype)
+            return weight
         return self.read(name, dtype) if linear.place is None else self._stored(name, linear.place).to(dtype)
 
     def _bias(self, layer: int, linear: Stacked, dtype: torch.dtype) -> torch.Tensor | None:
         if not linear.biased:
             return None
         names = [linear.tensor(module, "bias") for module in self._modules(layer, linear)]
-        if linear.place is not None:
-            return torch.cat([self._stored(name, linear.place).to(dtype) for name in names])
-        return torch.cat([self.read(name, dtype) for name in names])
+        return torch.cat([self._stored(name, linear.place).to(dtype) for name in names])
 
     def _order(self, layer: int, name: str) -> torch.Tensor | None:
         """The outputs that the files have, in the order of the runtime; None where that is theirs."""
@@ -306,9 +324,24 @@ class WeightFiles:
         path, stored = self._places[name]
         if self._blocks:
             return torch.from_numpy(gguf_tensors.numbers(self._folder, self._blocks[stored]))
-        with safe_open(str(path), framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(stored) if place is None else file.get_slice(stored)[place]
+        # Once for many tensors: opening reads the names of all.
+        if self._mapped > _MOST_MAPPED:
+            self._opened, self._mapped = {}, 0
+        if path not in self._opened:
+            self._opened[path] = safe_open(str(path), framework="pt")
+        file = self._opened[path]
+        tensor: torch.Tensor = file.get_tensor(stored) if place is None else file.get_slice(stored)[place]
+        self._mapped += tensor.nbytes
         return tensor
+
+    def _require_layers(self) -> None:
+        """Raise InvalidInputError for layers of which the files hold nothing, where they hold some."""
+        beginning, layers = f"{self._architecture.tensors.layers}.", self._architecture.layers
+        numbers = {
+            name.removeprefix(beginning).partition(".")[0] for name in self._places if name.startswith(beginning)
+        }
+        allowed = f"{len(numbers)}: the weights hold so many layers ({self._folder})"
+        require(not numbers or layers <= len(numbers), "num_hidden_layers", layers, allowed)
 
     def _add(self, path: Path) -> None:
         try:
@@ -339,7 +372,7 @@ class WeightFiles:
             ignored = name.endswith(self._ignored) or name.startswith(a.tensors.others)
             require(ignored, name, shape, f"this {a.family} has no such tensor ({path.name})")
             return
-        allowed = f"shape must be {expected.shape} ({path.name})"
+        allowed = f"shape must be {expected.shape} by config.json ({path.name})"
         require(shape == expected.shape or shape in expected.others, name, shape, allowed)
         allowed = f"dtype must be one of {', '.join(expected.dtypes)} ({path.name})"
         if expected.dtypes == PLAIN:
@@ -347,16 +380,6 @@ class WeightFiles:
         require(dtype in expected.dtypes, name, dtype, allowed)
         if dtype == FP8_DTYPE and a.packing is not None:
             self._scales.add(f"{name.removesuffix('.weight')}.{a.packing.scale}")
-
-
-def scaled(numbers: torch.Tensor, scales: torch.Tensor, blocks: tuple[int, ...]) -> torch.Tensor:
-    """Numbers in fp8 [outputs, inputs] times their scales: FLOAT32. blocks: see `Packing`."""
-    factors = scales.float()
-    if blocks:
-        for dimension, block in enumerate(blocks):
-            factors = factors.repeat_interleave(block, dim=dimension)
-        factors = factors[: numbers.shape[0], : numbers.shape[1]]
-    return numbers.float() * factors
 
 
 def _files(folder: Path) -> list[Path]:

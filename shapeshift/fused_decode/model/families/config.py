@@ -10,6 +10,7 @@ from shapeshift.fused_decode.model.architecture import token_ids
 from shapeshift.settings import require
 
 _DEFAULT_WINDOW = 4096
+_MOST_LAYERS = 1024
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -40,6 +41,9 @@ class Config:
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InvalidInputError(self._keys.get(key, key), value, "a whole number of at least 1 (config.json)")
+        if key == "num_hidden_layers":
+            # Of each one there are tuples, before the weights are looked at.
+            require(value <= _MOST_LAYERS, self._keys.get(key, key), value, f"at most {_MOST_LAYERS} (config.json)")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:

@@ -11,8 +11,8 @@ from shapeshift.fused_decode.model.families import llama
 from shapeshift.fused_decode.model.families.config import Config
 from shapeshift.settings import require
 
-_MOST = 1024
-"""Experts of a layer: of each one the loader reads tensors."""
+_MOST, _MOST_TOGETHER = 1024, 1 << 17
+"""Experts of a layer, and of all layers: of each one the loader reads tensors."""
 _QWEN = Tensors(gate_up=EXPERT_GATE_UP, down=EXPERT_DOWN)
 _MIXTRAL = Tensors(
     router="block_sparse_moe.gate",
@@ -87,7 +87,8 @@ def _experts_key(config: Config) -> str:
 def _experts(config: Config, key: str, count: int, chosen: int) -> Experts:
     """Those that the file states, with these numbers where it states none."""
     count = config.count(key, count)
-    require(count <= _MOST, key, count, f"at most {_MOST} experts")
+    most = min(_MOST, _MOST_TOGETHER // config.count("num_hidden_layers"))
+    require(count <= most, key, count, f"at most {most} experts")
     chosen = config.count("num_experts_per_tok", chosen)
     require(chosen <= count, "num_experts_per_tok", chosen, f"at most {key} ({count})")
     scoring = config.get("scoring_func", "softmax")

@@ -37,6 +37,16 @@ def of_blocks(parts: Sequence[tuple[str, torch.Tensor]]) -> Levels:
     return Levels.stacked([_levels_of_blocks(kind, blocks) for kind, blocks in parts])
 
 
+def scaled(numbers: torch.Tensor, scales: torch.Tensor, blocks: tuple[int, ...]) -> torch.Tensor:
+    """Numbers in fp8 [outputs, inputs] times their scales: FLOAT32. blocks: see `Packing`."""
+    factors = scales.float()
+    if blocks:
+        for dimension, block in enumerate(blocks):
+            factors = factors.repeat_interleave(block, dim=dimension)
+        factors = factors[: numbers.shape[0], : numbers.shape[1]]
+    return numbers.float() * factors
+
+
 def _levels_of_blocks(kind: str, blocks: torch.Tensor) -> Levels:
     """A block holds the scale in f16, with Q4_1 the minimum in f16, and the levels: of Q8_0 signed ones, else those of
     the first inputs in the low bits and those of the last ones in the high bits."""
