@@ -127,7 +127,7 @@ def test_a_mixture_of_experts_is_no_base_of_adapters(project: Project) -> None:
     base = families.make("qwen3_moe", checkpoints / "mixture").folder
     shutil.copy(checkpoints / "small" / "tokenizer.json", base)
     project.change(checkpoint="mixture", extra_tokens="true", starter_dir="")
-    status, err = project.make()
+    status, _, err = project.make()
     assert status == 1 and "num_experts: got 6; 0 in a base model of adapters: qwen3_moe is a mixture" in err
 
 
