@@ -132,6 +132,7 @@ OUTPUTS = (
     Output("finish_reason", "BYTES", "choices"),
     Output("stop_reason", "BYTES", "choices", always=True),
     Output("num_input_tokens", "UINT32", "choices"),
+    Output("num_cached_tokens", "UINT32", "choices"),
     Output("num_output_tokens", "UINT32", "choices"),
     Output("token_ids", "INT32", "tokens"),
     Output("prompt_token_ids", "INT32", "tokens"),

@@ -95,6 +95,7 @@ class AnswerOutputs:
             "choice_index": np.array([piece.choice for piece in pieces], np.int32),
             "request_id": _texts(piece.request.id.encode() for piece in pieces[:1]),
             "num_input_tokens": np.array([len(piece.request.prompt) for piece in pieces], np.uint32),
+            "num_cached_tokens": np.array([piece.request.shared for piece in pieces], np.uint32),
             "num_output_tokens": np.array([len(piece.token_ids) for piece in pieces], np.uint32),
             "sequence_score": np.array([piece.score for piece in pieces], np.float32),
         }

@@ -21,7 +21,7 @@ Ids = npt.NDArray[np.int64]
 TEXT = "text_output"
 RETURNS: Mapping[str, tuple[str, ...]] = {
     "return_finish_reason": ("finish_reason", "stop_reason"),
-    "return_num_input_tokens": ("num_input_tokens",),
+    "return_num_input_tokens": ("num_input_tokens", "num_cached_tokens"),
     "return_num_output_tokens": ("num_output_tokens",),
     "return_token_ids": ("token_ids", "prompt_token_ids"),
     "return_logprobs": ("logprobs",),

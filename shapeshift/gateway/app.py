@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 import shapeshift
 from shapeshift.gateway.adapter_commands import AdapterCommands
 from shapeshift.gateway.apis import adapters, models, probes, tokenize
-from shapeshift.gateway.apis.generation import chat, completions, messages, responses
+from shapeshift.gateway.apis.generation import chat, completions, messages, prompts, responses
 from shapeshift.gateway.apis.pooling import classify, embeddings, rerank
 from shapeshift.gateway.catalogue import Catalogue
 from shapeshift.gateway.conversation import ChatRenderer
@@ -32,7 +32,10 @@ from shapeshift.triton.async_client import AsyncClient
 from shapeshift.triton.endpoint import tls_from_environment
 
 _LOG = logging.getLogger("shapeshift.gateway")
-_APIS = (models, chat, responses, messages, completions, embeddings, rerank, classify, tokenize, adapters, probes)
+_APIS = (
+    *(models, chat, responses, messages, prompts, completions),
+    *(embeddings, rerank, classify, tokenize, adapters, probes),
+)
 
 
 def make_app(settings: GatewaySettings, clients: Sequence[AsyncClient] = (), limits: Limits | None = None) -> FastAPI:

@@ -47,8 +47,10 @@ class Conversation:
     reasoning_effort, thinking_budget  how much the model thinks, in a word of the template's and in tokens
     thinks       whether reasoning is turned on where the template has a switch
     add_generation_prompt  whether the text ends where the answer begins
+    continues    whether the answer goes on with the last message
 
-    Raises ApiError for a tool that stands there twice, a choice of none of the tools, and a result of no call.
+    Raises ApiError for a tool that stands there twice, a choice of none of the tools, a result of no call, and a last
+    message that no answer goes on with.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -60,6 +62,7 @@ class Conversation:
     thinking_budget: int | None = None
     thinks: bool = False
     add_generation_prompt: bool = True
+    continues: bool = False
 
     def __post_init__(self) -> None:
         names = Counter(tool["function"]["name"] for tool in self.tools)
@@ -74,6 +77,15 @@ class Conversation:
             if answered is not None and answered not in calls:
                 field = f"messages[{place}].tool_call_id"
                 raise invalid(field, answered, "the id of a call in a message before")
+        last = self.messages[-1]
+        if self.continues and (last["role"] != "assistant" or last.get("tool_calls") or not last.get("content")):
+            raise invalid("messages", last["role"], "at its end a text of the assistant's that the answer goes on with")
+
+    @property
+    def begun(self) -> str:
+        """What the answer goes on with; empty: it begins."""
+        content = self.messages[-1]["content"] if self.continues else ""
+        return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
     @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
@@ -118,8 +130,9 @@ class ChatRenderer:
         try:
             for _ in range(2):
                 with contextlib.suppress(BrokenProcessPool):
-                    options = chat.options, chat.reasoning_effort, chat.thinks, chat.add_generation_prompt
-                    return await self._rendered(str(source), tokens, chat.messages, tools or None, *options)
+                    options = chat.options, chat.reasoning_effort, chat.thinks
+                    end = chat.add_generation_prompt, chat.continues
+                    return await self._rendered(str(source), tokens, chat.messages, tools or None, *options, *end)
             raise EngineError("chat template: its process ends at once; is there memory left?")
         except UnreadOptionError as error:
             raise invalid(*error.args) from None

@@ -42,18 +42,18 @@ class ApiError(Exception):
     code: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
-    def body(self, path: str = "") -> dict[str, Any]:
+    def body(self, path: str = "", request_id: str | None = None) -> dict[str, Any]:
         """The body, in OpenAI's shape, or in Anthropic's below its path."""
         if path.startswith(MESSAGES):
             word = _ANTHROPICS.get(self.status, INVALID if self.status < 500 else "api_error")
             details = {"error_code": self.code, "param": self.param}
             error = {"type": word, "message": self.message, "details": details}
-            return {"type": "error", "error": error, "request_id": None}
+            return {"type": "error", "error": error, "request_id": request_id}
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def response(self, path: str = "") -> Response:
+    def response(self, path: str = "", request_id: str | None = None) -> Response:
         """The whole answer, as of `body`."""
-        return Response(orjson.dumps(self.body(path)), self.status, self.headers, "application/json")
+        return Response(orjson.dumps(self.body(path, request_id)), self.status, self.headers, "application/json")
 
     def renamed(self, field_of: Callable[[str], str]) -> ApiError:
         """The same of the field that the request has in place of `param`."""

@@ -52,6 +52,7 @@ class GenerationCall:
 class Row:
     """What is new of one choice: prompt x n + answer.
 
+    cached_tokens  those of the prompt that were computed before; None: the front does not tell
     finish_reason  None while it goes on
     stop_reason    the stop text or token that ended it, as vLLM has it, or the generator's own word for another end
     logprobs       of each token, see the output `logprobs` in docs/fused_decode.md
@@ -62,6 +63,7 @@ class Row:
     text: str
     tokens: int
     prompt_tokens: int
+    cached_tokens: int | None
     finish_reason: str | None
     stop_reason: str | int | None = None
     logprobs: list[TokenEntries] | None = None
@@ -70,17 +72,25 @@ class Row:
 
 @dataclass
 class Usage:
-    """The tokens of a request so far. reasoning: those of its answers that are thought; None: no model that thinks."""
+    """The tokens of a request so far.
+
+    cached     those of its prompts that were computed before; None: the front does not tell
+    reasoning  those of its answers that are thought; None: no model that thinks
+    """
 
     choices: int
     prompts: dict[int, int] = field(default_factory=dict)
     completion: int = 0
+    cached: int | None = None
     reasoning: int | None = None
 
     def count(self, row: Row, completion: bool = True) -> None:
         """Add what a row holds. completion: whether its tokens are part of the answer."""
         # A turn that goes on behind reasoning has a longer prompt then.
-        self.prompts.setdefault(row.choice // self.choices, row.prompt_tokens)
+        prompt = row.choice // self.choices
+        if row.cached_tokens is not None and prompt not in self.prompts:
+            self.cached = (self.cached or 0) + row.cached_tokens
+        self.prompts.setdefault(prompt, row.prompt_tokens)
         self.completion += row.tokens * completion
 
     @property
@@ -95,6 +105,8 @@ class Usage:
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
         }
+        if self.cached is not None:
+            body["prompt_tokens_details"] = {"cached_tokens": self.cached}
         if self.reasoning is not None:
             body["completion_tokens_details"] = {"reasoning_tokens": self.reasoning}
         return body
@@ -162,6 +174,7 @@ def _rows_of(tensors: Tensors, choices: int) -> list[Row]:
     indices = tensors["choice_index"].tolist() if "choice_index" in tensors else range(len(texts))
     tokens = tensors["num_output_tokens"].tolist()
     prompt_tokens = tensors["num_input_tokens"].tolist()
+    cached = tensors["num_cached_tokens"].tolist() if "num_cached_tokens" in tensors else [None] * len(texts)
     reasons = tensors["finish_reason"].tolist() if "finish_reason" in tensors else [b""] * len(texts)
     stops = tensors["stop_reason"].tolist() if "stop_reason" in tensors else [b"null"] * len(texts)
     logprobs = tensors["logprobs"].tolist() if "logprobs" in tensors else [b"null"] * len(texts)
@@ -176,6 +189,7 @@ def _rows_of(tensors: Tensors, choices: int) -> list[Row]:
                 texts[place].decode(errors="replace"),
                 tokens[place],
                 prompt_tokens[place],
+                cached[place],
                 _REASONS.get(reason, "stop") if reason else None,
                 orjson.loads(stops[place]) if reason in ("", "stop", "length") else reason,
                 orjson.loads(logprobs[place]),

@@ -170,6 +170,16 @@ def test_further_outputs_on_request(make_front: MakeFront) -> None:
     assert all(answer[f"{part}_ms"] >= 0 for part in ("queue", "prefill", "decode"))
 
 
+def test_tokens_of_a_prompt_that_were_computed_before_are_told(make_front: MakeFront) -> None:
+    front, counts = make_front(), []
+    for text in ("a beginning of several blocks, x", "a beginning of several blocks, y"):
+        request = ask(text, max_tokens=2, return_num_input_tokens=True)
+        front.execute([request])
+        counts.append((answer_of(request)["num_input_tokens"], answer_of(request)["num_cached_tokens"]))
+    length = len("a beginning of several blocks, x")
+    assert counts == [(length, 0), (length, 16)]
+
+
 def test_counts_of_a_stream_add_up_and_the_reason_comes_last(make_front: MakeFront) -> None:
     request = ask(max_tokens=9, stream=True, return_num_output_tokens=True, return_finish_reason=True)
     make_front().execute([request])

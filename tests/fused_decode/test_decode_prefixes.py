@@ -33,6 +33,7 @@ def test_a_request_computes_what_no_other_has_computed() -> None:
     run.until_idle()
     for request, prompt in ((first, PREFIX + "abc"), (second, PREFIX + "xyz")):
         assert text_of(request) == run.runtime.text(ids(prompt), 4)
+    assert (first.shared, second.shared) == (0, HIT)
     metrics = run.loop.metrics
     assert (metrics.prefix_queries.value, metrics.prefix_hits.value) == (2 * (len(PREFIX) + 3), HIT)
     assert metrics.prompt_tokens.value == 2 * (len(PREFIX) + 3) - HIT

@@ -64,4 +64,4 @@ def _fresh(request: pytest.FixtureRequest) -> None:
     if "triton" in request.fixturenames:
         fake: FakeTriton = request.getfixturevalue("triton")
         fake.calls, fake.failure, fake.late_failure, fake.gone, fake.pause_s = [], None, None, False, 0.0
-        fake.answers = []
+        fake.answers, fake.cached = [], None

@@ -95,7 +95,8 @@ class FakeTriton(AsyncClient):
 
     failure: what every call raises; late_failure: what a stream raises behind its first piece; pause_s: before each.
     cancelled: `id` of the calls of streams that were left early.
-    A generated answer repeats the prompt's words. answers: the tokens of the next ones, where they are other.
+    A generated answer repeats the prompt's words. answers: the tokens of the next ones, where they are other; cached:
+    those of each prompt that were computed before, where the front tells.
     """
 
     def __init__(self, fronts: dict[str, dict[str, Any]] | None = None, url: str = "fake:1") -> None:
@@ -108,6 +109,7 @@ class FakeTriton(AsyncClient):
         self.pause_s = 0.0
         self.cancelled: list[int] = []
         self.answers: list[list[str]] = []
+        self.cached: int | None = None
 
     async def models(self, timeout_s: float) -> list[str]:
         self._require_there()
@@ -143,6 +145,8 @@ class FakeTriton(AsyncClient):
         try:
             for tensors in _generated(call, self.answers.pop(0) if self.answers else None):
                 await asyncio.sleep(self.pause_s)
+                if self.cached is not None:
+                    tensors["num_cached_tokens"] = np.full_like(tensors["num_input_tokens"], self.cached)
                 yield tensors
                 if self.late_failure is not None:
                     raise self.late_failure

@@ -265,6 +265,22 @@ def test_values_between_tags_are_of_the_types_of_the_schema() -> None:
     assert calls_of(pieces) == [("f", {"a": None, "b": 1.5, "c": "7", "d": "x"})]
 
 
+def test_values_between_tags_are_of_the_types_that_the_schema_refers_to() -> None:
+    refers = {
+        "a": {"$ref": "#/$defs/point"},
+        "b": {"allOf": [{"$ref": "#/$defs/loop"}, {"$ref": "#/$defs/number"}], "description": "d"},
+        "c": {"$ref": "#/$defs/loop"},
+        "d": {"$ref": "#/$defs/nothing"},
+        "e": {"$ref": "https://example.org/number"},
+    }
+    loop = {"anyOf": [{"$ref": "#/$defs/loop"}] * 30 + [{"$ref": "#/$defs/number"}]}
+    parts = {"point": {"type": "object"}, "number": {"type": "number"}, "loop": loop}
+    written = "".join(f"<parameter={name}>{'{}' if name == 'a' else 7}</parameter>" for name in refers)
+    answer = f"<tool_call><function=f>{written}</function></tool_call>"
+    pieces = read(answer, form("qwen3_coder"), tools={"f": {"properties": refers, "$defs": parts}})
+    assert calls_of(pieces) == [("f", {"a": {}, "b": 7, "c": 7, "d": "7", "e": "7"})]
+
+
 @pytest.mark.parametrize("step", [0, 1, 4])
 def test_reasoning_is_split_out(step: int) -> None:
     plain = form(None, THINK)

@@ -22,6 +22,7 @@ from tests.waiting import wait_for
 TOOLS: Any = [{"name": name, "input_schema": {"type": "object", "properties": {}}} for name in NAMES]
 SWITCH = TEMPLATE + "{% if enable_thinking %}<think>{% endif %}{# </think> #}"
 ASK: list[Any] = [{"role": "user", "content": "hello you"}]
+CALLED = {"type": "tool_use", "id": "a", "name": "news", "input": {}}
 TEXT = "<system>Be short.\n<user>hello you\n<assistant>"
 
 
@@ -224,7 +225,8 @@ def test_tokens_are_counted(client: anthropic.Anthropic, triton: FakeTriton) -> 
         ({"container": "a"}, "container"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"messages": []}, "messages"),
-        ({"messages": [*ASK, {"role": "assistant", "content": "It is ("}]}, "messages"),
+        ({"messages": [*ASK, {"role": "assistant", "content": ""}]}, "messages"),
+        ({"messages": [*ASK, {"role": "assistant", "content": [CALLED]}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}]}, "messages[0]"),

@@ -81,6 +81,20 @@ def test_the_text_is_that_of_transformers(chat: str, sources: dict[str, str]) ->
             assert template.render(messages, tools) == expected, name
 
 
+@pytest.mark.parametrize("begun", ["Zwei", " Zwei und ", "<think>so", [{"type": "text", "text": "Zwei "}]])
+def test_an_answer_goes_on_where_it_does_in_transformers(begun: Any, sources: dict[str, str], tokenizer: Any) -> None:
+    messages, written = [ASK, {"role": "assistant", "content": begun}], 0
+    for name, source in sources.items():
+        options: dict[str, Any] = {"chat_template": source, "tokenize": False, "continue_final_message": True}
+        try:
+            expected = tokenizer.apply_chat_template(messages, **options)
+        except Exception:  # noqa: BLE001  a template that refuses these messages, or does not write them
+            continue
+        written += 1
+        assert ChatTemplate(source, TOKENS).render(messages, None, continues=True) == expected, name
+    assert written > 20, written
+
+
 @pytest.mark.parametrize("text", MESSAGES)
 def test_messages_of_any_kind_are_written_as_in_transformers(
     text: str, sources: dict[str, str], tokenizer: Any

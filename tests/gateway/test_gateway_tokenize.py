@@ -48,6 +48,12 @@ def test_a_conversation_becomes_tokens_by_the_template(url: str, triton: FakeTri
     assert special["tokens"][0] == 1
 
 
+def test_a_conversation_that_goes_on_ends_with_its_last_message(url: str, triton: FakeTriton) -> None:
+    messages = [*ASK, {"role": "assistant", "content": "three "}]
+    post(url, {"model": "generate", "messages": messages, "continue_final_message": True})
+    assert triton.calls[-1].inputs["text_input"].tolist() == [b"<user>one two\n<assistant>three "]
+
+
 def test_tokens_become_text(url: str, triton: FakeTriton) -> None:
     assert post(url, {"model": "generate", "tokens": [7, 8]}, "detokenize") == {"prompt": "7 8"}
     assert triton.calls[-1].outputs == ("TOKENS",)

@@ -182,6 +182,10 @@ class SlotTable:
         self.cached[slot] = end * BLOCK_TOKENS
         self.chains.shared(slot, end)
         self.shared_tokens += len(blocks) * BLOCK_TOKENS
+        if not request.generated and slot == request.slots[0]:
+            # What it computed before it was preempted counts as its own.
+            begin = max(first * BLOCK_TOKENS, request.chunks[-1] if request.chunks else 0)
+            request.shared += max(end * BLOCK_TOKENS - begin, 0)
 
     def next_block(self, slot: int) -> bytes | None:
         """The hash of the block that the prompt in `slot` fills next; None where no other text would share it."""

@@ -47,6 +47,10 @@ class ReasoningMarks:
         """Whether the prompt ends with `begin`, so that an answer starts with reasoning."""
         return prompt.rstrip().endswith(self.begin.rstrip())
 
+    def is_open_in(self, begun: str) -> bool:
+        """Whether an answer that has begun so goes on with reasoning."""
+        return begun.rfind(self.begin) > begun.rfind(self.end)
+
 
 HARMONY = "openai"
 """The family of gpt-oss, whose answers are messages of their own; see `harmony`."""

@@ -21,6 +21,8 @@ _NAME_KEYS = frozenset(("name", "tool_name"))
 _ARGUMENT_KEYS = frozenset(("arguments", "parameters"))
 _ID_KEYS = frozenset(("id", "tool_call_id"))
 _LONGEST_VALUE = 1 << 22
+# What a JSON schema may consist of.
+_OPTIONS = ("anyOf", "oneOf", "allOf")
 _LITERALS = {"None": "null", "True": "true", "False": "false"}
 
 
@@ -271,22 +273,36 @@ def _types(schema: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """The types that each parameter may have; of one whose schema names none, a text."""
     properties = schema.get("properties")
     return (
-        {name: _types_of(one) or ("string",) for name, one in properties.items()}
+        {name: _types_of(one, schema) or ("string",) for name, one in properties.items()}
         if isinstance(properties, Mapping)
         else {}
     )
 
 
-def _types_of(schema: Any) -> tuple[str, ...]:
-    if not isinstance(schema, Mapping):
-        return ()
-    types = schema.get("type")
-    if isinstance(types, list):
-        return tuple(str(one) for one in types)
-    if isinstance(types, str):
-        return (types,)
-    options = schema.get("anyOf") or schema.get("oneOf") or ()
-    return tuple(one for option in options for one in _types_of(option)) if isinstance(options, list) else ()
+def _types_of(schema: Any, root: Any) -> tuple[str, ...]:
+    """The types that a part of the schema `root` may have, also by way of others that it consists of or refers to."""
+    types: list[str] = []
+    parts, seen = [schema], set()
+    while parts:
+        part = parts.pop()
+        # Schemas may refer to themselves.
+        if not isinstance(part, Mapping) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(pointer := part.get("$ref"), str):
+            parts.append(_pointed_at(pointer, root))
+        names = part.get("type")
+        types += [names] if isinstance(names, str) else map(str, names) if isinstance(names, list) else ()
+        for name in _OPTIONS if not names else ():
+            parts += options if isinstance(options := part.get(name), list) else ()
+    return tuple(types)
+
+
+def _pointed_at(pointer: str, root: Any) -> Any:
+    """What a reference within the schema `root` leads to; None: to nothing there."""
+    for name in pointer.removeprefix("#/").split("/") if pointer.startswith("#/") else ():
+        root = root.get(name) if isinstance(root, Mapping) else None
+    return root if pointer.startswith("#") else None
 
 
 def _value(text: str, types: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ from shapeshift.gateway.conversation import AUTO, NONE, REQUIRED, Conversation
 from shapeshift.gateway.endpoint import Context
 from shapeshift.gateway.errors import ApiError, invalid
 from shapeshift.gateway.generation import GenerationCall, Row, TokenEntries, Usage, rows
+from shapeshift.gateway.tokens import tokens_of
 from shapeshift.serving.description import TOOL_PARSERS
 
 _PLAIN = AnswerFormat(None, None)
@@ -32,7 +33,10 @@ _PLAIN = AnswerFormat(None, None)
 _ONE_OF_TOOLS = AnswerFormat(ToolFamily("", (), "", ((Object(),),), at_start=True), None)
 # Of JSON schemas: what makes one of several, and where further ones stand.
 _SEVERAL = frozenset(("anyOf", "oneOf", "$ref", "if", "dependentSchemas"))
-_PARTS, _NAMED_PARTS = frozenset(("items", "prefixItems", "anyOf", "oneOf")), frozenset(("properties", "$defs"))
+_PARTS = frozenset(("items", "prefixItems", "anyOf", "oneOf"))
+_NAMED_PARTS = frozenset(("properties", "$defs", "definitions"))
+# What is no schema.
+_DATA = frozenset(("const", "enum", "default", "examples"))
 _FORMATS = functools.lru_cache(maxsize=64)(format_of)
 
 
@@ -87,11 +91,18 @@ class Turn:
         # With a budget there is one choice: its text, and its tokens.
         self._text, self._tokens, self._has_ended = "", 0, False
         self.usage = Usage(call.choices, reasoning=None if form.reasoning is None else 0)
+        # With the first response, where they are asked for.
+        self.prompt_logprobs: list[TokenEntries | None] | None = None
 
     @property
     def prompt(self) -> str:
         """The text that the model reads."""
         return str(self._call.prompts[0])
+
+    async def input_tokens(self, context: Context) -> int:
+        """How many tokens the model reads, found without an answer."""
+        (tokens,) = await tokens_of(context, self._call.target, [self.prompt])
+        return len(tokens.without_special().ids)
 
     async def answers(self, context: Context) -> list[Answer]:
         """The whole answers."""
@@ -128,6 +139,7 @@ class Turn:
             # Of a tool that the request names, OpenAI says stop.
             reason = "tool_calls"
         self.usage.count(row)
+        self.prompt_logprobs = self.prompt_logprobs or row.prompt_logprobs
         if self.usage.reasoning is not None:
             self.usage.reasoning += row.tokens * thought
         if self._chat.thinking_budget is not None:
@@ -200,7 +212,11 @@ async def begin(context: Context, chat: Conversation, call: GenerationCall) -> T
         raise _no_parser(call.target)
     _check_budget(chat, call, form)
     prompt = await context.gateway.templates.prompt(call.target, chat)
-    thinks = form.reasoning is not None and form.reasoning.opened_by(prompt)
+    marks = form.reasoning
+    thinks = marks is not None and (marks.opened_by(prompt) or marks.is_open_in(chat.begun))
+    if chat.continues and form.is_harmony:
+        # The prompt ends within a message, of which only the text is to come.
+        form = _PLAIN
     if "structured_outputs" in sampling:
         prompt += form.before_grammar(thinks)
         form, thinks = _PLAIN if grammar is None or len(chat.schemas) == 1 else _ONE_OF_TOOLS, False
@@ -228,16 +244,27 @@ def _grammar(chat: Conversation) -> Mapping[str, Any] | None:
     if len(schemas) == 1:
         return next(iter(schemas.values()))
     names = "name", "arguments"
-    options = [
-        {
-            "type": "object",
-            "properties": dict(zip(names, ({"const": name}, schema), strict=True)),
-            "required": list(names),
-            "additionalProperties": False,
-        }
-        for name, schema in schemas.items()
-    ]
+    options = []
+    for place, (name, schema) in enumerate(schemas.items()):
+        arguments = _moved(schema, f"#/anyOf/{place}/properties/arguments")
+        properties = dict(zip(names, ({"const": name}, arguments), strict=True))
+        option = {"type": "object", "properties": properties, "required": list(names), "additionalProperties": False}
+        options.append(option)
     return {"anyOf": options}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """The schema as a part of another one, at `place`: where it refers to itself, such as by `#`, it does so still."""
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    # One with an address of its own is what its references begin at.
+    if not isinstance(schema, Mapping) or "$id" in schema:
+        return schema
+    moved = {name: part if name in _DATA else _moved(part, place) for name, part in schema.items()}
+    pointer = schema.get("$ref")
+    if isinstance(pointer, str) and (pointer == "#" or pointer.startswith("#/")):
+        moved["$ref"] = place + pointer[1:]
+    return moved
 
 
 def _closed(schema: Any) -> Any:

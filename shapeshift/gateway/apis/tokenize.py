@@ -19,7 +19,7 @@ from shapeshift.gateway.apis.fields import (
     has_field,
     not_served,
 )
-from shapeshift.gateway.apis.generation.chat import Message, Tool
+from shapeshift.gateway.apis.generation.chat import Message, Tool, continues
 from shapeshift.gateway.conversation import Conversation
 from shapeshift.gateway.endpoint import BodyRoute, Context
 from shapeshift.gateway.tokens import Tokens, tokens_of
@@ -45,13 +45,13 @@ class TokenizeRequest(ApiRequest):
     model: str | None = None
     prompt: Annotated[str, Field(min_length=1)] | None = None
     messages: Annotated[list[Message], bounded(1, _MOST_MESSAGES)] | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: JsonObject | None = None
+    continue_final_message: bool | None = None
     return_token_strs: bool | None = None
     tools: Annotated[list[Tool], bounded()] | None = None
     chat_template: Annotated[Any, not_served()] = None
-    continue_final_message: Annotated[Any, not_served(False)] = None
     media_io_kwargs: Annotated[Any, not_served()] = None
     mm_processor_kwargs: Annotated[Any, not_served()] = None
 
@@ -110,7 +110,8 @@ async def tokenize(body: TokenizeRequest | TeiTokenizeRequest, context: Context)
             [one.for_template() for one in body.messages or ()],
             [tool.for_template for tool in body.tools or ()],
             options=body.chat_template_kwargs or {},
-            add_generation_prompt=body.add_generation_prompt,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continues=continues(body.continue_final_message, body.add_generation_prompt),
         )
         prompt = await context.gateway.templates.prompt(target, chat)
     (tokens,) = await tokens_of(context, target, [prompt])

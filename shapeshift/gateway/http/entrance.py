@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shapeshift.errors import ShapeshiftError
-from shapeshift.gateway.errors import ApiError, api_error, overloaded
+from shapeshift.gateway.errors import MESSAGES, ApiError, api_error, overloaded
 from shapeshift.gateway.http.api_keys import ApiKeys
 from shapeshift.gateway.http.meter import GatewayMetrics, Meter, RateLimits
 from shapeshift.gateway.upstream import TRACE
@@ -24,6 +24,8 @@ _REQUESTS = logging.getLogger("shapeshift.gateway.requests")
 REQUEST_ID, METER = "request_id", "meter"
 """In the state of a request."""
 _ID_HEADER, _TRACE_HEADER = b"x-request-id", b"traceparent"
+# By which Anthropic's clients know it.
+_ANTHROPICS_ID = b"request-id"
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _HEALTH = "/health"
 # Never refused: what tells whether the gateway is overloaded.
@@ -58,6 +60,7 @@ class Entrance:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        path: str = scope["path"]
         request_id = _header(scope, _ID_HEADER)
         if not _VALID_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex
@@ -73,13 +76,15 @@ class Entrance:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 self._metrics.answers.labels(status).inc()
-                more = [(_ID_HEADER, request_id.encode()), *meter.headers()]
+                more = [(_ID_HEADER, request_id.encode()), *meter.headers(path)]
+                if path.startswith(MESSAGES):
+                    more.append((_ANTHROPICS_ID, request_id.encode()))
                 message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
 
         try:
             if (refusal := self._refusal(scope, meter)) is not None:
-                await refusal.response(scope["path"])(scope, receive, counted)
+                await refusal.response(path, request_id)(scope, receive, counted)
                 return
             self._metrics.in_flight += 1
             try:
@@ -88,18 +93,18 @@ class Entrance:
                 if status:
                     raise
                 if not isinstance(error, ShapeshiftError | ApiError):
-                    _LOG.exception("%s %s failed, request id %s", scope["method"], scope["path"], request_id)
-                await api_error(error).response(scope["path"])(scope, receive, counted)
+                    _LOG.exception("%s %s failed, request id %s", scope["method"], path, request_id)
+                await api_error(error).response(path, request_id)(scope, receive, counted)
             finally:
                 self._metrics.in_flight -= 1
                 meter.end()
         finally:
             if _REQUESTS.isEnabledFor(logging.INFO):
-                fields = {"id": request_id, "method": scope["method"], "path": scope["path"], "status": status}
+                fields = {"id": request_id, "method": scope["method"], "path": path, "status": status}
                 fields["ms"] = round((time.monotonic() - began) * 1e3, 1)
                 _REQUESTS.info("%(method)s %(path)s %(status)d %(ms).1f ms, %(id)s", fields, extra={"fields": fields})
             if trace is not None:
-                facts = {"id": request_id, "method": scope["method"], "path": scope["path"], "status": status}
+                facts = {"id": request_id, "method": scope["method"], "path": path, "status": status}
                 trace.end(facts, "OK" if 200 <= status < 400 else str(status))
 
     def _refusal(self, scope: Scope, meter: Meter) -> ApiError | None:

@@ -13,7 +13,7 @@ from limits import RateLimitItemPerMinute
 from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter, RateLimiter, SlidingWindowCounterRateLimiter
 
-from shapeshift.gateway.errors import ApiError
+from shapeshift.gateway.errors import MESSAGES, ApiError
 from shapeshift.gateway.http.api_keys import Key
 
 _REQUESTS, _TOKENS = "requests", "tokens"
@@ -92,13 +92,18 @@ class RateLimits:
         text = f"rate limit: key {key.name} may use {most} {limit} a minute; retry after {wait_s} s"
         return ApiError(429, text, limit, code="rate_limit_exceeded", headers={"retry-after": str(wait_s)})
 
-    def headers(self, key: Key) -> Iterator[tuple[bytes, bytes]]:
-        """What is left of each limit, as OpenAI says it; reset: the time until more is."""
+    def headers(self, key: Key, path: str) -> Iterator[tuple[bytes, bytes]]:
+        """What is left of each limit, as OpenAI says it, or below its path Anthropic; reset: when more is."""
         for name, most in ((_REQUESTS, key.requests_per_minute), (_TOKENS, key.tokens_per_minute)):
-            if most is not None:
-                left, reset_s = self._left(key, name)
-                for word, value in (("limit", most), ("remaining", left), ("reset", f"{reset_s:.3f}s")):
-                    yield f"x-ratelimit-{word}-{name}".encode(), str(value).encode()
+            if most is None:
+                continue
+            left, reset_s = self._left(key, name)
+            header, reset = f"x-ratelimit-{{}}-{name}", f"{reset_s:.3f}s"
+            if path.startswith(MESSAGES):
+                header = f"anthropic-ratelimit-{name}-{{}}"
+                reset = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(math.ceil(time.time() + reset_s)))
+            for word, value in (("limit", most), ("remaining", left), ("reset", reset)):
+                yield header.format(word).encode(), str(value).encode()
 
     def _left(self, key: Key, limit: str) -> tuple[int, float]:
         """How many are left, and the seconds until there are more."""
@@ -147,9 +152,9 @@ class Meter:
         if self._unpaid >= _AT_ONCE or not streams:
             self._pay()
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """Those of every answer to its key."""
-        return [] if self.key is None else [*self._limits.headers(self.key)]
+    def headers(self, path: str) -> list[tuple[bytes, bytes]]:
+        """Those of every answer to its key from this path."""
+        return [] if self.key is None else [*self._limits.headers(self.key, path)]
 
     def end(self) -> None:
         """The request has its whole answer, or its client has left."""

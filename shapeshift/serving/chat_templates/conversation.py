@@ -32,6 +32,8 @@ _CALL_ID = "call00000"
 # The names of a message's reasoning, the one that most templates read first.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _PR_SET_PDEATHSIG = 1
+# Behind a message that the answer goes on with: the prompt ends where it stands, as in transformers.
+_END = "end7q"
 # Options of the templates that are asked for most. Others that a template reads may be its own variables, or tools.
 _OPTIONS = frozenset(
     (
@@ -62,13 +64,24 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,
+        continues: bool = False,
     ) -> str:
         """The text of a conversation; with `add_generation_prompt` it ends where the assistant's answer begins.
 
         messages: as in OpenAI's API; the arguments of calls are JSON text. tools: None for a request without. options:
-        see `options_of`.
+        see `options_of`. continues: it ends with the text of the last message instead.
         """
-        return self._render([self._readable(one) for one in messages], tools, add_generation_prompt, options or {})
+        if continues:
+            messages = [*messages[:-1], _marked(messages[-1])]
+        readable = [self._readable(one) for one in messages]
+        text = self._render(readable, tools, add_generation_prompt and not continues, options or {})
+        if not continues:
+            return text
+        begun, mark, rest = text.rpartition(_END)
+        if not mark:
+            raise TemplateError("the last message, which it does not write to its end")
+        # A template that cuts the space behind the mark would have cut that of the text before it.
+        return begun if rest.startswith(" ") else begun.rstrip()
 
     def options_of(self, options: Mapping[str, Any], reasoning_effort: str | None, thinks: bool) -> dict[str, Any]:
         """The options for `render`. Raises UnreadOptionError for those that the template does not read.
@@ -203,13 +216,14 @@ def render(
     reasoning_effort: str | None = None,
     thinks: bool = False,
     add_generation_prompt: bool = True,
+    continues: bool = False,
 ) -> str:
     """`ChatTemplate.render`, in a process that keeps the last templates. Raises TemplateError."""
     try:
         template = _template(source, special_tokens)
         is_given = options or reasoning_effort or thinks
         chosen = template.options_of(options or {}, reasoning_effort, thinks) if is_given else {}
-        return template.render(messages, tools, add_generation_prompt, chosen)
+        return template.render(messages, tools, add_generation_prompt, chosen, continues)
     except TemplateError:
         raise
     except Exception as error:  # noqa: BLE001  a template may raise whatever Python does
@@ -225,6 +239,15 @@ def _call(content: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
     """A message that calls a tool, with this content."""
     call = {"id": _CALL_ID, "type": "function", "function": {"name": "f", "arguments": arguments}}
     return {"role": "assistant", **content, "tool_calls": [call]}
+
+
+def _marked(message: Message) -> dict[str, Any]:
+    """The message with a mark and a space behind its text."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": f"{content}{_END} "}
+    *parts, last = content
+    return {**message, "content": [*parts, {**last, "text": f"{last['text']}{_END} "}]}
 
 
 def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -159,7 +159,10 @@ class ChatRequest(SamplingRequest):
     tools: Annotated[list[Tool], bounded()] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     # vLLM's.
+    add_generation_prompt: bool | None = None
     chat_template_kwargs: JsonObject | None = None
+    continue_final_message: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     thinking_token_budget: Annotated[Int32, Field(ge=0)] | None = None
     # They say who asks, or how the service is paid or cached, and change no answer.
     metadata: Annotated[dict[str, str], bounded()] | None = None
@@ -175,13 +178,12 @@ class ChatRequest(SamplingRequest):
     modalities: Annotated[Any, not_served(["text"])] = None
     moderation: Annotated[Any, not_served()] = None
     prediction: Annotated[Any, not_served()] = None
-    prompt_logprobs: Annotated[Any, not_served()] = None
     store: Annotated[Any, not_served(False)] = None
     verbosity: Annotated[Any, not_served("medium")] = None
     web_search_options: Annotated[Any, not_served()] = None
 
     def conversation(self) -> Conversation:
-        """What all APIs make of a request. Raises as Conversation."""
+        """What all APIs make of a request. Raises as Conversation, and as `continues`."""
         choice = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else self.tool_choice
         return Conversation(
             [one.for_template() for one in self.messages],
@@ -191,6 +193,8 @@ class ChatRequest(SamplingRequest):
             self.chat_template_kwargs or {},
             self.reasoning_effort,
             self.thinking_token_budget,
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continues=continues(self.continue_final_message, self.add_generation_prompt),
         )
 
     def call(self, target: Target) -> GenerationCall:
@@ -204,6 +208,10 @@ class ChatRequest(SamplingRequest):
             raise invalid("top_logprobs", self.top_logprobs, "left out unless logprobs is true")
         if self.logprobs:
             sampling["logprobs"] = self.top_logprobs or 0
+        if self.prompt_logprobs is not None:
+            if self.stream:
+                raise invalid("prompt_logprobs", self.prompt_logprobs, "left out where stream is true")
+            sampling["prompt_logprobs"] = self.prompt_logprobs
         return GenerationCall(
             target=target,
             sampling=sampling,
@@ -211,6 +219,13 @@ class ChatRequest(SamplingRequest):
             logprobs=bool(self.logprobs),
             parameters=self.request_parameters(),
         )
+
+
+def continues(continue_final_message: bool | None, add_generation_prompt: bool | None) -> bool:
+    """Whether an answer goes on with the last message. Raises ApiError where it has to begin, too."""
+    if continue_final_message and add_generation_prompt:
+        raise invalid("continue_final_message", True, "false where add_generation_prompt is true")
+    return bool(continue_final_message)
 
 
 @router.post("/v1/chat/completions")
@@ -233,7 +248,9 @@ class _ChatCompletion:
     async def whole(self, context: Context) -> dict[str, Any]:
         """The answer to a request without `stream`."""
         choices = [self._choice(answer) for answer in await self._turn.answers(context)]
-        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._turn.usage.body()}
+        scored = {} if self._body.prompt_logprobs is None else {"prompt_logprobs": self._turn.prompt_logprobs}
+        usage = self._turn.usage.body()
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage, **scored}
 
     async def events(self, context: Context) -> AsyncGenerator[bytes, None]:
         """The events of a stream, without the last one."""

@@ -15,13 +15,11 @@ from shapeshift.gateway.answers.turn import Turn, begin
 from shapeshift.gateway.apis.generation.messages_request import CountRequest, MessagesRequest
 from shapeshift.gateway.endpoint import BodyRoute, Context, event, event_stream
 from shapeshift.gateway.errors import MESSAGES, ApiError, api_error
-from shapeshift.gateway.tokens import tokens_of
 from shapeshift.serving.description import GENERATION
 
 router = APIRouter(route_class=BodyRoute, tags=["messages"])
 
 # What the API says beside, of which nothing is known here.
-_CACHED = ("cache_creation_input_tokens", "cache_read_input_tokens", "server_tool_use")
 _SERVICE = ("cache_creation", "inference_geo", "service_tier")
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -41,8 +39,7 @@ async def count_tokens(body: CountRequest, context: Context) -> dict[str, Any]:
     """The tokens of a conversation, as a model reads them."""
     target = await context.gateway.catalogue.find(body.model, (GENERATION,))
     turn = await begin(context, body.conversation(), body.call(target))
-    (tokens,) = await tokens_of(context, target, [turn.prompt])
-    return {"input_tokens": len(tokens.without_special().ids)}
+    return {"input_tokens": await turn.input_tokens(context)}
 
 
 class _Message:
@@ -160,8 +157,15 @@ class _Message:
     def _usage(self) -> dict[str, Any]:
         usage = self._turn.usage
         details = None if usage.reasoning is None else {"thinking_tokens": usage.reasoning}
-        tokens = {"input_tokens": usage.body()["prompt_tokens"], "output_tokens": usage.completion}
-        return {**tokens, "output_tokens_details": details, **dict.fromkeys(_CACHED)}
+        # Apart from those that were computed before.
+        read, cached = usage.prompt, usage.cached or 0
+        tokens = {"input_tokens": read - cached, "output_tokens": usage.completion, "output_tokens_details": details}
+        return {
+            **tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "server_tool_use": None,
+        }
 
 
 def _object(arguments: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from shapeshift.gateway.apis.fields import (
 )
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.conversation import AUTO, NONE, REQUIRED, Conversation
-from shapeshift.gateway.errors import ApiError, invalid
+from shapeshift.gateway.errors import invalid
 from shapeshift.gateway.generation import GenerationCall
 
 _MOST_MESSAGES = 4096
@@ -230,12 +230,9 @@ class CountRequest(ModelRequest):
         return None if form is None else form.schema_
 
     def conversation(self) -> Conversation:
-        """What all APIs make of a request. Raises as Conversation, and ApiError for an answer that has begun."""
+        """What all APIs make of a request. Raises as Conversation, and ApiError for what a field lacks."""
         system = MessageParam(role="system", content=self.system) if self.system else None
         messages = [*([system] if system else ()), *self.messages]
-        if messages[-1].role == "assistant":
-            reason = "messages: the last one is of the role assistant; this gateway does not go on with an answer"
-            raise ApiError(400, reason, param="messages", code="unsupported_parameter")
         choice, thinking = self.tool_choice, self.thinking
         if choice is not None and choice.type == "tool" and choice.name is None:
             raise invalid("tool_choice.name", None, "given where type is tool", "missing_parameter")
@@ -250,6 +247,7 @@ class CountRequest(ModelRequest):
             reasoning_effort="none" if thinking is not None and thinking.type == "disabled" else effort,
             thinking_budget=None if thinking is None else thinking.budget_tokens,
             thinks=thinking is not None and thinking.type == "enabled",
+            continues=messages[-1].role == "assistant",
         )
 
     def call(self, target: Target) -> GenerationCall:

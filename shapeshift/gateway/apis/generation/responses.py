@@ -193,7 +193,7 @@ class _Answer:
         usage = self._turn.usage.body()
         return {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": self._turn.usage.cached or 0, "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": self._turn.usage.reasoning or 0},
             "total_tokens": usage["total_tokens"],
