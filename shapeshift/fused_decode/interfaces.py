@@ -27,6 +27,20 @@ def blocks_of(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
 
 
+@dataclass
+class Draws:
+    """Tokens that a runtime may choose together with a step, for rows of which nothing changes the logits.
+
+    columns  temperature FLOAT32, top_k INT64, top_p and min_p FLOAT32, seed INT64, [slots] each: see `SamplingParams`;
+             then INT64 and BOOL [slots]: the runtime writes the token of each row to its slot, and whether its logits
+             were finite
+    is_done  the runtime says that it has
+    """
+
+    columns: list[torch.Tensor]
+    is_done: bool = False
+
+
 @dataclass(frozen=True)
 class StepBatch:
     """Rows of one iteration: those that decode and chunks of prompts side by side.
@@ -44,6 +58,9 @@ class StepBatch:
     further  INT64 [n]            places in `tokens` of further tokens after which logits are wanted; None: none
     fed      BOOL [total]         tokens that are not known here yet, whatever `tokens` says: each is the one that
                                   `Runtime.feed` was given last for its row's slot. None: all are known
+    draws    how a token after each of `logit_rows` may be chosen; None: none is
+
+    A batch may come again after its step, with other tokens and its starts advanced.
     """
 
     tokens: torch.Tensor
@@ -56,6 +73,7 @@ class StepBatch:
     blocks: torch.Tensor | None = None
     further: torch.Tensor | None = None
     fed: torch.Tensor | None = None
+    draws: Draws | None = None
 
 
 class Runtime(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ SLOTS, LONGEST = 64, 1024
 NOTHING = torch.zeros(0, dtype=torch.int64)
 
 
-def step(*lengths: int, starts: int = 0, **more: torch.Tensor) -> StepBatch:
+def step(*lengths: int, starts: int = 0, **more: Any) -> StepBatch:
     made = torch.tensor(lengths, dtype=torch.int32)
     return StepBatch(NOTHING, NOTHING, torch.full_like(made, starts), made, NOTHING, **more)
 

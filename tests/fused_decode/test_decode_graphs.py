@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,7 +193,7 @@ def generate(model: GraphedModel, rng: random.Random) -> list[list[int]]:
 
 
 def test_few_bounds_for_many_steps() -> None:
-    def bounds(lengths: list[int], start: int = 0, **changed: torch.Tensor) -> GraphBounds | None:
+    def bounds(lengths: list[int], start: int = 0, **changed: Any) -> GraphBounds | None:
         rows = len(lengths)
         step = batch([torch.zeros(length, dtype=torch.int64) for length in lengths], [0] * rows, [start] * rows)
         return bounds_of(dataclasses.replace(step, **changed), slots=40, longest=1024)

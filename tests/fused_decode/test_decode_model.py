@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from shapeshift.errors import InvalidInputError
+from shapeshift.fused_decode.engine.sampling.logit_edits import TokenRules
+from shapeshift.fused_decode.engine.sampling.sampler import Sampler, SamplingTable
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
+from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.fused_decode.settings import COMPUTED_BYTES, KV_PRECISIONS, MOST_DRAFTED, ON_CPU
 from tests.fused_decode.decode_models import FAMILIES, LONGEST, VOCAB, Tiny, batch, make, teacher_forced, texts
 
@@ -84,6 +89,35 @@ def test_the_fused_forward_equals_the_separate_operations(
         # The separate operations round the logits as they round every result.
         assert torch.equal(logits if whole.memory.dtype == torch.float32 else logits.bfloat16().float(), expected)
     assert torch.equal(whole.memory.view(torch.uint8), parts.memory.view(torch.uint8))
+
+
+def test_tokens_that_are_chosen_with_a_step_are_those_that_its_logits_give(
+    tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]
+) -> None:
+    model = load(tiny("llama").folder, threads=2)
+    table = SamplingTable(SLOTS, np.zeros((SLOTS, LONGEST + 1), np.int32))
+    biased = TokenRules(tokens=np.array([3]), biases=np.array([50.0], np.float32))
+    choosing: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {},
+        {"top_k": 9},
+        {"top_p": 0.7},
+        {"min_p": 0.1, "temperature": 3.0},
+    ]
+    for slot, params in enumerate([*choosing, {"logprobs": 2}]):
+        table.set(slot, SamplingParams(seed=slot, **params), rules=biased if slot == 1 else None)
+    given, slots, chosen = texts(SLOTS, seed=3, shortest=LONGEST), [4, 0, 5, 2, 3, 1], set()
+    for start in range(LONGEST - 1):
+        step = batch([text[start : start + 1] for text in given], slots, [start] * SLOTS)
+        logits = model.forward(dataclasses.replace(step, draws=table.draws))
+        assert table.draws.is_done
+        rows = np.array(slots), np.full(SLOTS, start + 1)
+        together = Sampler(table).choose(logits.clone(), *rows, is_plain=True).result()
+        apart = Sampler(table).choose(logits, *rows).result()
+        assert (together.ids == apart.ids).all() and together.finite.all()
+        assert together.ids[slots.index(1)] == 3 and together.logprobs[2].rank == apart.logprobs[2].rank
+        chosen |= {*together.ids.tolist()}
+    assert len(chosen) > 10
 
 
 @pytest.mark.parametrize(("precision", "kept"), PRECISIONS)

@@ -37,7 +37,9 @@ def one_thread() -> Iterator[None]:
 class DeviceSampler(Sampler):
     """Takes all logits for those of a device."""
 
-    def choose(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> device.DeviceChoice:
+    def choose(
+        self, logits: torch.Tensor, slots: Integers, lengths: Integers, *, is_plain: bool = False
+    ) -> device.DeviceChoice:
         with torch.inference_mode():
             # As they come from a model: not to be changed outside of this mode.
             given = logits.clone()

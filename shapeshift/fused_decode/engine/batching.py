@@ -11,7 +11,7 @@ import torch
 
 from shapeshift.fused_decode.engine.sampling.sampler import logprobs_of
 from shapeshift.fused_decode.engine.slots import PREFILL, Slots, SlotTable
-from shapeshift.fused_decode.interfaces import StepBatch
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
 from shapeshift.fused_decode.request import NO_ADAPTER, Request
 from shapeshift.fused_decode.settings import MOST_DRAFTED
 
@@ -41,6 +41,7 @@ class Step:
     chosen, places  INT64 [tokens to choose]  the slot of each token to choose, and its place there if all that is
                     proposed before it is chosen: first the last one of each row that gets a token, then those for
                     which tokens are proposed, row by row
+    rows            number of rows that get a token
     scored          chunks of prompts whose tokens' logprobs are asked for
     late            places in `chosen` whose tokens cannot be chosen yet
 
@@ -53,6 +54,7 @@ class Step:
     decoding: int
     chosen: Slots
     places: Slots
+    rows: int
     scored: tuple[ScoredChunk, ...] = ()
     late: Slots = field(default_factory=_NO_PLACES.copy)
 
@@ -107,10 +109,25 @@ def compose(table: SlotTable, prefilling: Iterable[Request], prefill_tokens: int
         blocks=torch.from_numpy(table.blocks[slots, : table.held[slots].max()]),
         further=torch.cat(further) if further else None,
         fed=_fed(table, decoding, len(tokens)),
+        draws=table.sampling.draws,
     )
-    return Step(
-        batch, slots, lengths, len(decoding), np.concatenate([chosen, drafting]), np.concatenate(places), scored
-    )
+    choosing = np.concatenate([chosen, drafting]), np.concatenate(places), len(rows)
+    return Step(batch, slots, lengths, len(decoding), *choosing, scored)
+
+
+def alike(step: Step, table: SlotTable) -> int:
+    """How many iterations with the rows of `step` can follow it, a token each, before a text begins a block."""
+    if not step.decoding == step.rows == len(step.chosen) == len(step.slots) or table.sampling.edits.guided:
+        return 0
+    return BLOCK_TOKENS - 1 - int((table.cached[step.slots] % BLOCK_TOKENS).max())
+
+
+def follow(step: Step, table: SlotTable) -> None:
+    """Let `step`, which has been recorded, be the next iteration, one of those that are alike."""
+    places = table.cached[step.slots]
+    step.batch.tokens.numpy()[:] = table.tokens[step.slots, places]
+    step.batch.starts.numpy()[:] = places
+    step.places[:] += 1
 
 
 def note_chunks(step: Step, table: SlotTable) -> None:
@@ -225,7 +242,7 @@ class Verified:
 
 def verify(step: Step, table: SlotTable, tokens: Slots) -> Verified:
     """Compare `tokens`, which were chosen for `step`, with the proposals in `table`."""
-    rows = len(step.batch.logit_rows)
+    rows = step.rows
     if len(tokens) == rows:
         return Verified(np.arange(rows), step.lengths, 0)
     agrees = table.tokens[step.chosen, step.places] == tokens

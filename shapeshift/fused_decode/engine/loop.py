@@ -11,7 +11,6 @@ import threading
 import time
 from typing import Any
 
-import numpy as np
 import torch
 
 from shapeshift.errors import EngineError, OverloadedError
@@ -157,9 +156,7 @@ class DecodeLoop:
         end = time.monotonic()
         self.metrics.observe_iteration(start, running, sampling, recording, end, self._waited)
         if self._speculator is not None and step.decoding == len(step.slots):
-            self._speculator.observe(
-                len(step.batch.tokens), end - start, has_beams=len(launched.rows) < len(step.chosen)
-            )
+            self._speculator.observe(len(step.batch.tokens), end - start, has_beams=launched.rows is not None)
         return True
 
     def check_integrity(self) -> None:
@@ -201,18 +198,20 @@ class DecodeLoop:
         """Whether another step may be in flight when this one is launched, and this one when the next is."""
         if self._runtime.feed is None or self._speculator is not None or step.scored:
             return False
-        return not self.slots.is_beam[step.slots].any()
+        return not self.slots.beams
 
     def _sample(self, step: Step, logits: torch.Tensor) -> Launched:
         """Choose the tokens of a step that the model has been given; the slots advance where the next may follow it."""
-        table, count = self.slots, len(step.chosen)
-        rows = np.arange(count)
-        if table.is_beam[step.chosen].any():
-            rows = self.scheduler.beams.choose(logits[:count], step.chosen)
-        step = step.without(self._late(step.chosen, logits))
-        sampled = logits[:count] if len(rows) == count else logits[torch.from_numpy(rows)]
-        choice = self._sampler.choose(sampled, step.chosen[rows], step.places[rows])
-        score(step.scored, logits[count:])
+        table, count, rows = self.slots, len(step.chosen), None
+        sampled, slots, places = logits[:count] if step.scored else logits, step.chosen, step.places
+        if table.beams and table.is_beam[slots].any():
+            rows = self.scheduler.beams.choose(sampled, slots)
+            sampled, slots, places = sampled[torch.from_numpy(rows)], slots[rows], places[rows]
+        if table.sampling.edits.guided:
+            step = step.without(self._late(step.chosen, logits))
+        choice = self._sampler.choose(sampled, slots, places, is_plain=count == step.rows)
+        if step.scored:
+            score(step.scored, logits[count:])
         is_ahead = self._runs_ahead(step)
         owners = [table.owners[slot] for slot in step.chosen.tolist()] if is_ahead else []
         launched = Launched(step, owners, rows, choice, is_ahead)

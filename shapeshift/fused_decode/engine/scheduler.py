@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shapeshift.errors import EngineError
-from shapeshift.fused_decode.engine.batching import Step, compose, verify
+from shapeshift.fused_decode.engine.batching import Step, alike, compose, follow, verify
 from shapeshift.fused_decode.engine.sampling.sampler import Choice
 from shapeshift.fused_decode.engine.slots import FAILED, Slots, SlotTable
 from shapeshift.fused_decode.interfaces import Runtime
@@ -35,14 +35,14 @@ class Launched:
     """A step that the model has been given.
 
     owners    the requests of `step.chosen`, where it is ahead
-    rows      INT64 [n]  those of `step.chosen` that the sampler chooses; the others are beams'
+    rows      INT64 [n]  those of `step.chosen` that the sampler chooses; the others are beams'. None: all
     choice    their tokens
     is_ahead  whether the slots have been advanced already, so that the next step may be launched before it is recorded
     """
 
     step: Step
     owners: list[Request | None]
-    rows: Slots
+    rows: Slots | None
     choice: Choice
     is_ahead: bool
 
@@ -111,9 +111,10 @@ class Scheduler:
         self._outbox = outbox
         self._metrics = metrics
         self._prefill_tokens = prefill_tokens
-        self._is_eos = np.isin(np.arange(runtime.vocab_size), list(runtime.eos_ids))
+        self._eos_ids = runtime.eos_ids
         self._shared = 0
         self._recorded = 0.0
+        self._composed: Step | None = None
 
     @cached_property
     def beams(self) -> Any:
@@ -132,7 +133,7 @@ class Scheduler:
     def may_follow(self) -> bool:
         """Whether the next step can be decided without the tokens of the one in flight."""
         table = self._table
-        return table.can_grow and not table.is_beam.any() and not table.sampling.edits.rows(table.decoding).size
+        return table.can_grow and not table.beams and not table.sampling.edits.rows(table.decoding).size
 
     def schedule(self, now: float, draft: Callable[[SlotTable], None] | None) -> Step | None:
         """Give the running requests blocks and waiting ones the free slots; the next step, None where there is none.
@@ -147,16 +148,25 @@ class Scheduler:
                 request.admitted = request.admitted or now
                 self._metrics.prefix_queries.add(self._table.allocate(request))
         self._outbox.deliver_urgent()
-        if self._table.is_beam.any():
+        if self._table.beams:
             self.beams.resume(self.prefilling)
         if draft is not None and not self.prefilling:
             draft(self._table)
         return self.compose()
 
     def compose(self) -> Step | None:
-        """The step of what has slots now."""
+        """The step of what has slots now; where nothing has changed, the last one again, a token further."""
         table = self._table
+        if table.alike:
+            assert self._composed is not None
+            table.alike -= 1
+            follow(self._composed, table)
+            return self._composed
         step = compose(table, self.prefilling, self._prefill_tokens) if table.used else None
+        self._composed = step
+        # A device may still read the last step while the next one is made.
+        if step is not None and self._runtime.feed is None and not (self.prefilling or table.beams):
+            table.alike = alike(step, table)
         shared, self._shared = self._shared, table.shared_tokens
         self._metrics.prefix_hits.add(self._shared - shared)
         return step
@@ -176,59 +186,70 @@ class Scheduler:
 
         A request that has ended, or left its slot, since the step was launched gets none.
         """
-        table, step, rows = self._table, launched.step, launched.rows
-        result = launched.choice.result()
-        count = len(step.chosen)
-        tokens, finite, is_sampled = np.zeros(count, np.int64), np.ones(count, bool), np.zeros(count, bool)
-        tokens[rows], finite[rows], is_sampled[rows] = result.ids, result.finite, True
-        is_sampled[step.late] = False
-        logprobs = {int(rows[place]): one for place, one in result.logprobs.items()}
-        verified = verify(step, table, tokens)
-        taken, generated = verified.taken[is_sampled[verified.taken]], count - len(rows)
-        if launched.is_ahead:
-            taken = taken[[table.owners[step.chosen[place]] is launched.owners[place] for place in taken]]
-        slots, places, tokens = step.chosen[taken], step.places[taken], tokens[taken]
-        if launched.is_ahead:
-            table.settle(slots, places, tokens)
+        table, step, result = self._table, launched.step, launched.choice.result()
+        count, accepted = len(step.chosen), 0
+        beams = 0 if launched.rows is None else count - len(launched.rows)
+        taken: Sequence[int] = range(count)
+        if table.alike:
+            table.advance(step.slots, step.lengths, step.chosen, step.places, result.ids)
         else:
-            table.advance(step.slots, verified.lengths, slots, places, tokens)
-        eos = self._is_eos[tokens] & ~table.ignore_eos[slots]
-        full = places + 1 >= table.end[slots]
-        columns = (taken, slots, tokens, eos, full, finite[taken])
-        for place, slot, token, is_eos, is_full, is_finite in zip(*(one.tolist() for one in columns), strict=True):
-            request = table.owners[slot]
+            if launched.rows is not None:
+                result = result.spread(launched.rows, count)
+            taken, accepted = self._record(launched, result.ids)
+        generated, slots, tokens, finite = beams, step.chosen.tolist(), result.ids.tolist(), result.finite.tolist()
+        for place in taken:
+            request, token = table.owners[slots[place]], tokens[place]
             if request is None:
                 # Its answer has ended with an earlier one of these tokens.
                 continue
             generated += 1
             self._note_token(request, now)
             request.token_ids.append(token)
-            if place in logprobs:
-                request.logprobs.append(logprobs[place])
+            if place in result.logprobs:
+                request.logprobs.append(result.logprobs[place])
             request.generated += 1
-            if not is_finite:
+            params = request.sampling_params
+            is_eos = token in self._eos_ids and not params.ignore_eos
+            if not finite[place]:
                 self.finish(request, EngineError("the model's logits are not finite"))
-            elif is_eos or token in request.sampling_params.stop_token_ids or self._append_text(request, token):
+            elif is_eos or token in params.stop_token_ids or self._append_text(request, token):
                 self.finish(request, STOP)
             elif request.grammar is not None and (ended := _ended(request.grammar, token)) is not None:
                 self.finish(request, ended)
-            elif is_full:
+            elif request.generated >= request.limit:
                 self.finish(request, LENGTH)
-        if len(rows) < count:
+        if beams:
             for request, reason in self.beams.advance():
                 self._note_token(request, now)
                 request.generated += 1
                 if reason is not None:
                     self.finish(request, reason)
-        self._count_tokens(step, generated, verified.accepted, now)
+        self._count_tokens(step, generated, accepted, now)
+
+    def _record(self, launched: Launched, tokens: Slots) -> tuple[list[int], int]:
+        """Give the slots the tokens that were chosen, INT64 [tokens to choose]; which of them are new tokens of
+        requests, and how many of these were proposed."""
+        table, step = self._table, launched.step
+        verified = verify(step, table, tokens)
+        is_sampled = (
+            np.ones(len(tokens), bool) if launched.rows is None else np.isin(np.arange(len(tokens)), launched.rows)
+        )
+        is_sampled[step.late] = False
+        taken = verified.taken[is_sampled[verified.taken]]
+        if launched.is_ahead:
+            taken = taken[[table.owners[step.chosen[place]] is launched.owners[place] for place in taken]]
+            table.settle(step.chosen[taken], step.places[taken], tokens[taken])
+        else:
+            table.advance(step.slots, verified.lengths, step.chosen[taken], step.places[taken], tokens[taken])
+        return taken.tolist(), verified.accepted
 
     def end(self, due: Iterable[tuple[Request, Reason]], now: float) -> None:
         """Finish these requests, each for its first reason, and those whose grammars have failed."""
-        table = self._table
+        table, edits = self._table, self._table.sampling.edits
         for request, reason in due:
             if not request.is_finished:
                 self.finish(request, reason)
-        for slot, error in table.sampling.edits.failures(np.flatnonzero(table.phase), now):
+        for slot, error in edits.failures(np.array(sorted(edits.guided)), now) if edits.guided else ():
             owner = table.owners[slot]
             if owner is not None:
                 self.finish(owner, error)
@@ -276,11 +297,11 @@ class Scheduler:
 
     def _note_token(self, request: Request, now: float) -> None:
         """`request` is about to get a token: its prompt is complete."""
-        self.prefilling.pop(request, None)
-        if not request.generated:
-            request.first_token = now
-            self._metrics.first_token_ms.observe((now - request.arrived) * 1e3)
         if request.generated == request.joined_with:
+            self.prefilling.pop(request, None)
+            if not request.generated:
+                request.first_token = now
+                self._metrics.first_token_ms.observe((now - request.arrived) * 1e3)
             events.record("first", slot=request.slot)
 
     def _append_text(self, request: Request, token: int) -> bool:
@@ -293,7 +314,8 @@ class Scheduler:
         return request.text.stopped is not None
 
     def _count_tokens(self, step: Step, generated: int, accepted: int, now: float) -> None:
-        prompt_tokens, rows = int(step.lengths[step.decoding :].sum()), len(step.batch.logit_rows)
+        rows = step.rows
+        prompt_tokens = int(step.lengths[step.decoding :].sum()) if step.decoding < len(step.slots) else 0
         self._metrics.observe_tokens(prompt_tokens, generated, len(step.chosen) - rows, accepted)
         # Of rows that have ended since they were launched nothing comes.
         decoding = step.decoding - max(rows - generated, 0)

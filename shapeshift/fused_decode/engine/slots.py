@@ -37,6 +37,9 @@ class SlotTable:
     unknown  INT64 [slots]  the last ones of these that `unsettled` steps choose
     drafted  INT64 [slots]  proposed tokens behind these, for this iteration alone
     blocks   INT32 [slots, n]  blocks of the text, of which the first `held` INT64 [slots] count
+    beams    number of slots with `is_beam`
+    alike    so many further iterations have the rows of the last one, a token each, within the same blocks; any change
+             of the slots makes it 0
     chains   the hashes of these blocks
     shared_tokens  tokens so far that texts shared instead of computing them
     """
@@ -47,12 +50,11 @@ class SlotTable:
         self.cached, self.length, self.unknown, self.drafted, self.end, self.held, self._age = (
             np.zeros(slots, np.int64) for _ in range(7)
         )
-        self.ignore_eos = np.zeros(slots, bool)
         self.is_beam = np.zeros(slots, bool)
         self.adapters = np.full(slots, NO_ADAPTER, np.int32)
         self.tokens = np.zeros((slots, max_length + 1), np.int32)
         self.sampling = SamplingTable(slots, self.tokens)
-        self.used = self.shared_tokens = self.unsettled = 0
+        self.used = self.shared_tokens = self.unsettled = self.beams = self.alike = 0
         self.pool = pool
         self.blocks = np.zeros((slots, blocks_of(max_length)), np.int32)
         assert pool.count >= self.blocks.shape[1], "the longest text does not fit the cache"
@@ -102,6 +104,8 @@ class SlotTable:
 
         Where there is none, the youngest requests lose their slots: returns them, the youngest first.
         """
+        if self.alike:
+            return []
         preempted: list[Request] = []
         short = self._short()
         for slot in short[np.argsort(self._age[short])]:
@@ -236,7 +240,7 @@ class SlotTable:
             self._extend(slot, more)
         count = min(count, int(self.held[slot]) * BLOCK_TOKENS - length)
         self.tokens[slot, length : length + count] = tokens[:count]
-        self.drafted[slot] = count
+        self.drafted[slot], self.alike = count, 0
 
     def advance(self, slots: Slots, lengths: Slots, chosen: Slots, places: Slots, tokens: Slots | None) -> None:
         """Record an iteration: `lengths` more tokens of `slots` are cached, and these new tokens are chosen.
@@ -244,10 +248,14 @@ class SlotTable:
         chosen, places, tokens  INT64 [new tokens]  slot, place in its text, and token, in the order of the texts;
                                 tokens: None: `settle` gives them, once for each such step
         """
-        self.drafted[slots] = 0
         self.cached[slots] += lengths
         # Of the tokens of one slot the last one counts.
         self.length[chosen] = places + 1
+        if self.alike:
+            # Nothing was proposed, and no text has filled a block.
+            self.tokens[chosen, places] = tokens
+            return
+        self.drafted[slots] = 0
         self.phase[chosen] = DECODE
         if tokens is None:
             self.unsettled += 1
@@ -269,6 +277,7 @@ class SlotTable:
         assert {*prefilling} == in_phase, "a prompt is lost"
         self.pool.check_integrity([self.blocks[slot, :held] for slot, held in enumerate(self.held)])
         assert not self.drafted.any(), "a proposal outlives its iteration"
+        assert self.beams == self.is_beam.sum(), "the number of beams' slots is wrong"
         held = [slot for slot, owner in enumerate(self.owners) if owner is not None]
         assert self.used == len(held), "the number of held slots is wrong"
         assert held == np.flatnonzero(self.phase).tolist(), "a slot is held without a phase, or the reverse"
@@ -315,10 +324,10 @@ class SlotTable:
     def _take(self, slot: int, request: Request) -> None:
         """Give the free `slot` to `request`, without text or blocks."""
         params = request.sampling_params
-        self.owners[slot] = request
+        self.owners[slot], self.alike = request, 0
         self.used += 1
+        self.beams += request.beams is not None
         self.end[slot] = request.longest
-        self.ignore_eos[slot] = params.ignore_eos
         self.is_beam[slot] = request.beams is not None
         self.adapters[slot] = request.adapter_id
         self.sampling.set(slot, params, len(request.prompt), request.rules, request.grammar)
@@ -345,11 +354,14 @@ class SlotTable:
         held = self.held[slot]
         self.blocks[slot, held : held + count] = blocks
         self.held[slot] += count
+        self.alike = 0
         return True
 
     def _empty(self, slot: int) -> None:
-        self.owners[slot] = None
+        self.owners[slot], self.alike = None, 0
         self.phase[slot] = FREE
+        self.beams -= int(self.is_beam[slot])
+        self.sampling.edits.clear(slot)
         self.cached[slot] = self.length[slot] = self.unknown[slot] = self.drafted[slot] = 0
         self.adapters[slot] = NO_ADAPTER
         self.is_beam[slot] = False

@@ -117,6 +117,7 @@ class DecodeModel:
         self.network = network
         self.fused_forward = operations.fused_forward(network)
         self.cache = cache
+        self._checked: StepBatch | None = None
 
     @property
     def memory(self) -> torch.Tensor:
@@ -178,7 +179,10 @@ class DecodeModel:
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """See `interfaces.Runtime.forward`. Raises InvalidInputError for rows that do not fit the cache."""
-        self._check(batch)
+        # The kernels check places too.
+        if batch is not self._checked:
+            self._check(batch)
+            self._checked = batch
         if batch.blocks is None:
             batch = dataclasses.replace(batch, blocks=self.cache.own_blocks(batch.slots))
         if self.cache.has_own_tables:
@@ -191,14 +195,16 @@ class DecodeModel:
         self.cache.copy_blocks(sources, targets)
 
     def _run(self, batch: StepBatch) -> torch.Tensor:
-        a = self.architecture
-        plan = self.operations.plan(batch, a.kv_heads)
-        last = last_tokens(batch).to(batch.tokens.device)
-        linear_delta = self._linear_delta(batch)
+        linear_delta, last = self._linear_delta(batch), None
         if self.fused_forward is not None:
-            low_rank = None if linear_delta is None else linear_delta.low_rank(last)
-            if linear_delta is None or low_rank is not None:
-                return self.fused_forward(batch.tokens, plan, last, low_rank)
+            if linear_delta is None:
+                return self.fused_forward(batch, None)
+            last = last_tokens(batch)
+            low_rank = linear_delta.low_rank(last)
+            if low_rank is not None:
+                return self.fused_forward(batch, low_rank)
+        plan = self.operations.plan(batch, self.architecture.kv_heads)
+        last = (last_tokens(batch) if last is None else last).to(batch.tokens.device)
         places = token_places(batch).to(batch.tokens.device)
         return self.network.forward(self.operations, batch.tokens, places, plan, last, linear_delta)
 

@@ -160,8 +160,14 @@ class NativeOperations:
         for layer in network.layers:
             native.add(*_parts(layer))
 
-        def run(tokens: torch.Tensor, plan: Plan, last: torch.Tensor, low_rank: LowRank | None) -> torch.Tensor:
-            logits: torch.Tensor = native.forward(tokens, *plan, last, [] if low_rank is None else low_rank.arrays())
+        forward = native.forward
+
+        def run(batch: StepBatch, low_rank: LowRank | None) -> torch.Tensor:
+            rows = (batch.slots, batch.starts, batch.lengths, batch.blocks, batch.logit_rows, batch.further)
+            terms = [] if low_rank is None else low_rank.arrays()
+            logits: torch.Tensor = forward(batch.tokens, *rows, terms, batch.draws.columns if batch.draws else [])
+            if batch.draws is not None:
+                batch.draws.is_done = True
             return logits
 
         return run

@@ -17,9 +17,9 @@ from shapeshift.fused_decode.model.architecture import Architecture
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """From [tokens, inputs] to [tokens, outputs], of the weights' dtype."""
-FusedForward = Callable[[torch.Tensor, Any, torch.Tensor, LowRank | None], torch.Tensor]
-"""From tokens, plan and last tokens, as in `Network.forward`, and the low-rank terms of the linears, to logits that are
-valid until the next call."""
+FusedForward = Callable[[StepBatch, LowRank | None], torch.Tensor]
+"""From a batch with blocks and the low-rank terms of the linears to logits that are valid until the next call; it does
+what `StepBatch.draws` says."""
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 ACTIVATIONS: dict[str, Activation] = {

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -172,7 +173,7 @@ def to_bytes(batch: StepBatch, sources: Sequence[int], targets: Sequence[int]) -
     """
     fields = ((field.name, getattr(batch, field.name)) for field in dataclasses.fields(batch))
     # Two fields may be one tensor, which the functions for torch refuse to write.
-    arrays = {name: tensor.contiguous().numpy() for name, tensor in fields if tensor is not None}
+    arrays = {name: tensor.contiguous().numpy() for name, tensor in fields if isinstance(tensor, torch.Tensor)}
     if sources:
         arrays |= {_SOURCES: np.array(sources, np.int32), _TARGETS: np.array(targets, np.int32)}
     return safetensors.numpy.save(arrays)
@@ -180,7 +181,7 @@ def to_bytes(batch: StepBatch, sources: Sequence[int], targets: Sequence[int]) -
 
 def from_bytes(content: bytes) -> tuple[StepBatch, list[int], list[int]]:
     """The batch, and the blocks that are copied and their copies: what `to_bytes` was given."""
-    tensors = safetensors.torch.load(content)
+    tensors: dict[str, Any] = safetensors.torch.load(content)
     sources, targets = (tensors.pop(name, None) for name in (_SOURCES, _TARGETS))
     copied = [[] if places is None else places.tolist() for places in (sources, targets)]
     return StepBatch(**tensors), copied[0], copied[1]

@@ -19,7 +19,6 @@ from shapeshift.fused_decode.engine.sampling.logit_edits import Floats
 from shapeshift.fused_decode.engine.sampling.sampler import (
     DEPTH,
     MOST_LISTED,
-    NO_LOGPROBS,
     Chosen,
     Integers,
     SamplingTable,
@@ -61,7 +60,7 @@ class DeviceChoice:
 @torch.inference_mode()
 def choose(table: SamplingTable, logits: torch.Tensor, slots: Integers, lengths: Integers) -> DeviceChoice:
     """See `sampler.Sampler.choose`."""
-    listing = np.flatnonzero(table.logprobs[slots] != NO_LOGPROBS)
+    listing = table.listed(slots)
     # Before the edits: logprobs are those of the model.
     plain = logits[moved(listing, logits)] if listing.size else None
     edited = table.edits.rows(slots)

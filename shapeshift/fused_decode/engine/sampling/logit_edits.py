@@ -141,7 +141,11 @@ class LogitEdits:
         self._prompt = np.zeros(slots, np.int64)
         self._rules: list[TokenRules | None] = [None] * slots
         self._grammars: list[Any] = [None] * slots
-        self._is_edited, self._has_grammar = np.zeros(slots, bool), np.zeros(slots, bool)
+        self._is_edited = np.zeros(slots, bool)
+        self.edited: set[int] = set()
+        """The slots whose logits are changed."""
+        self.guided: set[int] = set()
+        """Those of them with a grammar."""
 
     def set(
         self,
@@ -153,18 +157,28 @@ class LogitEdits:
     ) -> None:
         """Store the parameters of one request, whose prompt has `prompt` tokens."""
         self._grammars[slot] = grammar
-        self._has_grammar[slot] = grammar is not None
         self._repetition[slot] = params.repetition_penalty
         self._presence[slot] = params.presence_penalty
         self._frequency[slot] = params.frequency_penalty
         self._prompt[slot] = prompt
         self._rules[slot] = rules
         counted = params.presence_penalty != 0 or params.frequency_penalty != 0
-        self._is_edited[slot] = counted or params.repetition_penalty != 1 or rules is not None or grammar is not None
+        is_edited = counted or params.repetition_penalty != 1 or rules is not None or grammar is not None
+        self._is_edited[slot] = is_edited
+        for slots, has in ((self.edited, is_edited), (self.guided, grammar is not None)):
+            slots.add(slot) if has else slots.discard(slot)
+
+    def clear(self, slot: int) -> None:
+        """No request is in `slot`."""
+        if slot in self.edited:
+            self._grammars[slot] = self._rules[slot] = None
+            self._is_edited[slot] = False
+            self.edited.discard(slot)
+            self.guided.discard(slot)
 
     def rows(self, slots: Integers) -> Integers:
         """The rows of these slots whose logits are to be changed."""
-        return np.flatnonzero(self._is_edited[slots])
+        return np.flatnonzero(self._is_edited[slots]) if self.edited else _NO_TOKENS
 
     def may_join(self, slots: Integers | Sequence[int]) -> Flags:
         """Which of these slots may be in the next step: the mask of their next token is there, or may come in time."""
@@ -209,8 +223,10 @@ class LogitEdits:
 
     def _grammars_of(self, slots: Integers | Sequence[int]) -> Iterator[tuple[int, Any]]:
         """The grammars of these slots that have one, by place."""
-        for place in np.flatnonzero(self._has_grammar[slots]).tolist():
-            yield place, self._grammars[int(slots[place])]
+        if self.guided:
+            for place, slot in enumerate(map(int, slots)):
+                if slot in self.guided:
+                    yield place, self._grammars[slot]
 
     def _apply_rules(self, values: EditableLogits, rows: Integers, slots: Integers, lengths: Integers) -> None:
         ruled = [(row, slot, rules) for row in rows.tolist() if (rules := self._rules[slot := int(slots[row])])]

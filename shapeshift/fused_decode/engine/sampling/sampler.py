@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from shapeshift.fused_decode.engine.sampling.logit_edits import LogitEdits, NumpyLogits, TokenRules
+from shapeshift.fused_decode.interfaces import Draws
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.settings import Choices
 
@@ -54,7 +55,9 @@ class TokenLogprobs(NamedTuple):
 class SamplingTable:
     """The sampling parameters of the request in each slot, as arrays over the slots.
 
-    tokens: see `LogitEdits`.
+    tokens   see `LogitEdits`
+    listing  the slots whose requests ask for logprobs
+    draws    the arrays for a runtime that chooses tokens itself, `ids` and `finite` among them
     """
 
     def __init__(self, slots: int, tokens: npt.NDArray[np.int32]) -> None:
@@ -65,6 +68,10 @@ class SamplingTable:
         self.min_p = np.zeros(slots, np.float32)
         self.seed = np.zeros(slots, np.uint64)
         self.logprobs = np.full(slots, NO_LOGPROBS, np.int64)
+        self.listing: set[int] = set()
+        self.ids, self.finite = np.zeros(slots, np.int64), np.zeros(slots, bool)
+        columns = (self.temperature, self.top_k, self.top_p, self.min_p, self.seed.view(np.int64))
+        self.draws = Draws([*map(torch.from_numpy, (*columns, self.ids, self.finite))])
 
     def set(
         self,
@@ -84,7 +91,12 @@ class SamplingTable:
         self.top_p[slot] = params.top_p
         self.min_p[slot] = params.min_p
         self.logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self.listing.discard(slot) if params.logprobs is None else self.listing.add(slot)
         self.seed[slot] = secrets.randbits(64) if params.seed is None else params.seed % 2**64
+
+    def listed(self, slots: Integers) -> Integers:
+        """The rows of these slots whose logprobs are asked for."""
+        return np.flatnonzero(self.logprobs[slots] != NO_LOGPROBS)
 
 
 class Chosen(NamedTuple):
@@ -98,6 +110,12 @@ class Chosen(NamedTuple):
     ids: Integers
     finite: Flags
     logprobs: dict[int, TokenLogprobs]
+
+    def spread(self, rows: Integers, count: int) -> Chosen:
+        """The same as `rows`, INT64 [rows], of `count` rows, of which the others have no token."""
+        ids, finite = np.zeros(count, np.int64), np.ones(count, bool)
+        ids[rows], finite[rows] = self.ids, self.finite
+        return Chosen(ids, finite, {int(rows[row]): one for row, one in self.logprobs.items()})
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -136,20 +154,25 @@ class Sampler:
         self._table = table
         self._draw: Any = getattr(torch.ops.shapeshift_decode, "draw", None) if native else None
 
-    def choose(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> Choice:
+    def choose(self, logits: torch.Tensor, slots: Integers, lengths: Integers, *, is_plain: bool = False) -> Choice:
         """The next token of each row. Logits on a device are only read there, without a wait.
+
+        is_plain: whether `SamplingTable.draws` is about these rows
 
         logits   FLOAT32 [rows, vocab_size], changed by the `LogitEdits`
         slots    INT64 [rows]  the rows' slots; a slot may have several rows
         lengths  INT64 [rows]  the tokens before the chosen ones in these slots: their positions
         """
         table = self._table
+        if table.draws.is_done:
+            table.draws.is_done = False
+            if is_plain:
+                return self._completed(logits, slots, lengths)
         is_random = np.count_nonzero(table.temperature[slots]) > 0
         if logits.device.type != "cpu" or (is_random and self._draw is None):
             in_torch: Choice = SAMPLERS["torch"](table, logits, slots, lengths)
             return in_torch
-        edited = table.edits.rows(slots)
-        listing = np.flatnonzero(table.logprobs[slots] != NO_LOGPROBS)
+        edited, listing = table.edits.rows(slots), table.listed(slots)
         values = logits.numpy()
         # Before the edits: logprobs are those of the model.
         plain = values[listing] if listing.size else None
@@ -161,6 +184,17 @@ class Sampler:
             listed = logprobs_of(plain, ids[listing], table.logprobs[slots[listing]])
             logprobs = dict(zip(listing.tolist(), listed, strict=True))
         return Chosen(ids, finite, logprobs)
+
+    def _completed(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> Chosen:
+        """What the runtime chose, but for the rows of which more than that is asked."""
+        table = self._table
+        ids, finite = table.ids[slots], table.finite[slots]
+        if not (table.edits.edited or table.listing):
+            return Chosen(ids, finite, {})
+        rows = np.union1d(table.edits.rows(slots), table.listed(slots))
+        chosen = self.choose(logits[torch.from_numpy(rows)], slots[rows], lengths[rows]).result()
+        ids[rows], finite[rows] = chosen.ids, chosen.finite
+        return Chosen(ids, finite, {int(rows[row]): one for row, one in chosen.logprobs.items()})
 
     def _drawn(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> tuple[Integers, Flags]:
         table = self._table

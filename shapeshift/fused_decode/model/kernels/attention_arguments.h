@@ -5,6 +5,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "attention.h"
 #include "checks.h"
@@ -94,21 +96,52 @@ struct Held {
   }
 };
 
-// Checks that the tasks INT32 [tasks, 6] of a batch of `tokens` tokens lie inside batch and cache.
-// blocks: INT32 [rows, most blocks of a row], the blocks of each row's text in order.
-inline void check_tasks(const at::Tensor& tasks, const at::Tensor& blocks, const Held& held, int64_t tokens) {
-  check_like(tasks, at::kInt, "tasks"), check_like(blocks, at::kInt, "blocks", 2);
+constexpr int32_t kTaskTokens = 32;  // of a prefill task
+
+// The tasks of a step: prefill tiles first, since they take longest, then single tokens head by head. The queries of one
+// tile, and those of one key-value head's group, read keys and values together.
+inline void plan_tasks(const at::Tensor& slots, const at::Tensor& starts, const at::Tensor& lengths, int64_t kv_heads,
+                       std::vector<Task>& tasks) {
+  check_like(slots, at::kInt, "slots"), check_like(starts, at::kInt, "starts");
+  check_like(lengths, at::kInt, "lengths");
+  const int64_t rows = slots.numel();
+  TORCH_CHECK(starts.numel() == rows && lengths.numel() == rows, "slots, starts and lengths: must be as many");
+  const auto *slot = slots.const_data_ptr<int32_t>(), *start = starts.const_data_ptr<int32_t>();
+  const auto* length = lengths.const_data_ptr<int32_t>();
+  tasks.clear();
+  for (const bool single : {false, true}) {
+    for (int32_t head = 0; head < kv_heads; ++head) {
+      int32_t token = 0;
+      for (int64_t row = 0; row < rows; token += length[row++]) {
+        if ((length[row] == 1) != single) continue;
+        for (int32_t done = 0; done < length[row]; done += kTaskTokens) {
+          const int32_t count = std::min(kTaskTokens, length[row] - done);
+          tasks.push_back({head, slot[row], static_cast<int32_t>(row), start[row] + done, token + done, count});
+        }
+      }
+    }
+  }
+}
+
+// The tasks in INT32 [tasks, 6].
+inline std::span<const Task> tasks_of(const at::Tensor& tasks) {
+  check_like(tasks, at::kInt, "tasks");
   TORCH_CHECK(tasks.dim() == 2 && tasks.size(1) == kTaskFields, "tasks: must be [tasks, ", kTaskFields, "]");
+  return {reinterpret_cast<const Task*>(tasks.const_data_ptr<int32_t>()), static_cast<size_t>(tasks.size(0))};
+}
+
+// Checks that the tasks of a batch of `tokens` tokens lie inside batch and cache.
+// blocks: INT32 [rows, most blocks of a row], the blocks of each row's text in order.
+inline void check_tasks(std::span<const Task> tasks, const at::Tensor& blocks, const Held& held, int64_t tokens) {
+  check_like(blocks, at::kInt, "blocks", 2);
   const int64_t kv_heads = held.keys.size(1), slots = held.cosines.size(0), rows = blocks.size(0);
   const int64_t longest = std::min(blocks.size(1) * held.keys.size(2), held.cosines.size(1));
-  const auto* list = reinterpret_cast<const Task*>(tasks.const_data_ptr<int32_t>());
-  for (int64_t i = 0; i < tasks.size(0); ++i) {
-    const Task& task = list[i];
+  for (const Task& task : tasks) {
     const bool inside = task.head >= 0 && task.head < kv_heads && task.slot >= 0 && task.slot < slots &&
                         task.row >= 0 && task.row < rows && task.position >= 0 &&
                         task.position + int64_t{task.count} <= longest && task.token >= 0 &&
                         task.token + int64_t{task.count} <= tokens;
-    TORCH_CHECK(inside, "attention: task ", i, " lies outside the cache or the batch");
+    TORCH_CHECK(inside, "attention: task ", &task - tasks.data(), " lies outside the cache or the batch");
   }
   const int32_t* numbers = blocks.const_data_ptr<int32_t>();
   const bool exist = std::all_of(numbers, numbers + blocks.numel(), [&](int32_t number) {
@@ -119,10 +152,10 @@ inline void check_tasks(const at::Tensor& tasks, const at::Tensor& blocks, const
 
 // `attend_all` of rows of `width` elements at `qkv`, into `out`, by tasks that `check_tasks` has seen.
 template <typename T, typename Share>
-void attend_all(const Held& held, int64_t width, const void* qkv, void* out, const at::Tensor& tasks,
+void attend_all(const Held& held, int64_t width, const void* qkv, void* out, std::span<const Task> tasks,
                 const at::Tensor& blocks, bool split, const Share& share) {
-  const auto* list = reinterpret_cast<const Task*>(tasks.const_data_ptr<int32_t>());
-  const auto run = [&](const auto& layer) { attend_all(layer, list, tasks.size(0), split, share); };
+  const auto count = static_cast<int64_t>(tasks.size());
+  const auto run = [&](const auto& layer) { attend_all(layer, tasks.data(), count, split, share); };
   if (held.in_levels()) {
     run(held.layer<T, int8_t>(width, qkv, out, blocks));
   } else {

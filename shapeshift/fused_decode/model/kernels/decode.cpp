@@ -14,7 +14,6 @@ namespace {
 
 using at::Tensor;
 
-constexpr int32_t kTaskTokens = 32;     // of a prefill task
 constexpr int64_t kNormSerial = 65536;  // elements below which waking a second thread costs more than it saves
 constexpr int64_t kGateSerial = 16384;
 
@@ -30,40 +29,22 @@ Tensor attention(const Tensor& qkv, Tensor keys, Tensor values, std::optional<Te
   TORCH_CHECK(qkv.dim() == 2, "qkv: must be [tokens, heads times dim]");
   check_like(qkv, type, "qkv");
   held.check(type);
-  check_tasks(tasks, blocks, held, qkv.size(0));
+  const std::span<const Task> list = tasks_of(tasks);
+  check_tasks(list, blocks, held, qkv.size(0));
   const int64_t width = qkv.size(1);
   Tensor out = at::empty({qkv.size(0), held.heads(width) * keys.size(3)}, qkv.options());
   if (type == at::kFloat) {
-    attend_all<float>(held, width, qkv.const_data_ptr(), out.data_ptr(), tasks, blocks, split, Shared{});
+    attend_all<float>(held, width, qkv.const_data_ptr(), out.data_ptr(), list, blocks, split, Shared{});
   } else {
-    attend_all<BFloat>(held, width, qkv.const_data_ptr(), out.data_ptr(), tasks, blocks, split, Shared{});
+    attend_all<BFloat>(held, width, qkv.const_data_ptr(), out.data_ptr(), list, blocks, split, Shared{});
   }
   return out;
 }
 
-// The tasks of a step, INT32 [tasks, 6]: prefill tiles first, since they take longest, then single tokens head by head.
-// The queries of one tile, and those of one key-value head's group, read keys and values together.
+// The tasks of a step, INT32 [tasks, 6], as `plan_tasks` has them.
 Tensor plan(const Tensor& slots, const Tensor& starts, const Tensor& lengths, int64_t kv_heads) {
-  check_like(slots, at::kInt, "slots"), check_like(starts, at::kInt, "starts");
-  check_like(lengths, at::kInt, "lengths");
-  const int64_t rows = slots.numel();
-  TORCH_CHECK(starts.numel() == rows && lengths.numel() == rows, "slots, starts and lengths: must be as many");
-  const auto *slot = slots.const_data_ptr<int32_t>(), *start = starts.const_data_ptr<int32_t>();
-  const auto* length = lengths.const_data_ptr<int32_t>();
   std::vector<Task> tasks;
-  tasks.reserve(rows * kv_heads);
-  for (const bool single : {false, true}) {
-    for (int32_t head = 0; head < kv_heads; ++head) {
-      int32_t token = 0;
-      for (int64_t row = 0; row < rows; token += length[row++]) {
-        if ((length[row] == 1) != single) continue;
-        for (int32_t done = 0; done < length[row]; done += kTaskTokens) {
-          const int32_t count = std::min(kTaskTokens, length[row] - done);
-          tasks.push_back({head, slot[row], static_cast<int32_t>(row), start[row] + done, token + done, count});
-        }
-      }
-    }
-  }
+  plan_tasks(slots, starts, lengths, kv_heads, tasks);
   Tensor out = at::empty({static_cast<int64_t>(tasks.size()), kTaskFields}, slots.options());
   if (!tasks.empty()) std::memcpy(out.data_ptr<int32_t>(), tasks.data(), tasks.size() * sizeof(Task));
   return out;

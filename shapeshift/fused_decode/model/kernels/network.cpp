@@ -7,11 +7,13 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
+#include <numeric>
 #include <optional>
 #include <vector>
 
 #include "added.h"
 #include "attention_arguments.h"
+#include "draw.h"
 #include "experts.h"
 #include "operand.h"
 #include "packed_levels.h"
@@ -77,21 +79,39 @@ class Network : public torch::CustomClassHolder {
     layers_.push_back(std::move(parts));
   }
 
-  // Logits [wanted, vocabulary] after the tokens at `last`, INT64 [wanted] places in `tokens`; valid until the next
-  // call. terms: the low-rank terms of the linears, see `Added`.
-  Tensor forward(const Tensor& tokens, const Tensor& tasks, const Tensor& blocks, bool split, const Tensor& last,
-                 const std::vector<Tensor>& terms) {
+  // Logits [wanted, vocabulary] after the last tokens of the rows `chosen`, then after those at `further`, places in
+  // `tokens`; valid until the next call. The other arguments are those of `StepBatch`.
+  // terms: the low-rank terms of the linears, see `Added`. columns: see `draws::Slots`, with which a token of each of the
+  // rows `chosen` is chosen.
+  Tensor forward(const Tensor& tokens, const Tensor& slots, const Tensor& starts, const Tensor& lengths,
+                 const Tensor& blocks, const Tensor& chosen, const std::optional<Tensor>& further,
+                 const std::vector<Tensor>& terms, const std::vector<Tensor>& columns) {
     TORCH_CHECK(!layers_.empty(), "layers: at least one");
-    check_like(tokens, at::kLong, "tokens"), check_like(last, at::kLong, "last");
-    const int64_t rows = tokens.numel(), wanted = last.numel();
-    check_below(tokens, embedding_.size(0), "tokens"), check_below(last, rows, "last");
-    check_tasks(tasks, blocks, layers_[0].attention, rows);
+    check_like(tokens, at::kLong, "tokens"), check_like(chosen, at::kLong, "logit_rows");
     const LayerParts<W>& parts = layers_[0];
+    plan_tasks(slots, starts, lengths, parts.attention.keys.size(1), tasks_);
+    check_below(tokens, embedding_.size(0), "tokens"), check_below(chosen, slots.numel(), "logit_rows");
+    const int64_t rows = tokens.numel();
+    check_tasks(tasks_, blocks, parts.attention, rows);
+    const draws::Slots draw(columns, parts.attention.cosines.size(0));
+    find_last(lengths, chosen, rows);
+    if (further) {
+      check_like(*further, at::kLong, "further"), check_below(*further, rows, "further");
+      const int64_t* places = further->const_data_ptr<int64_t>();
+      last_.insert(last_.end(), places, places + further->numel());
+    }
+    const auto wanted = static_cast<int64_t>(last_.size());
     added_.fit(terms, {&parts.qkv->panels(), &parts.output->panels(), &parts.gate_up->panels(), &parts.down->panels()},
                static_cast<int64_t>(layers_.size()), rows, wanted);
     const Buffers<T> buffers = fit(rows, wanted);
     Team::gather(kShares * static_cast<int64_t>(layers_.size() + 1), [&](const Team& team) {
-      pass(team, buffers, tokens, tasks, blocks, split, last);
+      pass(team, buffers, tokens, blocks, static_cast<int64_t>(tasks_.size()) > slots.numel() * kv_heads());
+      if (draw.empty()) return;
+      team(chosen.numel(), [&](int64_t place) {
+        const int64_t row = chosen.const_data_ptr<int64_t>()[place];
+        const auto at = [&](const Tensor& values) { return values.const_data_ptr<int32_t>()[row]; };
+        draw.choose(Row(logits_, place), at(slots), int64_t{at(starts)} + at(lengths));
+      });
     });
     return logits_.narrow(0, 0, wanted);
   }
@@ -120,6 +140,19 @@ class Network : public torch::CustomClassHolder {
     TORCH_CHECK(inside, name, ": must be 0 to ", limit - 1);
   }
 
+  int64_t kv_heads() const { return layers_[0].attention.keys.size(1); }
+
+  // The places of the last tokens of the rows `chosen`, of `tokens` tokens in all.
+  void find_last(const Tensor& lengths, const Tensor& chosen, int64_t tokens) {
+    const int32_t* length = lengths.const_data_ptr<int32_t>();
+    ends_.assign(length, length + lengths.numel());
+    std::partial_sum(ends_.begin(), ends_.end(), ends_.begin());
+    TORCH_CHECK(!ends_.empty() && ends_.back() == tokens, "tokens: must be as many as the sum of lengths");
+    const int64_t* rows = chosen.const_data_ptr<int64_t>();
+    last_.clear();
+    for (int64_t i = 0; i < chosen.numel(); ++i) last_.push_back(ends_[rows[i]] - 1);
+  }
+
   // Buffers for a pass of this size, in memory that later passes reuse.
   Buffers<T> fit(int64_t rows, int64_t wanted) {
     const LayerParts<W>& parts = layers_[0];
@@ -141,11 +174,10 @@ class Network : public torch::CustomClassHolder {
     return made;
   }
 
-  void pass(const Team& team, const Buffers<T>& own, const Tensor& tokens, const Tensor& tasks, const Tensor& blocks,
-            bool split, const Tensor& last) {
+  void pass(const Team& team, const Buffers<T>& own, const Tensor& tokens, const Tensor& blocks, bool split) {
     const int64_t* ids = tokens.const_data_ptr<int64_t>();
     const auto* table = static_cast<const T*>(embedding_.const_data_ptr());
-    const int64_t wanted = last.numel();
+    const auto wanted = static_cast<int64_t>(last_.size());
     int64_t rows = tokens.numel();
     team(rows, [&](int64_t row) {
       const T* from = table + ids[row] * hidden_;
@@ -158,13 +190,12 @@ class Network : public torch::CustomClassHolder {
       const Panels<W> &qkv = parts.qkv->panels(), &output = parts.output->panels();
       add_norm(team, state, delta, parts.attention_norm, rows, own.normed, qkv);
       linear(team, layer, kQkv, qkv, own.normed, rows, own.qkv);
-      attend_all<T>(parts.attention, qkv.outputs, own.qkv, own.mixed, tasks, blocks, split, team);
+      attend_all<T>(parts.attention, qkv.outputs, own.qkv, own.mixed, tasks_, blocks, split, team);
       if (&parts == &layers_.back()) {
         // After the last attention, only the wanted tokens matter.
-        const int64_t* places = last.const_data_ptr<int64_t>();
         team(wanted, [&](int64_t row) {
-          copy(own.chosen, row, own.state, places[row], hidden_);
-          copy(own.picked, row, own.mixed, places[row], output.inputs);
+          copy(own.chosen, row, own.state, last_[row], hidden_);
+          copy(own.picked, row, own.mixed, last_[row], output.inputs);
         });
         rows = wanted, state = own.chosen, mixed = own.picked;
       }
@@ -214,6 +245,8 @@ class Network : public torch::CustomClassHolder {
   float eps_;
   int64_t hidden_;
   std::vector<LayerParts<W>> layers_;
+  std::vector<Task> tasks_;
+  std::vector<int64_t> ends_, last_;
   std::vector<float> states_;
   std::vector<T> memory_;
   Operand<T, W> operand_;
