@@ -74,6 +74,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
         },
     },
+    "seed_oss": {**_WIDE, "head_dim": 16, "attention_bias": True, "attention_out_bias": False, "mlp_bias": True},
+    "arcee": {**_WIDE, "attention_bias": True, "mlp_bias": True, "rope_parameters": _YARN},
+    "helium": {**_WIDE, "head_dim": 12, "attention_bias": True},
+    "ernie4_5": {**_WIDE, "head_dim": 16, "use_bias": True},
+    "glm": {**_WIDE, "head_dim": 16, "attention_bias": True},
+    "glm4": {**_WIDE, "head_dim": 16, "attention_bias": False, "rope_parameters": {"partial_rotary_factor": 0.25}},
+    "cwm": {
+        **_WIDE,
+        "head_dim": 16,
+        "sliding_window": WINDOW,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "rope_parameters": _LLAMA3,
+    },
+    "exaone4": {
+        **_WIDE,
+        "head_dim": 16,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    },
     "granite": {
         **_WIDE,
         "attention_bias": True,
@@ -113,6 +132,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "swiglu_limit": 1.5,
         "rope_parameters": {**_YARN, "truncate": False},
     },
+    "phi": {**_WIDE, "rope_parameters": {"partial_rotary_factor": 0.5, "rope_type": "default", "rope_theta": 1e3}},
+    "starcoder2": {**_WIDE, "use_bias": True, "sliding_window": WINDOW},
+    "stablelm": {**_WIDE, "use_qkv_bias": True, "rope_parameters": {"partial_rotary_factor": 0.5}},
+    "nemotron": {**_WIDE, "attention_bias": True, "mlp_bias": True},
+    "cohere": {**_WIDE, "attention_bias": True, "logit_scale": 0.25},
+    "cohere2": {
+        **_WIDE,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "gemma": {**_WIDE, "head_dim": 16},
     "gemma2": {
         **_WIDE,
         "head_dim": 16,
@@ -162,6 +192,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention"] * 3,
         "mamba_n_heads": 12,
     },
+    "exaone4, without windows": {
+        **_WIDE,
+        "model_type": "exaone4",
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * 3,
+    },
+    "stablelm, side by side": {
+        **_WIDE,
+        "model_type": "stablelm",
+        "use_parallel_residual": True,
+        "partial_rotary_factor": 0.5,
+    },
     "phi3, without longrope": {**_WIDE, "model_type": "phi3", "tie_word_embeddings": True},
     "gemma3": {
         "model_type": "gemma3",
@@ -190,7 +232,7 @@ def make(name: str, folder: Path) -> Tiny:
     reference = kind.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter, tensor in reference.named_parameters():
-            tensor.copy_(_random(parameter, tensor, name.startswith("gemma")))
+            tensor.copy_(_random(parameter, tensor, name.startswith(("gemma", "nemotron"))))
     transformers.utils.logging.disable_progress_bar()
     reference.save_pretrained(folder)
     return Tiny(name, reference, folder)

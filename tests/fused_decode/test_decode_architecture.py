@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.architecture import FAMILIES, Architecture, Rope, from_config
@@ -70,7 +71,7 @@ def test_windows_of_layers(changes: dict[str, Any], windows: tuple[int, ...]) ->
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"model_type": "gemma"}, "model_type"),
+        ({"model_type": "mamba"}, "model_type"),
         ({"model_type": None}, "model_type"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -121,6 +122,39 @@ def test_windows_of_layers(changes: dict[str, Any], windows: tuple[int, ...]) ->
 def test_an_unsupported_config_is_refused(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInputError, match=f"^{field}"):
         from_config(OLD_LLAMA | changes)
+
+
+def test_every_causal_model_of_transformers_is_served_or_refused_with_a_reason() -> None:
+    """By the configuration of its class, with all values that it has by default."""
+    outcomes = {}
+    for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        try:
+            config = transformers.CONFIG_MAPPING[kind]()
+            stated = json.loads(config.to_json_string(use_diff=False))
+        except Exception:  # noqa: BLE001  some classes have no defaults that they accept
+            stated = {}
+        # Those of some classes lie beyond the vocabularies that they have by default.
+        stated |= {"model_type": stated.get("model_type", kind), "eos_token_id": 2}
+        try:
+            outcomes[kind] = from_config(stated).family
+        except InvalidInputError as error:
+            outcomes[kind] = f"refused: {error}"
+    served = {family for family in outcomes.values() if not family.startswith("refused")}
+    assert "num_local_experts: got" in outcomes.pop("granitemoehybrid"), "by default it has experts"
+    assert served == FAMILIES.keys() - {"granitemoehybrid"}
+    refused = {kind: text for kind, text in outcomes.items() if text.startswith("refused")}
+    assert len(refused) > 100 and all(text.startswith("refused: model_type: got") for text in refused.values())
+    for kind, reason in (
+        ("gemma3n", "inputs of each layer beside its state"),
+        ("gemma4", "inputs of each layer beside its state"),
+        ("llama4", "attention within chunks"),
+        ("qwen3_next", "layers that are no attention"),
+        ("qwen3_5", "layers that are no attention"),
+        ("deepseek_v3", "latent attention"),
+        ("glm4_moe", "a mixture of experts of another form"),
+        ("hunyuan_v1_dense", "queries that are normalised after they are rotated"),
+    ):
+        assert f"got '{kind}'; this one has {reason}" in refused[kind]
 
 
 JUNK: tuple[Any, ...] = (
@@ -280,6 +314,9 @@ def test_an_older_gpt_neox_states_its_rope_otherwise() -> None:
 
 def test_which_families_run_as_one_operation() -> None:
     one = {name for name in FAMILIES if from_config(CASES[name]).is_one_operation}
-    assert one == {"llama", "mistral", "ministral", "ministral3", "qwen2", "qwen3", "phi3", "smollm3"}
+    assert one == {
+        *("llama", "mistral", "ministral", "ministral3", "qwen2", "qwen3", "phi3", "smollm3"),
+        *("seed_oss", "helium", "ernie4_5", "glm", "cwm"),
+    }
     assert from_config(OLD_LLAMA | {"model_type": "granite"}).is_one_operation
     assert not from_config(OLD_LLAMA | {"model_type": "granite", "residual_multiplier": 0.2}).is_one_operation

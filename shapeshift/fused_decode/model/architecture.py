@@ -142,7 +142,7 @@ class Architecture:
     ropes        for each layer its rotary positions; None: it has none
     scales       for each layer the factor of its scores
     score_cap, logit_cap  c: a value x becomes c tanh(x / c); 0: it stays
-    norm         rms, or layer (with mean and bias); norm_offset is added to the weights of every norm
+    norm         rms; layer, with mean and bias; or centred, with mean alone; norm_offset is added to the weights of all
     qk_norm      head: each query and key of a head; row: those of all heads together; empty: none
     parallel     whether both branches take the state before the layer
     gated        whether the MLP multiplies the activation of one half by the other half
@@ -299,12 +299,27 @@ FAMILIES: Choices[Callable[[Mapping[str, Any]], Architecture]] = Choices(
         "smollm3": f"{_FAMILIES}.llama:smollm3",
         "olmo2": f"{_FAMILIES}.llama:olmo2",
         "olmo3": f"{_FAMILIES}.llama:olmo3",
+        "seed_oss": f"{_FAMILIES}.llama:seed_oss",
+        "arcee": f"{_FAMILIES}.llama:arcee",
+        "helium": f"{_FAMILIES}.llama:helium",
+        "ernie4_5": f"{_FAMILIES}.llama:ernie4_5",
+        "glm": f"{_FAMILIES}.llama:glm",
+        "glm4": f"{_FAMILIES}.llama:glm4",
+        "cwm": f"{_FAMILIES}.llama:cwm",
+        "exaone4": f"{_FAMILIES}.llama:exaone4",
         "granite": f"{_FAMILIES}.llama:granite",
         "granitemoehybrid": f"{_FAMILIES}.llama:granite4",
         "mixtral": f"{_FAMILIES}.experts:mixtral",
         "qwen3_moe": f"{_FAMILIES}.experts:qwen3_moe",
         "olmoe": f"{_FAMILIES}.experts:olmoe",
         "gpt_oss": f"{_FAMILIES}.experts:gpt_oss",
+        "phi": f"{_FAMILIES}.layer_norm:phi",
+        "starcoder2": f"{_FAMILIES}.layer_norm:starcoder2",
+        "stablelm": f"{_FAMILIES}.layer_norm:stablelm",
+        "nemotron": f"{_FAMILIES}.layer_norm:nemotron",
+        "cohere": f"{_FAMILIES}.layer_norm:cohere",
+        "cohere2": f"{_FAMILIES}.layer_norm:cohere2",
+        "gemma": f"{_FAMILIES}.gemma:gemma",
         "gemma2": f"{_FAMILIES}.gemma:gemma2",
         "gemma3_text": f"{_FAMILIES}.gemma:gemma3",
         "gpt2": f"{_FAMILIES}.gpt:gpt2",
@@ -315,14 +330,17 @@ FAMILIES: Choices[Callable[[Mapping[str, Any]], Architecture]] = Choices(
 """From the content of a config.json to its architecture, by `model_type`; without the ids of generation_config.json."""
 
 
-# Why a family is not one of these, by keys of its config.json.
+# Why a family is not one of these, by keys of its config.json; the first one counts.
 _REASONS = {
-    ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"): "a mixture of experts",
-    ("no_rope_layers", "no_rope_layer_interval"): "layers without rotary positions",
+    ("altup_num_inputs", "hidden_size_per_layer_input"): "inputs of each layer beside its state",
+    ("attention_chunk_size",): "attention within chunks, and experts of scaled rows",
     ("kv_lora_rank",): "latent attention",
     ("state_size", "mamba_d_state", "ssm_state_size", "linear_num_value_heads"): "layers that are no attention",
+    ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"): "a mixture of experts of another form",
     ("vision_config", "audio_config"): "inputs beside text",
+    ("is_encoder_decoder", "cross_attention_hidden_size", "d_kv"): "an encoder",
 }
+_REASONS_OF = {"hunyuan_v1_dense": "queries that are normalised after they are rotated"}
 
 
 _WRAPPERS: Mapping[str, Mapping[str, Any]] = {
@@ -350,8 +368,10 @@ def from_config(config: Mapping[str, Any], generation_eos: object = None) -> Arc
         whole = {key: config[key] for key in ("quantization_config", "eos_token_id") if key in config}
         inner = from_config({**_WRAPPERS[family], **whole, **text, **tied}, generation_eos)
         return replace(inner, tensors=replace(inner.tensors, wrapped=_WRAPPED, others=_BESIDE_TEXT))
-    reason = next((reason for keys, reason in _REASONS.items() if any(config.get(key) for key in keys)), "")
-    allowed = f"one of {', '.join(FAMILIES)} (config.json){reason and f': this one has {reason}'}"
+    both = {**text, **config} if isinstance(text, Mapping) else config
+    reason = next((reason for keys, reason in _REASONS.items() if any(both.get(key) for key in keys)), "")
+    reason = _REASONS_OF.get(str(family), reason)
+    allowed = f"{reason and f'this one has {reason}; '}one of {', '.join(FAMILIES)} (config.json)"
     require(isinstance(family, str) and family in FAMILIES, "model_type", family, allowed)
     architecture = replace(FAMILIES[str(family)](config), packing=packing_of(config))
     more = token_ids(generation_eos, architecture.vocab_size)

@@ -211,8 +211,10 @@ class _Builder:
         return self.make.linear(weight.to(device), None if bias is None else bias.to(device))
 
     def _norm(self, name: str) -> Norm:
-        plain = self._plain_norm(name)
-        bias = self._read(f"{name}.bias", torch.float32) if self.architecture.norm == "layer" else None
+        plain, kind = self._plain_norm(name), self.architecture.norm
+        if kind == "centred":
+            return Norm(plain.weight, torch.zeros_like(plain.weight), plain.eps)
+        bias = self._read(f"{name}.bias", torch.float32) if kind == "layer" else None
         return Norm(plain.weight, bias, plain.eps)
 
     def _plain_norm(self, name: str) -> Norm:

@@ -25,6 +25,7 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 ACTIVATIONS: dict[str, Activation] = {
     "silu": functional.silu,
     "relu": functional.relu,
+    "relu2": lambda values: functional.relu(values).square(),
     "gelu": functional.gelu,
     "gelu_tanh": lambda values: functional.gelu(values, approximate="tanh"),
 }

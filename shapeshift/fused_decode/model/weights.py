@@ -252,7 +252,7 @@ class WeightFiles:
         if self.packing(name) is not None:
             levels, bias = self.levels(layer, name, dtype)
             return levels.weight().to(dtype), bias
-        weights = [self._weight(module, linear, dtype) for module in self._modules(layer, linear)]
+        weights = [self._part(module, linear, "weight", dtype) for module in self._modules(layer, linear)]
         columns = a.tensors.columns or linear.place is not None
         weight, bias = torch.cat([part.T for part in weights] if columns else weights), self._bias(layer, linear, dtype)
         order = self._order(layer, name)
@@ -287,20 +287,19 @@ class WeightFiles:
     def _modules(self, layer: int, linear: Stacked) -> list[str]:
         return [f"{self._architecture.tensors.layers}.{layer}.{name}" for name in linear.names]
 
-    def _weight(self, module: str, linear: Stacked, dtype: torch.dtype) -> torch.Tensor:
-        """As the files have it, those of fp8 times their scales."""
-        name, packing = linear.tensor(module, "weight"), self._architecture.packing
-        if packing is not None and packing.method == FP8 and f"{module}.{packing.scale}" in self._scales:
-            scales = self._stored(f"{module}.{packing.scale}")
-            weight: torch.Tensor = UNPACKED["scaled"](self._stored(name), scales, packing.blocks).to(dtype)
+    def _part(self, module: str, linear: Stacked, part: str, dtype: torch.dtype) -> torch.Tensor:
+        """The weight or the bias as the files have it, a weight in fp8 times its scales."""
+        name, packing = linear.tensor(module, part), self._architecture.packing
+        scale = f"{module}.{packing.scale}" if packing is not None and packing.method == FP8 else ""
+        if part == "weight" and packing is not None and scale in self._scales:
+            weight: torch.Tensor = UNPACKED["scaled"](self._stored(name), self._stored(scale), packing.blocks).to(dtype)
             return weight
         return self.read(name, dtype) if linear.place is None else self._stored(name, linear.place).to(dtype)
 
     def _bias(self, layer: int, linear: Stacked, dtype: torch.dtype) -> torch.Tensor | None:
         if not linear.biased:
             return None
-        names = [linear.tensor(module, "bias") for module in self._modules(layer, linear)]
-        return torch.cat([self._stored(name, linear.place).to(dtype) for name in names])
+        return torch.cat([self._part(module, linear, "bias", dtype) for module in self._modules(layer, linear)])
 
     def _order(self, layer: int, name: str) -> torch.Tensor | None:
         """The outputs that the files have, in the order of the runtime; None where that is theirs."""

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: norms before and after each branch, some layers with a window, capped or normalised scores."""
+"""Gemma, since 2 with norms before and after each branch, layers with a window, and capped or normalised scores."""
 
 from __future__ import annotations
 
@@ -8,12 +8,30 @@ from typing import Any
 from shapeshift.fused_decode.model.architecture import Architecture, Tensors
 from shapeshift.fused_decode.model.families import rope_config
 from shapeshift.fused_decode.model.families.config import Config
+from shapeshift.settings import require
 
 _TENSORS = Tensors(
     attention_end="post_attention_layernorm",
     mlp_norm="pre_feedforward_layernorm",
     mlp_end="post_feedforward_layernorm",
 )
+
+
+def gemma(values: Mapping[str, Any]) -> Architecture:
+    """Its first checkpoints call the activation gelu, as `hidden_act`."""
+    config = Config({**values, "hidden_activation": values.get("hidden_activation") or "gelu_pytorch_tanh"})
+    act = config.get("hidden_act", "gelu")
+    require(act in ("gelu", "gelu_pytorch_tanh"), "hidden_act", act, "gelu or gelu_pytorch_tanh")
+    size = config.size()
+    rope, longest = _rope(config, rope_config.values_of(config))
+    return _architecture(
+        config,
+        windows=(0,) * size["layers"],
+        ropes=(rope,) * size["layers"],
+        max_position=longest,
+        scales=(size["head_dim"] ** -0.5,) * size["layers"],
+        tensors=Tensors(),
+    )
 
 
 def gemma2(values: Mapping[str, Any]) -> Architecture:

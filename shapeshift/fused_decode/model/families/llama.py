@@ -1,4 +1,4 @@
-"""Llama and what differs from it by a few values: Mistral, Ministral, SmolLM, Qwen, Phi 3 and 4, OLMo, Granite."""
+"""Llama and what differs from it by a few values: Mistral, Qwen, Phi 3 and 4, OLMo, Granite, EXAONE, GLM and others."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from shapeshift.fused_decode.model.architecture import Architecture, Tensors
 from shapeshift.fused_decode.model.families import rope_config
 from shapeshift.fused_decode.model.families.config import Config
 from shapeshift.settings import require
+
+# Norms after the branches alone.
+_AFTER = Tensors(
+    attention_norm="",
+    attention_end="post_attention_layernorm",
+    mlp_norm="",
+    mlp_end="post_feedforward_layernorm",
+)
 
 
 def llama(values: Mapping[str, Any]) -> Architecture:
@@ -86,7 +94,82 @@ def phi3(values: Mapping[str, Any]) -> Architecture:
         rope |= {"rope_type": "longrope"}
     window = (config.window(None),) * config.count("num_hidden_layers")
     tensors = Tensors(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
-    return with_fields(config, rope, windows=window, tensors=tensors, norm_eps=config.positive("rms_norm_eps", 1e-5))
+    eps = config.positive("rms_norm_eps", 1e-5)
+    return with_fields(config, rope, partial=True, windows=window, tensors=tensors, norm_eps=eps)
+
+
+def seed_oss(values: Mapping[str, Any]) -> Architecture:
+    config = Config({"head_dim": 128, "attention_bias": True, **values})
+    return with_fields(
+        config,
+        qkv_bias=config.flag("attention_bias"),
+        output_bias=config.flag("attention_out_bias"),
+        mlp_bias=config.flag("mlp_bias"),
+    )
+
+
+def arcee(values: Mapping[str, Any]) -> Architecture:
+    config = Config(values)
+    bias = config.flag("attention_bias")
+    return with_fields(
+        config,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=config.flag("mlp_bias"),
+        gated=False,
+        activation=config.activation("hidden_act", "relu2"),
+        norm_eps=config.positive("rms_norm_eps", 1e-5),
+        tensors=Tensors(gate_up=("mlp.up_proj",)),
+    )
+
+
+def helium(values: Mapping[str, Any]) -> Architecture:
+    config = Config({"rope_theta": 1e5, "head_dim": 128, "rms_norm_eps": 1e-8, **values})
+    return with_fields(
+        config, qkv_bias=config.flag("attention_bias"), mlp_bias=config.flag("mlp_bias"), interleaved=True
+    )
+
+
+def ernie4_5(values: Mapping[str, Any]) -> Architecture:
+    config = Config({"rope_theta": 5e5, "head_dim": 128, "rms_norm_eps": 1e-5, **values})
+    bias, tied = config.flag("use_bias"), config.flag("tie_word_embeddings", True)
+    return with_fields(config, qkv_bias=bias, output_bias=bias, mlp_bias=bias, tied=tied, interleaved=True)
+
+
+def glm(values: Mapping[str, Any]) -> Architecture:
+    return _glm(values)
+
+
+def glm4(values: Mapping[str, Any]) -> Architecture:
+    return _glm(values, attention_end="post_self_attn_layernorm", mlp_end="post_mlp_layernorm")
+
+
+def _glm(values: Mapping[str, Any], attention_end: str = "", mlp_end: str = "") -> Architecture:
+    config = Config({"head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1.5625e-7, **values})
+    rope = {"partial_rotary_factor": 0.5} | rope_config.values_of(config)
+    bias = config.flag("attention_bias", True)
+    tensors = Tensors(gate_up=("mlp.gate_up_proj",), attention_end=attention_end, mlp_end=mlp_end)
+    return with_fields(config, rope, partial=True, qkv_bias=bias, interleaved=True, tensors=tensors)
+
+
+def cwm(values: Mapping[str, Any]) -> Architecture:
+    config = Config({"rms_norm_eps": 1e-5, **values})
+    layers, window = config.count("num_hidden_layers"), config.window(8192)
+    windows = config.windows(layers, window, [window if layer % 4 else 0 for layer in range(layers)])
+    return with_fields(config, windows=windows, mlp_bias=config.flag("mlp_bias"))
+
+
+def exaone4(values: Mapping[str, Any]) -> Architecture:
+    """Where some layers have a window, the others have no positions."""
+    config = Config({"rms_norm_eps": 1e-5, **values})
+    layers, window = config.count("num_hidden_layers"), config.window()
+    pattern = config.count("sliding_window_pattern", 4) if window and not config.get("layer_types") else 1
+    windows = config.windows(layers, window, [window if (layer + 1) % pattern else 0 for layer in range(layers)])
+    whole = with_fields(config, windows=windows, qk_norm="head", tensors=_AFTER)
+    return replace(
+        whole,
+        ropes=tuple(rope if width or not window else None for rope, width in zip(whole.ropes, windows, strict=True)),
+    )
 
 
 def olmo2(values: Mapping[str, Any]) -> Architecture:
@@ -106,14 +189,8 @@ def olmo3(values: Mapping[str, Any]) -> Architecture:
 
 def _olmo(config: Config, rope_values: dict[str, Any] | None = None) -> Architecture:
     bias, eps = config.flag("attention_bias"), config.positive("rms_norm_eps", 1e-5)
-    tensors = Tensors(
-        attention_norm="",
-        attention_end="post_attention_layernorm",
-        mlp_norm="",
-        mlp_end="post_feedforward_layernorm",
-    )
     return with_fields(
-        config, rope_values, qkv_bias=bias, output_bias=bias, qk_norm="row", tensors=tensors, norm_eps=eps
+        config, rope_values, qkv_bias=bias, output_bias=bias, qk_norm="row", tensors=_AFTER, norm_eps=eps
     )
 
 
@@ -153,23 +230,26 @@ def _granite(config: Config) -> Architecture:
     )
 
 
-def with_fields(config: Config, rope_values: dict[str, Any] | None = None, **fields: Any) -> Architecture:
-    """The architecture with these fields, and Llama's otherwise; rope_values: what the file states of it."""
+def with_fields(
+    config: Config, rope_values: dict[str, Any] | None = None, partial: bool = False, **fields: Any
+) -> Architecture:
+    """The architecture with these fields, and Llama's otherwise; rope_values: what the file states of it.
+
+    partial: whether the family in transformers can rotate a part of a head.
+    """
     size = config.size()
     layers, head_dim = size["layers"], size["head_dim"]
-    # Other families would rotate a part of a head that transformers cannot.
-    partial = size["family"] == "phi3"
     if rope_values is None:
         rope_values = rope_config.values_of(config)
     rope, longest = rope_config.read(config, rope_values, head_dim, size["max_position"], partial)
     plain = {
         "intermediate": config.count("intermediate_size"),
-        "norm_eps": config.positive("rms_norm_eps", 1e-6),
+        "norm_eps": fields.get("norm_eps") or config.positive("rms_norm_eps", 1e-6),
         "max_position": longest,
         "windows": (0,) * layers,
         "ropes": (rope,) * layers,
         "scales": (head_dim**-0.5,) * layers,
-        "activation": config.activation("hidden_act", "silu", "silu"),
+        "activation": fields.get("activation") or config.activation("hidden_act", "silu", "silu"),
         "tied": config.flag("tie_word_embeddings"),
         "qkv_bias": False,
         "output_bias": False,
