@@ -11,7 +11,7 @@ import torch
 from bench.gpu.device import DTYPES, Device
 from shapeshift.engines.text.export_module import PackedEncoder
 from shapeshift.engines.text.families import FAMILIES
-from shapeshift.engines.text.pooling import SentenceHead
+from shapeshift.engines.text.pooling import SentenceHead, TokenVectors
 from shapeshift.engines.text.sentence_modules import SentenceModules
 from shapeshift.fused_decode.interfaces import blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture, from_config
@@ -32,7 +32,8 @@ def encoder(shape: Shape, seed: int) -> PackedEncoder:
 
     torch.manual_seed(seed)
     model: Any = BertModel(BertConfig(**shape), add_pooling_layer=False)
-    return PackedEncoder(model.eval(), FAMILIES["bert"], SentenceHead(SentenceModules(("mean",), True))).eval()
+    modules = SentenceModules(("mean",), True)
+    return PackedEncoder(model.eval(), FAMILIES["bert"], SentenceHead(modules), TokenVectors(modules, 0, ())).eval()
 
 
 def on_device(module: PackedEncoder, device: Device, precision: str) -> PackedEncoder:

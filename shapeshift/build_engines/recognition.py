@@ -19,6 +19,7 @@ from shapeshift.engines.text import families as text_families
 from shapeshift.engines.text.sentence_modules import MODULES_FILE
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.fused_decode.model import architecture
+from shapeshift.polymorph.settings import ENTITIES, SPARSE_OUTPUTS
 from shapeshift.serving.text_inputs import OFFSETS, TEXT_PAIR
 
 TECHNIQUES = (text_front.BACKEND, decode.BACKEND, decode.WITH_ADAPTERS, image_front.BACKEND)
@@ -63,19 +64,25 @@ def recognise(folder: Path, technique: str = "") -> Recognised:
     modules = sentence_modules.read(folder)
     config = _read_config(folder / modules.transformer)
     classes = [str(name) for name in config.get("architectures") or ()]
-    chosen, because = _technique(config, classes, bool(modules.pooling))
+    chosen, because = _technique(config, classes, bool(modules.pooling or modules.terms))
     if technique and technique != chosen:
         chosen, because = technique, "--technique"
     if chosen in (decode.BACKEND, decode.WITH_ADAPTERS):
         return Recognised(chosen, because, config, chats=chat_template_files.read(folder).text is not None)
-    if chosen != text_front.BACKEND or modules.pooling:
+    if chosen != text_front.BACKEND:
         return Recognised(chosen, because, config)
+    if modules.terms:
+        return Recognised(chosen, because, config, (), SPARSE_OUTPUTS)
+    if modules.pooling:
+        further = [*(SPARSE_OUTPUTS if modules.token_weights else ())]
+        further += ["TOKEN_EMBEDDING"] if modules.token_dense else []
+        return Recognised(chosen, because, config, (), ("EMBEDDING", *further) if further else ())
     if _ends(classes, _CLASSIFIES):
         # A request may have one text or a pair: which of both a classifier was trained on no file says.
         pairs = classifiers.is_cross_encoder(config, modules)
         return Recognised(chosen, because, config, (TEXT_PAIR,), ("LOGITS",), pairs)
     if _ends(classes, _LABELS_TOKENS):
-        return Recognised(chosen, because, config, (), ("TOKEN_LOGITS", OFFSETS))
+        return Recognised(chosen, because, config, (), ("TOKEN_LOGITS", OFFSETS, ENTITIES))
     return Recognised(chosen, because, config)
 
 

@@ -32,7 +32,17 @@ Ids = npt.NDArray[np.int64]
 INPUT_AXES = {"INPUT_IDS": {1: "tokens"}, "SEGMENTS": {1: "tokens"}, "POSITIONS": {1: "tokens"}, "ROWS": {0: "rows"}}
 # Of a text, unless config.pbtxt says otherwise.
 MAX_TOKENS = 512
-TOKEN_OUTPUTS = ("IMPORTANCE", "TOKEN_LOGITS")
+OUTPUT_AXES: Mapping[str, tuple[str, ...]] = {
+    "EMBEDDING": ("width",),
+    "LOGITS": ("labels",),
+    "TOKEN_LOGITS": ("tokens", "labels"),
+    "IMPORTANCE": ("tokens",),
+    "TOKEN_EMBEDDING": ("tokens", "token_width"),
+    "TOKEN_WEIGHTS": ("tokens",),
+    "TERM_WEIGHTS": ("vocabulary",),
+}
+"""What text engines compute, and the axes of each output behind that of the rows."""
+TOKEN_OUTPUTS = tuple(name for name, axes in OUTPUT_AXES.items() if axes[0] == "tokens")
 
 
 class Engine(Protocol):

@@ -53,9 +53,11 @@ def compare(vectors: Array, reference: Array) -> Deviation:
 
 
 def compare_with_magnitude(vectors: Array, reference: Array) -> Deviation:
-    """As `compare`, with 2ab / (aa + bb) instead of the cosine, which also falls when magnitudes differ."""
+    """As `compare`, with 2ab / (aa + bb) instead of the cosine, which also falls when magnitudes differ; 1 for two
+    vectors of zeros."""
     a, b = vectors.astype(np.float64), reference.astype(np.float64)
-    similarities = 2 * (a * b).sum(1) / np.maximum((a * a).sum(1) + (b * b).sum(1), 1e-30)
+    magnitudes = (a * a).sum(1) + (b * b).sum(1)
+    similarities = np.where(magnitudes == 0, 1.0, 2 * (a * b).sum(1) / np.maximum(magnitudes, 1e-30))
     return Deviation(float(np.abs(a - b).max()), float(similarities.min()))
 
 
@@ -104,7 +106,7 @@ class ReferenceTexts:
     def kept(self, precision: str) -> str:
         """The file `REFERENCE`, for the sidecar: ids, outputs by name, and the smallest cosine of a good answer."""
         rows = [self.row(length) for length in _KEPT]
-        names = [name for name in rows[0][1] if name not in TOKEN_OUTPUTS]
+        names = [name for name in rows[0][1] if name not in (*TOKEN_OUTPUTS, "TERM_WEIGHTS")]
         outputs = {name: [np.round(row[name].astype(float), _DIGITS).tolist() for _, row in rows] for name in names}
         ids = [row.tolist() for row, _ in rows]
         return json.dumps({"ids": ids, "outputs": outputs, "min_cosine": MIN_COSINE[precision]})
@@ -131,8 +133,9 @@ def _output_deviation(name: str, pairs: Sequence[tuple[Array, Array]]) -> Deviat
     if name == "EMBEDDING":
         got, expected = (np.stack(side) for side in zip(*pairs, strict=True))
         return compare(got, expected)
-    if all(vector.size == 1 for _, vector in pairs):
-        # One number per row (regression) has no direction: compare the numbers of all rows as one vector.
-        got, expected = (np.stack(side).T for side in zip(*pairs, strict=True))
+    if name == "TOKEN_WEIGHTS" or all(vector.size == 1 for _, vector in pairs):
+        # One number per row (regression) has no direction, and few tokens of a short text have a weight: compare the
+        # numbers of all rows as one vector.
+        got, expected = (np.concatenate(side)[None] for side in zip(*pairs, strict=True))
         return compare_with_magnitude(got, expected)
     return worst([compare_with_magnitude(got[None], expected[None]) for got, expected in pairs])

@@ -25,20 +25,24 @@ class Header:
 
 
 def read(folder: Path) -> dict[str, Header]:
-    """The tensors of the checkpoint in `folder`. Raises InvalidInputError for a file that is not whole."""
+    """The tensors of the checkpoint in `folder`. Raises as `read_file`."""
+    return {name: header for file in weight_files(folder) for name, header in read_file(file).items()}
+
+
+def read_file(file: Path) -> dict[str, Header]:
+    """The tensors in a file. Raises InvalidInputError for one that is not whole."""
     from safetensors import SafetensorError, safe_open
 
+    require_content(file)
     headers = {}
-    for file in weight_files(folder):
-        require_content(file)
-        try:
-            with safe_open(str(file), framework="np") as opened:
-                for name in opened.keys():  # noqa: SIM118  not a mapping
-                    piece = opened.get_slice(name)
-                    headers[name] = Header(file, str(piece.get_dtype()), tuple(piece.get_shape()))
-        except (SafetensorError, OSError) as error:
-            allowed = f"a whole safetensors file ({error}); download it again"
-            raise InvalidInputError("checkpoint", str(file), allowed) from None
+    try:
+        with safe_open(str(file), framework="np") as opened:
+            for name in opened.keys():  # noqa: SIM118  not a mapping
+                piece = opened.get_slice(name)
+                headers[name] = Header(file, str(piece.get_dtype()), tuple(piece.get_shape()))
+    except (SafetensorError, OSError) as error:
+        allowed = f"a whole safetensors file ({error}); download it again"
+        raise InvalidInputError("checkpoint", str(file), allowed) from None
     return headers
 
 

@@ -17,7 +17,8 @@ from shapeshift.engines.manifest import GeneratedSettings, Manifest
 from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.engines.text.tokenizer import FILE_NAME, TextTokenizer
 from shapeshift.errors import CancelledRequestError, EngineError, InvalidInputError, OverloadedError
-from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
+from shapeshift.polymorph import answers
+from shapeshift.polymorph.settings import ENTITIES, SPARSE_OUTPUTS, PlacementSettings, PolymorphSettings
 from shapeshift.serving import description
 from shapeshift.serving.description import Description
 from shapeshift.serving.front import Client, Front, RequestLine
@@ -78,7 +79,7 @@ class Executor(Protocol):
 
 
 class TextJob(TextRequest):
-    """One request. output_names: those requested; offsets: of its texts, where they are requested."""
+    """One request. output_names: those requested; offsets: of its texts, where they are needed."""
 
     def __init__(
         self,
@@ -86,6 +87,7 @@ class TextJob(TextRequest):
         texts: Sequence[Ids],
         output_names: Sequence[str],
         offsets: Sequence[Offsets],
+        sources: Sequence[bytes],
         done: Callable[[TextJob], None],
         params: RequestParameters,
     ) -> None:
@@ -93,12 +95,14 @@ class TextJob(TextRequest):
         self.client, self.trace = client, client.trace
         self.output_names = output_names
         self.offsets = offsets
+        self.sources = sources
+        self.strategy = params.aggregation_strategy or answers.NONE
 
 
 class TextFront(Front[TextJob]):
     """Reads texts and has them computed by engines, in this process or in workers."""
 
-    takes = ("checkpoint", "prompt_name", "truncate")
+    takes = ("checkpoint", "prompt_name", "truncate", "truncate_prompt_tokens", "aggregation_strategy")
     # Workers of other nodes compute its texts instead.
     any_node = False
 
@@ -142,23 +146,31 @@ class TextFront(Front[TextJob]):
 
     def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> TextJob:
         output_names = wanted_outputs(request, self.args.outputs)
+        finds = ENTITIES in output_names
+        if params.aggregation_strategy not in (None, *(answers.STRATEGIES if ENTITIES in self.args.outputs else ())):
+            allowed = f"one of {', '.join(answers.STRATEGIES)}, of a model with the output {ENTITIES}"
+            raise InvalidInputError("parameter aggregation_strategy", params.aggregation_strategy, allowed)
+        if finds and self._pairs and self.pb_utils.get_input_tensor_by_name(request, TEXT_PAIR) is not None:
+            raise InvalidInputError(TEXT_PAIR, "given", f"left out for the output {ENTITIES}: it is of one text")
+        limit, tokenizer = params.truncate_prompt_tokens, self._tokenizer
         rows = rows_of_request(
             self.pb_utils,
             request,
-            self._tokenizer,
+            tokenizer if limit is None else tokenizer.limited(limit),
             self._engines.vocabulary,
-            params.truncate,
+            params.truncate or limit is not None,
             self._pairs,
-            OFFSETS in output_names,
+            finds or OFFSETS in output_names,
             self._engines.prompt(params.prompt_name),
         )
+        sources = [text for (text,) in texts_of_request(self.pb_utils, request, pairs=False)] if finds else []
         if params.prompt_name is not None and self.pb_utils.get_input_tensor_by_name(request, "TEXT") is None:
             raise InvalidInputError(
                 "parameter prompt_name", params.prompt_name, "only with TEXT; INPUT_IDS are taken as they are"
             )
         for ids in rows.ids if params.check is None else ():
             self.request_metrics.lengths.observe(len(ids))
-        return TextJob(client, rows.ids, output_names, rows.offsets, self.done, params)
+        return TextJob(client, rows.ids, output_names, rows.offsets, sources, self.done, params)
 
     def tokens(self, request: InferenceRequest) -> NDArray[np.object_]:
         prompt = self._engines.prompt(self.read(request).prompt_name)
@@ -174,13 +186,23 @@ class TextFront(Front[TextJob]):
 
     def respond(self, job: TextJob) -> InferenceResponse:
         values = dict(job.outputs)
-        if job.offsets:
+        if OFFSETS in job.output_names:
             values[OFFSETS] = padded_offsets(job.offsets)
+        if {*SPARSE_OUTPUTS} & {*job.output_names}:
+            values |= answers.sparse(job.outputs, [row.ids for row in job.rows], self._engines.type_stride)
+        if ENTITIES in job.output_names:
+            values[ENTITIES] = np.array([[self._entities(job, row)] for row in range(len(job.rows))], dtype=object)
         if ENGINE_MS in job.output_names:
             values[ENGINE_MS] = job.engine_ms[:, None]
         if NUM_TOKENS.name in job.output_names:
             values[NUM_TOKENS.name] = np.array([[row.tokens] for row in job.rows], np.int32)
         return self.response({name: values[name] for name in job.output_names})
+
+    def _entities(self, job: TextJob, row: int) -> bytes:
+        ids = job.rows[row].ids
+        text = job.offsets[row], job.sources[row]
+        logits = job.outputs["TOKEN_LOGITS"][row, : len(ids)]
+        return answers.entities(logits, ids, *text, self._engines.labels, self._tokenizer, job.strategy)
 
     def facts(self, job: TextJob) -> RequestLine:
         return {
@@ -237,7 +259,13 @@ def _kinds(sizes: Mapping[str, int], pairs: bool, cross_encoder: bool) -> list[s
     if "TOKEN_LOGITS" in sizes:
         return [description.TOKEN_CLASSIFICATION]
     if "LOGITS" not in sizes:
-        return [description.EMBEDDING]
+        by_output = {
+            "EMBEDDING": description.EMBEDDING,
+            "TOKEN_WEIGHTS": description.SPARSE_EMBEDDING,
+            "TERM_WEIGHTS": description.SPARSE_EMBEDDING,
+            "TOKEN_EMBEDDING": description.TOKEN_EMBEDDING,
+        }
+        return [kind for name, kind in by_output.items() if name in sizes] or [description.EMBEDDING]
     if not pairs or sizes["LOGITS"] > 1:
         return [description.TEXT_CLASSIFICATION]
     # One score of a pair ranks, whatever it was trained for.

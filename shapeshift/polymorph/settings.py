@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shapeshift.engines.execution.executor import ExecutorSettings
+from shapeshift.engines.interfaces import OUTPUT_AXES
 from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.policy.algorithms import ALLOCATIONS, DISPATCHERS
 from shapeshift.serving.model_args import DESCRIPTION, TOKENS, Signature, Tensor
@@ -23,8 +24,10 @@ _INPUTS = (
     Tensor("ATTENTION_MASK", "TYPE_INT64", (-1,), optional=True),
     Tensor(TEXT_PAIR, "TYPE_STRING", optional=True, listed=True),
 )
-ENGINE_OUTPUTS = ("EMBEDDING", "LOGITS", "TOKEN_LOGITS", "IMPORTANCE")
-"""Outputs that engines compute; the front adds the others."""
+SPARSE_OUTPUTS = SPARSE_INDICES, SPARSE_VALUES = "SPARSE_INDICES", "SPARSE_VALUES"
+"""What the front makes of TOKEN_WEIGHTS or TERM_WEIGHTS."""
+ENTITIES = "ENTITIES"
+"""What the front makes of TOKEN_LOGITS."""
 WORKER_INPUTS = (Tensor("INPUT_IDS", "TYPE_INT64", (-1,)), Tensor("LENGTHS", "TYPE_INT32", (-1,)))
 WORKER_STATE = Tensor("STATE", "TYPE_INT64", (6,))
 """The output of a worker beside those of its engines."""
@@ -126,10 +129,12 @@ def signature(parameters: Mapping[str, str]) -> Signature | None:
 def front_signature(parameters: Mapping[str, str]) -> Signature:
     """Of a front. One that lists no output has EMBEDDING, or with a `head` LOGITS."""
     default = "LOGITS" if parameters.get("head") else "EMBEDDING"
+    computed = {name: tuple(-1 if axis == "tokens" else None for axis in axes) for name, axes in OUTPUT_AXES.items()}
     outputs = (
-        *(Tensor(name, "TYPE_FP32", (None,), listed=name != default) for name in ("EMBEDDING", "LOGITS")),
-        Tensor("TOKEN_LOGITS", "TYPE_FP32", (-1, None), listed=True),
-        Tensor("IMPORTANCE", "TYPE_FP32", (-1,), listed=True),
+        *(Tensor(name, "TYPE_FP32", dims, listed=name != default) for name, dims in computed.items()),
+        Tensor(SPARSE_INDICES, "TYPE_INT32", (-1,), listed=True),
+        Tensor(SPARSE_VALUES, "TYPE_FP32", (-1,), listed=True),
+        Tensor(ENTITIES, "TYPE_STRING", listed=True),
         Tensor(OFFSETS, "TYPE_INT32", (-1, 2), listed=True),
         Tensor(ENGINE_MS, "TYPE_FP32", listed=True),
         NUM_TOKENS,

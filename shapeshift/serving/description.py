@@ -18,6 +18,7 @@ from shapeshift.serving.pb_utils import InferenceRequest
 EMBEDDING, RERANKING, GENERATION = "embedding", "reranking", "generation"
 TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION = "text_classification", "token_classification"
 IMAGE_CLASSIFICATION = "image_classification"
+SPARSE_EMBEDDING, TOKEN_EMBEDDING = "sparse_embedding", "token_embedding"
 IDENTITY, SIGMOID, SOFTMAX = "identity", "sigmoid", "softmax"
 TOOL_PARSERS = (
     *("openai", "gemma4", "seed_oss", "qwen3_coder", "glm45", "minimax_m2", "deepseek_v32", "deepseek_v4"),

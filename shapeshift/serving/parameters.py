@@ -44,6 +44,8 @@ class RequestParameters:
     min_accuracy: float | None = None
     lora_name: str | None = None
     prompt_name: str | None = None
+    truncate_prompt_tokens: int | None = None
+    aggregation_strategy: str | None = None
     slo_class: str | None = None
     request_tag: str | None = None
     id: str | None = None
@@ -117,6 +119,13 @@ def _whole(name: str, value: Any) -> int:
     return int(number)
 
 
+def _tokens(name: str, value: Any) -> int:
+    number = _number(name, value)
+    if number != int(number) or not (number == -1 or number >= 1):
+        raise InvalidInputError(f"parameter {name}", value, "a whole number, 1 or more, or -1 for what the model reads")
+    return int(number)
+
+
 def _flag(name: str, value: Any) -> bool:
     if isinstance(value, bool):
         return value
@@ -146,6 +155,8 @@ _CHECKS = {
     "min_accuracy": _number,
     "lora_name": _word,
     "prompt_name": _word,
+    "truncate_prompt_tokens": _tokens,
+    "aggregation_strategy": _word,
     "slo_class": _word,
     "request_tag": _word,
     "id": _word,

@@ -237,3 +237,66 @@ def test_rows_that_came_from_several_calls_are_put_together() -> None:
 def test_unavailable_outputs_are_refused(build: Callable[..., Path], outputs: str, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         build(outputs=outputs)
+
+
+def test_a_token_classifier_answers_with_entities(open_front: Callable[..., TextFront]) -> None:
+    front = open_front(outputs='output [ { name: "ENTITIES" }, { name: "TOKEN_LOGITS" } ]')
+    parameters = {"aggregation_strategy": "simple"}
+    grouped = text_request("two é words", "x", outputs=["ENTITIES"], parameters=parameters)
+    single = text_request("two é words", outputs=["ENTITIES"])
+    wrong = text_request("a", outputs=["ENTITIES"], parameters={"aggregation_strategy": "most"})
+    given = ids_request([101, 102], outputs=["ENTITIES"])
+    front.execute([grouped, single, wrong, given])
+    rows = [json.loads(row) for row in grouped.vectors("ENTITIES")[:, 0]]
+    assert len(rows) == 2 and {*rows[0][0]} == {"entity_group", "score", "word", "start", "end"}
+    assert (rows[0][0]["start"], rows[0][-1]["end"]) == (0, len("two é words")), "characters, not bytes"
+    (tokens,) = single.vectors("ENTITIES")[0]
+    assert [(one["index"], one["start"], one["end"]) for one in json.loads(tokens)] == [
+        (1, 0, 3),
+        (2, 4, 5),
+        (3, 6, 11),
+    ]
+    code, text = wrong.refusal()
+    assert code == TritonError.INVALID_ARG
+    assert text.startswith("parameter aggregation_strategy: got 'most'; one of none, simple, first, average, max")
+    assert "inputs: got 'none'; TEXT" in given.refusal()[1]
+    asked = Request(("DESCRIPTION",))
+    front.execute([asked])
+    assert json.loads(asked.vectors("DESCRIPTION").item())["kind"] == "token_classification"
+
+
+def test_sparse_vectors_of_a_masked_language_model(
+    open_front: Callable[..., TextFront], light_checkpoint: Path, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(light_checkpoint, checkpoint)
+    stated = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**stated, "architectures": ["BertForMaskedLM"]}))
+    front = open_front(
+        outputs='output [ { name: "SPARSE_INDICES" }, { name: "SPARSE_VALUES" } ]', checkpoint=checkpoint
+    )
+    request = text_request("two words", "x", outputs=["SPARSE_INDICES", "SPARSE_VALUES"])
+    asked, wrong = Request(("DESCRIPTION",)), text_request("x", parameters={"aggregation_strategy": "max"})
+    front.execute([request, asked, wrong])
+    indices, values = request.vectors("SPARSE_INDICES"), request.vectors("SPARSE_VALUES")
+    assert indices.shape == values.shape and indices.dtype == np.int32
+    assert ((indices >= 0) == (values > 0)).all() and (values > 0).any()
+    assert json.loads(asked.vectors("DESCRIPTION").item())["kind"] == "sparse_embedding"
+    assert "parameter aggregation_strategy: got 'max'; one of" in wrong.refusal()[1]
+
+
+def test_texts_are_cut_to_the_tokens_that_a_request_names(open_front: Callable[..., TextFront]) -> None:
+    front = open_front()
+    cut = [
+        text_request("one two three four", outputs=["NUM_TOKENS"], parameters={"truncate_prompt_tokens": most})
+        for most in (4, "3", -1, 512)
+    ]
+    ids = ids_request([101, 7, 8, 102], outputs=["NUM_TOKENS"], parameters={"truncate_prompt_tokens": 2})
+    front.execute([*cut, ids])
+    assert [one.vectors("NUM_TOKENS").item() for one in (*cut, ids)] == [4, 3, 6, 6, 2]
+    for value, allowed in ((0, "1 or more, or -1"), (513, "at most 512, the tokens that"), (2, "at least 3 for TEXT")):
+        wrong = text_request("one two", parameters={"truncate_prompt_tokens": value})
+        front.execute([wrong])
+        code, text = wrong.refusal()
+        assert code == TritonError.INVALID_ARG
+        assert text.startswith("parameter truncate_prompt_tokens: got ") and allowed in text

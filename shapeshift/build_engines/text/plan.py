@@ -16,20 +16,22 @@ from shapeshift.build_engines.text.config import TextFrontConfig, length_histogr
 from shapeshift.engines import hardware, manifest
 from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.engines.gpu import with_cpu
-from shapeshift.engines.interfaces import Provider
+from shapeshift.engines.interfaces import OUTPUT_AXES, Provider
 from shapeshift.engines.providers import lookup
 from shapeshift.engines.text import classifiers, heads, sentence_modules, tokenizer_files
-from shapeshift.engines.text.families import family_of, hidden_size
-from shapeshift.engines.text.sentence_modules import SentenceModules
+from shapeshift.engines.text.families import family_of, hidden_size, vocabulary_size
+from shapeshift.engines.text.sentence_modules import TOKEN_WEIGHTS, SentenceModules
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from shapeshift.files import HASHES, file_sha256
-from shapeshift.polymorph.settings import ENGINE_OUTPUTS, front_signature
+from shapeshift.polymorph.settings import ENTITIES, SPARSE_OUTPUTS, front_signature
 from shapeshift.serving.model_args import DESCRIPTION, TOKENS
 from shapeshift.serving.text_inputs import NUM_TOKENS, TEXT_PAIR
 from shapeshift.triton import model_config
 
 # Incremented when a change of this project makes engines that were built before wrong or worse.
 _BUILD_FORMAT = 7
+_RARE = ("token_dense", "token_weights", "terms")
+_WEIGHTED = f"{TOKEN_WEIGHTS} (BGE-M3: `shapeshift convert` makes it of sparse_linear.pt)"
 # Outputs that every front has: they say nothing about its engines.
 _COMMON_OUTPUTS = (NUM_TOKENS.name, TOKENS.name, DESCRIPTION.name)
 
@@ -59,11 +61,11 @@ class Plan:
     @property
     def source_sha256(self) -> str:
         """The hash of what the engines compute: the checkpoint, the number of its layers, the head, dense layers."""
-        layers, dense = self.front.settings.layers, self.modules.dense
-        if not layers and self.head is None and not dense:
+        layers, further = self.front.settings.layers, self.modules.files
+        if not layers and self.head is None and not further:
             return self.checkpoint.sha256
         parts = [self.checkpoint.sha256, str(layers), file_sha256(self.head) if self.head else ""]
-        parts += [file_sha256(layer.file) for layer in dense]
+        parts += [file_sha256(file) for file in further]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @property
@@ -89,8 +91,10 @@ class Plan:
 
     @property
     def engine_outputs(self) -> tuple[str, ...]:
-        """The outputs in config.pbtxt that engines compute, in their order."""
-        return tuple(output.name for output in self.front.config.output if output.name in ENGINE_OUTPUTS)
+        """What engines compute for the outputs in config.pbtxt, in their order."""
+        made_of = {**dict.fromkeys(SPARSE_OUTPUTS, self.modules.sparse_output), ENTITIES: "TOKEN_LOGITS"}
+        names = [made_of.get(output.name, output.name) for output in self.front.config.output]
+        return tuple(dict.fromkeys(name for name in names if name in OUTPUT_AXES))
 
     @property
     def pairs(self) -> bool:
@@ -112,7 +116,8 @@ class Plan:
             "activation": self.activation,
             "checkpoint": self.source_sha256,
             "tokenizer": tokenizer_files.key(self.checkpoint),
-            "modules": asdict(self.modules),
+            # Of those that few checkpoints have, the files count as `source_sha256`.
+            "modules": {name: value for name, value in asdict(self.modules).items() if value or name not in _RARE},
             "provider": [part for one in self._providers for part in (one.name, one.version())],
             "precision": self.precision,
             "hardware": with_cpu(self.device),
@@ -174,12 +179,26 @@ def engine_outputs(planned: Plan, hidden: int) -> dict[str, tuple[int, ...]]:
     hidden: the width of the token vectors. Raises InvalidInputError if config.pbtxt lists none of them, or states other
     dims.
     """
-    labels = len(planned.labels)
-    width = planned.modules.width(hidden)
-    dims = {"EMBEDDING": (width,), "LOGITS": (labels,), "TOKEN_LOGITS": (-1, labels), "IMPORTANCE": (-1,)}
+    modules, config = planned.modules, planned.checkpoint.config
+    sizes = {
+        "width": modules.width(hidden),
+        "labels": len(planned.labels),
+        "tokens": -1,
+        "token_width": modules.token_width(hidden),
+        "vocabulary": vocabulary_size(config),
+    }
+    dims = {name: tuple(sizes[axis] for axis in axes) for name, axes in OUTPUT_AXES.items()}
     with_dims(planned.front.config, dims)
     if not planned.engine_outputs:
-        raise InvalidInputError("output", [], f"at least one of {', '.join(ENGINE_OUTPUTS)}")
+        raise InvalidInputError("output", [], f"at least one of {', '.join((*OUTPUT_AXES, *SPARSE_OUTPUTS))}")
+    if "TOKEN_WEIGHTS" in planned.engine_outputs and modules.token_weights is None:
+        raise InvalidInputError("output", "TOKEN_WEIGHTS", f"of a checkpoint with {_WEIGHTED}")
+    speaks = any(str(name).endswith("ForMaskedLM") for name in config.get("architectures") or ())
+    if "TERM_WEIGHTS" in planned.engine_outputs and not speaks:
+        allowed = (
+            f"of a masked language model (SPLADE: architectures ...ForMaskedLM), or of a checkpoint with {_WEIGHTED}"
+        )
+        raise InvalidInputError("output", "SPARSE_INDICES", allowed)
     return {name: dims[name] for name in planned.engine_outputs}
 
 

@@ -5,9 +5,10 @@ A serving process does not import it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,16 +17,26 @@ from shapeshift.engines.casts import to_f32
 from shapeshift.engines.interfaces import INPUT_AXES
 from shapeshift.engines.providers.packed_attention import offsets_of
 from shapeshift.engines.text.families import Family
-from shapeshift.engines.text.pooling import SentenceHead, pool
+from shapeshift.engines.text.pooling import SentenceHead, TokenVectors, pool, term_weights
 from shapeshift.engines.text.task_heads import LinearHead, SequenceHead
 from shapeshift.engines.text.varlen_export import as_mask, by_offsets
+
+
+class Pack(NamedTuple):
+    """The inputs of an engine, see `interfaces`."""
+
+    ids: torch.Tensor
+    segments: torch.Tensor
+    positions: torch.Tensor
+    rows: torch.Tensor
 
 
 class PackedEncoder(nn.Module):
     """Maps a pack of rows (see `interfaces`) to the outputs `output_names`, in that order.
 
-    model: a transformers model without a task's head; head: of LOGITS or TOKEN_LOGITS, if one of them is wanted;
-    type_stride: the number added to the ids of a pair's second text, 0 if the model has no token types.
+    model: a transformers model without a task's head; embedding, tokens: what makes vectors of its output; head: of
+    LOGITS, TOKEN_LOGITS or TERM_WEIGHTS, if one of them is wanted; type_stride: the number added to the ids of a pair's
+    second text, 0 if the model has no token types.
     The argument names of `forward` are the input names in lower case; exporters rely on this.
     """
 
@@ -36,6 +47,7 @@ class PackedEncoder(nn.Module):
         model: nn.Module,
         family: Family,
         embedding: SentenceHead,
+        tokens: TokenVectors,
         output_names: Sequence[str] = ("EMBEDDING",),
         head: nn.Module | None = None,
         type_stride: int = 0,
@@ -43,6 +55,7 @@ class PackedEncoder(nn.Module):
         super().__init__()
         self.model = model
         self.family = family
+        self.tokens = tokens
         self.embedding = embedding
         self.output_names = tuple(output_names)
         self.head = head
@@ -51,15 +64,20 @@ class PackedEncoder(nn.Module):
         # A decoder's keys and values are of no further use.
         config: Any = model.config
         config.use_cache = False
-        self._outputs: dict[str, Callable[..., torch.Tensor]] = {
+        self._outputs: dict[str, Callable[[Any, Pack], torch.Tensor]] = {
             "EMBEDDING": self._embedding,
             "LOGITS": self._logits,
             "TOKEN_LOGITS": self._token_logits,
             "IMPORTANCE": self._importance,
+            "TOKEN_EMBEDDING": lambda output, pack: self.tokens.vectors(output.last_hidden_state, pack.positions),
+            "TOKEN_WEIGHTS": lambda output, pack: self.tokens.weights(output.last_hidden_state, pack.ids),
+            "TERM_WEIGHTS": self._term_weights,
         }
 
     def cast(self, dtype: torch.dtype) -> PackedEncoder:
         """Compute the model in `dtype`, in place; what follows it, pooling and heads, stays in f32."""
+        # A head may share weights with the model.
+        self.head = copy.deepcopy(self.head)
         self.model.to(dtype)
         return self
 
@@ -82,12 +100,13 @@ class PackedEncoder(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, segments: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        output = self._run(input_ids, segments, positions, rows)
-        pooled = {"LOGITS": self._before_padding(input_ids, segments, positions)}
-        results = tuple(self._outputs[name](output, pooled.get(name, segments), rows) for name in self.output_names)
+        pack = Pack(input_ids, segments, positions, rows)
+        output = self._run(pack)
+        results = tuple(self._outputs[name](output, pack) for name in self.output_names)
         return results if len(results) > 1 else results[0]
 
-    def _run(self, ids: torch.Tensor, segments: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> Any:
+    def _run(self, pack: Pack) -> Any:
+        ids, segments, positions, rows = pack
         options: dict[str, Any] = {}
         if self.type_stride:
             types = (ids >= self.type_stride).to(torch.int64)
@@ -103,14 +122,14 @@ class PackedEncoder(nn.Module):
             mask = self._attention_mask(segments, positions)
         return self.model(input_ids=ids, attention_mask=mask, position_ids=positions, **options)
 
-    def _before_padding(self, ids: torch.Tensor, segments: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """`segments` of the tokens that the head pools: one of the last token takes the last that is no padding, or the
-        first."""
+    def _before_padding(self, pack: Pack) -> torch.Tensor:
+        """The segments of the tokens that the head pools: one of the last token takes the last that is no padding, or
+        the first."""
         config: Any = self.model.config
         padding: int | None = config.pad_token_id
         if padding is None or not isinstance(self.head, SequenceHead) or self.head.pooling != "lasttoken":
-            return segments
-        return torch.where((ids != padding) | (positions == 0), segments, 0)
+            return pack.segments
+        return torch.where((pack.ids != padding) | (pack.positions == 0), pack.segments, 0)
 
     def _attention_mask(self, segments: torch.Tensor, positions: torch.Tensor) -> Any:
         """[1, 1, tokens, tokens]; for a model with layers of local attention one for each kind of layer."""
@@ -136,22 +155,32 @@ class PackedEncoder(nn.Module):
         dtype: Any = self.model.dtype
         return torch.where(mask, 0.0, torch.finfo(dtype).min).to(dtype)
 
-    def _embedding(self, output: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def _embedding(self, output: Any, pack: Pack) -> torch.Tensor:
+        return self._pooled(output, pack.segments, pack.rows)
+
+    def _pooled(self, output: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return torch.as_tensor(self.embedding(to_f32(output.last_hidden_state), segments, rows))
 
-    def _logits(self, output: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def _logits(self, output: Any, pack: Pack) -> torch.Tensor:
         assert self.head is not None
+        segments = self._before_padding(pack)
         if isinstance(self.head, LinearHead):
-            return torch.as_tensor(self.head(self._embedding(output, segments, rows)))
+            return torch.as_tensor(self.head(self._pooled(output, segments, pack.rows)))
         pooling = [str(self.head.pooling)]
-        return torch.as_tensor(self.head(pool(to_f32(output.last_hidden_state), segments, rows, pooling)))
+        return torch.as_tensor(self.head(pool(to_f32(output.last_hidden_state), segments, pack.rows, pooling)))
 
-    def _token_logits(self, output: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def _token_logits(self, output: Any, _: Pack) -> torch.Tensor:
         assert self.head is not None
         return torch.as_tensor(self.head(to_f32(output.last_hidden_state)))
 
-    def _importance(self, output: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def _term_weights(self, output: Any, pack: Pack) -> torch.Tensor:
+        """Of a pack of one row."""
+        weights = term_weights(self._token_logits(output, pack), self.embedding.terms)
+        weights = torch.where((pack.segments > 0).unsqueeze(-1), weights, 0.0)
+        return weights.sum(1) if "sum" in self.embedding.terms else weights.amax(1)
+
+    def _importance(self, output: Any, pack: Pack) -> torch.Tensor:
         """The attention that each token receives, summed over layers, heads and queries (Tabi, section 4.2)."""
-        queries = (segments > 0).to(torch.float32).unsqueeze(1)
+        queries = (pack.segments > 0).to(torch.float32).unsqueeze(1)
         layers = [torch.bmm(queries, to_f32(weights.sum(1))) for weights in output.attentions]
         return torch.stack(layers).sum(0)[:, 0]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from shapeshift.engines.text.sentence_modules import SentenceModules
+from shapeshift.engines.casts import to_f32
+from shapeshift.engines.text.sentence_modules import DenseLayer, SentenceModules
 from shapeshift.errors import InvalidInputError
 
 
@@ -17,13 +18,50 @@ class SentenceHead(nn.Module):
     def __init__(self, modules: SentenceModules) -> None:
         super().__init__()
         self.pooling = modules.pooling
-        self.dense = dense_layers(modules)
+        self.dense = dense_layers(modules.dense)
         self.normalize = bool(modules.normalize)
+        self.terms = modules.terms
 
     def forward(self, hidden: torch.Tensor, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Token vectors [1, tokens, hidden], see `pool`; returns [rows, width]."""
         vectors = self.dense(pool(hidden, segments, rows, self.pooling))
         return nn.functional.normalize(vectors, dim=-1) if self.normalize else torch.as_tensor(vectors)
+
+
+class TokenVectors(nn.Module):
+    """Vectors and weights of single tokens: TOKEN_EMBEDDING and TOKEN_WEIGHTS of a pack.
+
+    first: the position of a row's first token; unweighted: the ids of special tokens.
+    """
+
+    def __init__(self, modules: SentenceModules, first: int, unweighted: Sequence[int]) -> None:
+        super().__init__()
+        self.dense, self.weight = (
+            None if layer is None else dense_layers([layer]) for layer in (modules.token_dense, modules.token_weights)
+        )
+        self._first = first
+        self._unweighted = tuple(unweighted)
+
+    def vectors(self, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Token vectors [1, tokens, hidden] to [1, tokens, width]; zeros for a token that has none."""
+        if self.dense is None:
+            return to_f32(hidden)
+        vectors = nn.functional.normalize(self.dense(to_f32(hidden)), dim=-1)
+        return torch.where((positions != self._first).unsqueeze(-1), vectors, 0.0)
+
+    def weights(self, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Token vectors [1, tokens, hidden] to [1, tokens]; ids: [1, tokens]."""
+        assert self.weight is not None
+        weights = self.weight(to_f32(hidden))[..., 0]
+        for token in self._unweighted:
+            weights = torch.where(ids != token, weights, 0.0)
+        return torch.as_tensor(weights)
+
+
+def term_weights(logits: torch.Tensor, terms: Sequence[str]) -> torch.Tensor:
+    """The weights of the vocabulary before they are pooled, of the logits of a masked language model (SPLADE)."""
+    weights = torch.log1p(torch.relu(logits))
+    return torch.log1p(weights) if "log1p_relu" in terms else weights
 
 
 def pool(hidden: torch.Tensor, segments: torch.Tensor, rows: torch.Tensor, pooling: Sequence[str]) -> torch.Tensor:
@@ -68,12 +106,12 @@ def pool_one(hidden: torch.Tensor, pooling: Sequence[str]) -> torch.Tensor:
     return torch.cat([vectors[mode]() for mode in pooling])
 
 
-def dense_layers(modules: SentenceModules) -> nn.Sequential:
-    """The dense layers with their weights. Raises InvalidInputError for weights that do not fit their configuration."""
+def dense_layers(listed: Sequence[DenseLayer]) -> nn.Sequential:
+    """Layers with their weights. Raises InvalidInputError for weights that do not fit their configuration."""
     from safetensors.torch import load_file
 
     layers: list[nn.Module] = []
-    for layer in modules.dense:
+    for layer in listed:
         linear = nn.Linear(layer.in_features, layer.out_features, layer.bias)
         try:
             weights = load_file(layer.file)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,23 @@ from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.text import tokenizer_files
 from shapeshift.engines.text.export_module import PackedEncoder
 from shapeshift.engines.text.families import FAMILIES, family_of, first_position, longest_text
-from shapeshift.engines.text.pooling import SentenceHead, dense_layers, pool_one
+from shapeshift.engines.text.pooling import SentenceHead, TokenVectors, dense_layers, pool_one, term_weights
 from shapeshift.engines.text.sentence_modules import SentenceModules
-from shapeshift.engines.text.task_heads import add_updates, linear_head, sequence_head, token_head
+from shapeshift.engines.text.task_heads import add_updates, language_head, linear_head, sequence_head, token_head
 from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import InvalidInputError, UnsupportedError
 
 # The outputs that a checkpoint's own head computes, and transformers' class of such checkpoints.
-_TASKS = {"LOGITS": "AutoModelForSequenceClassification", "TOKEN_LOGITS": "AutoModelForTokenClassification"}
+_TASKS = {
+    "LOGITS": "AutoModelForSequenceClassification",
+    "TOKEN_LOGITS": "AutoModelForTokenClassification",
+    "TERM_WEIGHTS": "AutoModelForMaskedLM",
+}
+_HEADS: Mapping[str, Callable[[Any], nn.Module]] = {
+    "LOGITS": sequence_head,
+    "TOKEN_LOGITS": token_head,
+    "TERM_WEIGHTS": language_head,
+}
 _TYPES = "token_type_ids"
 _LAYER = re.compile(r"\.\d+\.")
 # Of the largest value: computed twice by the same model, in batches of one text.
@@ -42,7 +51,7 @@ _SHOWN = 80
 class ReferenceModel:
     """The checkpoint computed by transformers in f32, one text at a time, without packing.
 
-    modules: what makes EMBEDDING of the token vectors; outputs: of EMBEDDING, LOGITS, TOKEN_LOGITS and IMPORTANCE;
+    modules: what makes vectors and weights of the token vectors; outputs: of `interfaces.OUTPUT_AXES`;
     layers: the number of first layers to compute, 0: all; head: a file with a linear head over EMBEDDING and updates of
     the layers (`heads`), None: the checkpoint's own (for LOGITS); pairs: whether texts may be pairs; library:
     transformers' tokenizer of the checkpoint, where it is loaded already.
@@ -74,7 +83,8 @@ class ReferenceModel:
             add_updates(self._model.base_model, head)
         self.max_tokens = longest_text({**checkpoint.config, "pad_token_id": self.padding})
         self.hidden = int(self._model.config.hidden_size)
-        self._dense = dense_layers(modules)
+        self._dense = dense_layers(modules.dense)
+        self._tokens = TokenVectors(modules, self.position_offset, self._unweighted())
         self._ids = int(self._model.config.vocab_size)
         self.type_stride = self._ids if pairs and self._is_given_types() else 0
 
@@ -90,7 +100,8 @@ class ReferenceModel:
 
     @property
     def packs_rows(self) -> bool:
-        return self.family.packs_rows
+        # Weights of the vocabulary for every token of many rows would be more than the memory.
+        return self.family.packs_rows and "TERM_WEIGHTS" not in self.outputs
 
     @property
     def position_offset(self) -> int:
@@ -100,15 +111,13 @@ class ReferenceModel:
         """The module that providers export."""
         head: nn.Module | None = self._linear
         if self._task:
-            head = sequence_head(self._model) if self._task == "LOGITS" else token_head(self._model)
+            head = _HEADS[self._task](self._model)
+        vectors = SentenceHead(self._modules), self._tokens
         base = self._model.base_model
-        embedding = SentenceHead(self._modules)
-        return PackedEncoder(base, self.family, embedding, self.outputs, head, self.type_stride).eval()
+        return PackedEncoder(base, self.family, *vectors, self.outputs, head, self.type_stride).eval()
 
     def compute(self, ids: Ids) -> dict[str, Array]:
-        """The outputs of one text: EMBEDDING [width], LOGITS [labels], TOKEN_LOGITS [tokens, labels],
-        IMPORTANCE [tokens].
-        """
+        """The outputs of one text, with the axes of `interfaces.OUTPUT_AXES`."""
         inputs = torch.from_numpy(ids)[None]
         if not self.type_stride:
             return self._compute({"input_ids": inputs})
@@ -161,6 +170,13 @@ class ReferenceModel:
     def _tokenizer(self) -> Any:
         return self._library or tokenizer_files.of_library(self._checkpoint.folder, self._modules.lower_case)
 
+    def _unweighted(self) -> list[int]:
+        """The tokens that BGE-M3 gives no weight."""
+        tokenizer = self._tokenizer if self._modules.token_weights else None
+        names = ("cls_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
+        ids = [getattr(tokenizer, name, None) for name in names]
+        return sorted({int(one) for one in ids if one is not None})
+
     def _is_given_types(self) -> bool:
         """Whether the library gives the model the token types of a pair; if not, they are zeros."""
         kinds = int(getattr(self._model.config, "type_vocab_size", 0))
@@ -175,13 +191,28 @@ class ReferenceModel:
         result = self._model.base_model(**options)
         vector = self._dense(pool_one(result.last_hidden_state[0], self._modules.pooling))
         values = {"EMBEDDING": nn.functional.normalize(vector, dim=-1) if self._modules.normalize else vector}
-        if self._task:
+        values |= self._of_tokens(result.last_hidden_state[0], inputs["input_ids"][0])
+        if self._task == "TERM_WEIGHTS":
+            weights = term_weights(self._model(**options).logits[0], self._modules.terms)
+            values[self._task] = weights.sum(0) if "sum" in self._modules.terms else weights.amax(0)
+        elif self._task:
             values[self._task] = self._model(**options).logits[0]
         elif self._linear is not None:
             values["LOGITS"] = self._linear(values["EMBEDDING"].unsqueeze(0))[0]
         if "IMPORTANCE" in self.outputs:
             values["IMPORTANCE"] = torch.stack(result.attentions).sum((0, 1, 2, 3))
         return {name: values[name] for name in self.outputs}
+
+    def _of_tokens(self, hidden: torch.Tensor, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """As BGE-M3's own library has them, of token vectors [tokens, hidden]."""
+        vectors, values = self._tokens.dense, {"TOKEN_EMBEDDING": hidden}
+        if vectors is not None:
+            rest = nn.functional.normalize(vectors(hidden[1:]), dim=-1)
+            values["TOKEN_EMBEDDING"] = torch.cat([torch.zeros(1, rest.shape[1]), rest])
+        if self._tokens.weight is not None:
+            weights = self._tokens.weight(hidden)[:, 0]
+            values["TOKEN_WEIGHTS"] = weights * ~torch.isin(ids, torch.tensor(self._unweighted()))
+        return values
 
 
 def _longest(tokenizer: TextTokenizer) -> str:

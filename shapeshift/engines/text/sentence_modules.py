@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from shapeshift.engines import weight_headers
 from shapeshift.engines.settings import POOLINGS
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from shapeshift.settings import require
@@ -21,6 +22,12 @@ PROMPTS_FILE = "config_sentence_transformers.json"
 ACTIVATIONS = ("Tanh", "Identity", "ReLU", "GELU", "SiLU", "Sigmoid", "Mish")
 _DENSE_WEIGHTS = "model.safetensors"
 _PACKAGE = "sentence_transformers."
+_KINDS = ("Transformer", "Pooling", "Dense", "Dropout", "Normalize", "SpladePooling")
+# The names of version 5 and earlier.
+_OLD_KINDS = {"MLMTransformer": "Transformer"}
+TERM_POOLINGS, TERM_ACTIVATIONS = ("max", "sum"), ("relu", "log1p_relu")
+# Of BGE-M3, as `shapeshift convert` writes them.
+TOKEN_HEADS = TOKEN_DENSE, TOKEN_WEIGHTS = "colbert_linear.safetensors", "sparse_linear.safetensors"
 # The names of version 5 and earlier, where several flags may be true.
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -53,6 +60,10 @@ class SentenceModules:
     prompts     texts that a client may have put before its own, by name
     default_prompt  the name of the prompt for requests that name none; empty: no prompt
     lower_case  whether texts become lower case before the tokenizer reads them
+    token_dense   of BGE-M3, over the vector of a token, which then has length 1; the first token of a text has none
+    token_weights of BGE-M3, one number for each token, none below zero; special tokens have 0
+    terms       of a SparseEncoder, how its weights of the vocabulary are pooled: of TERM_POOLINGS, and of
+                TERM_ACTIVATIONS; empty: the folder does not say
     cross_encoder  whether the folder is a CrossEncoder
     activation  the class of torch.nn that makes scores of a CrossEncoder's logits; empty: not stated
     transformer sub-folder with the model; empty: the folder itself
@@ -64,9 +75,27 @@ class SentenceModules:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
     lower_case: bool = False
+    token_dense: DenseLayer | None = None
+    token_weights: DenseLayer | None = None
+    terms: tuple[str, ...] = ()
     cross_encoder: bool = False
     activation: str = ""
     transformer: str = ""
+
+    @property
+    def sparse_output(self) -> str:
+        """The output of engines that sparse vectors are made of."""
+        return "TOKEN_WEIGHTS" if self.token_weights else "TERM_WEIGHTS"
+
+    @property
+    def files(self) -> list[Path]:
+        """The weights beside those of the transformer."""
+        layers = [*self.dense, *filter(None, (self.token_dense, self.token_weights))]
+        return [layer.file for layer in layers]
+
+    def token_width(self, hidden: int) -> int:
+        """The width of TOKEN_EMBEDDING."""
+        return self.token_dense.out_features if self.token_dense else hidden
 
     def width(self, hidden: int) -> int:
         """The width of EMBEDDING for token vectors of width `hidden`."""
@@ -93,7 +122,16 @@ class SentenceModules:
     def for_head(self) -> SentenceModules:
         """Without pooling, dense layers, normalization and activation: a head of one's own states what it was trained
         on."""
-        return replace(self, pooling=(), dense=(), normalize=None, cross_encoder=False, activation="")
+        return replace(
+            self,
+            pooling=(),
+            dense=(),
+            normalize=None,
+            token_dense=None,
+            token_weights=None,
+            cross_encoder=False,
+            activation="",
+        )
 
     def check(self, hidden: int) -> None:
         """Raise InvalidInputError unless the dense layers fit token vectors of width `hidden`."""
@@ -101,6 +139,8 @@ class SentenceModules:
         for layer in self.dense:
             require(layer.in_features == width, "in_features", layer.in_features, f"{width} in {layer.file.parent}")
             width = layer.out_features
+        for layer in filter(None, (self.token_dense, self.token_weights)):
+            require(layer.in_features == hidden, "in_features", layer.in_features, f"{hidden} in {layer.file}")
 
 
 def read(folder: Path) -> SentenceModules:
@@ -111,7 +151,7 @@ def read(folder: Path) -> SentenceModules:
     """
     file = folder / MODULES_FILE
     if not file.is_file():
-        return SentenceModules()
+        return _with_token_heads(SentenceModules(), folder)
     listed = _json(file)
     try:
         modules = [(_kind(str(entry["type"]), file), str(entry["path"])) for entry in listed]
@@ -125,8 +165,9 @@ def read(folder: Path) -> SentenceModules:
         if kind == "Pooling":
             pooling = _pooling(folder / path, config.prompts)
     return replace(
-        config,
+        _with_token_heads(config, folder),
         pooling=pooling,
+        terms=next((_terms(folder / path) for kind, path in modules if kind == "SpladePooling"), ()),
         dense=tuple(_dense(folder / path) for kind, path in modules if kind == "Dense"),
         normalize="Normalize" in kinds if pooling else None,
         lower_case=_lower_case(folder / modules[0][1]),
@@ -135,19 +176,19 @@ def read(folder: Path) -> SentenceModules:
 
 
 def _kind(name: str, file: Path) -> str:
-    kind = name.rsplit(".", 1)[-1]
-    if not name.startswith(_PACKAGE) or kind not in ("Transformer", "Pooling", "Dense", "Dropout", "Normalize"):
-        raise UnsupportedError(
-            f"{file}: module {name} is not served; served are Transformer, Pooling, Dense, Dropout and Normalize"
-        )
+    kind = _OLD_KINDS.get(name.rsplit(".", 1)[-1], name.rsplit(".", 1)[-1])
+    if not name.startswith(_PACKAGE) or kind not in _KINDS:
+        raise UnsupportedError(f"{file}: module {name} is not served; served are {', '.join(_KINDS)}")
     return kind
 
 
 def _check_order(kinds: Sequence[str], file: Path) -> None:
     if kinds.count("Pooling") > 1:
         raise InvalidInputError(MODULES_FILE, f"{kinds.count('Pooling')} poolings", f"one Pooling in {file}")
+    if kinds == ["Transformer", "SpladePooling"]:
+        return
     order = ["Transformer", "Pooling", "Dense", "Normalize"]
-    ranks = [order.index(kind) for kind in kinds if kind != "Dropout"]
+    ranks = [order.index(kind) if kind in order else -1 for kind in kinds if kind != "Dropout"]
     once = all(kinds.count(kind) <= 1 for kind in ("Transformer", "Normalize"))
     if not kinds or kinds[0] != "Transformer" or ranks != sorted(ranks) or not once:
         raise UnsupportedError(f"{file}: the modules are {', '.join(kinds)}; served is the order {', '.join(order)}")
@@ -175,6 +216,39 @@ def _pooling(folder: Path, prompts: Mapping[str, str]) -> tuple[str, ...]:
             "not leave out those of a prompt; remove the prompts and let clients send whole texts only if that is meant"
         )
     return pooling
+
+
+def _terms(folder: Path) -> tuple[str, str]:
+    """The pooling and the activation of a SpladePooling."""
+    config = _json(folder / "config.json")
+    pooling, activation = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
+    for name, value, allowed in (
+        ("pooling_strategy", pooling, TERM_POOLINGS),
+        ("activation_function", activation, TERM_ACTIVATIONS),
+    ):
+        require(value in allowed, name, value, f"one of {', '.join(allowed)} in {folder / 'config.json'}")
+    return pooling, activation
+
+
+def _with_token_heads(modules: SentenceModules, folder: Path) -> SentenceModules:
+    return replace(
+        modules,
+        token_dense=_linear(folder / TOKEN_DENSE, "Identity"),
+        token_weights=_linear(folder / TOKEN_WEIGHTS, "ReLU", outputs=1),
+    )
+
+
+def _linear(file: Path, activation: str, outputs: int | None = None) -> DenseLayer | None:
+    """The layer in a file with its `weight` [outputs, inputs] and `bias`; None where there is no such file."""
+    if not file.is_file():
+        return None
+    shapes = {name: list(tensor.shape) for name, tensor in weight_headers.read_file(file).items()}
+    weight = shapes.get("weight", [])
+    if len(weight) != 2 or outputs not in (None, weight[0]) or shapes != {"weight": weight, "bias": weight[:1]}:
+        raise InvalidInputError(
+            file.name, shapes, f"weight [{outputs or 'outputs'}, inputs] and its bias, in {file.parent}"
+        )
+    return DenseLayer(file, weight[1], weight[0], True, activation)
 
 
 def _dense(folder: Path) -> DenseLayer:

@@ -72,6 +72,23 @@ def token_head(model: Any) -> nn.Module:
     return model.score if hasattr(model, "score") else model.classifier  # type: ignore[no-any-return]
 
 
+_LANGUAGE_HEADS: dict[str, Callable[[Any], nn.Module]] = {
+    **dict.fromkeys(("bert", "deberta-v2"), lambda model: model.cls),
+    "distilbert": lambda model: nn.Sequential(
+        model.vocab_transform, model.activation, model.vocab_layer_norm, model.vocab_projector
+    ),
+    "albert": lambda model: model.predictions,
+    "electra": lambda model: nn.Sequential(model.generator_predictions, model.generator_lm_head),
+    "modernbert": lambda model: nn.Sequential(model.head, model.decoder),
+}
+
+
+def language_head(model: Any) -> nn.Module:
+    """The head of a masked language model of one of FAMILIES: [1, tokens, hidden] to [1, tokens, vocabulary]."""
+    make = _LANGUAGE_HEADS.get(model.config.model_type)
+    return make(model) if make else model.lm_head
+
+
 def linear_head(file: Path) -> LinearHead:
     """The head in a file of one's own (see `heads`). Raises InvalidInputError."""
     weight, bias = (torch.from_numpy(values.astype(np.float32)) for values in heads.read_head(file))

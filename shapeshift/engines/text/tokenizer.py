@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ Offsets = npt.NDArray[np.int32]
 
 FILE_NAME, CONFIG = "tokenizer.json", "tokenizer_config.json"
 _BYTES_PER_TOKEN = 128
+_TRUNCATES = "parameter truncate_prompt_tokens"
 
 
 def open_tokenizer(file: Path) -> Any:
@@ -88,10 +90,46 @@ class TextTokenizer:
         # A longer text is rejected, or truncated, before it is tokenized.
         self.max_bytes = max_tokens * _BYTES_PER_TOKEN
         self._tokenizer = open_tokenizer(file)
-        self._cut_side = str(read_config(file).get("truncation_side", "right"))
+        config = read_config(file)
+        self._cut_side = str(config.get("truncation_side", "right"))
+        self._unknown = config.get("unk_token")
+        self._limit = "max_tokens"
         highest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         limit = vocab_size if vocab_size is None else type_stride or vocab_size
         self._vocab_size = None if limit is None or highest < limit else limit
+
+    def limited(self, tokens: int) -> TextTokenizer:
+        """The same for texts of at most so many tokens, as the request parameter truncate_prompt_tokens says.
+
+        Raises InvalidInputError for more tokens than the model reads. -1: as many as that.
+        """
+        if tokens > self.max_tokens:
+            raise InvalidInputError(_TRUNCATES, tokens, f"at most {self.max_tokens}, the tokens that the model reads")
+        shorter = copy.copy(self)
+        if tokens > 0:
+            shorter.max_tokens, shorter._limit = tokens, _TRUNCATES
+        return shorter
+
+    @property
+    def marks_continuations(self) -> bool:
+        """Whether names of tokens that continue a word have a prefix, as those of WordPiece."""
+        return bool(getattr(self._tokenizer.model, "continuing_subword_prefix", None))
+
+    @property
+    def unknown(self) -> int | None:
+        """The id for what the vocabulary lacks; None where there is none."""
+        name = self._unknown.get("content") if isinstance(self._unknown, dict) else self._unknown
+        token: int | None = self._tokenizer.token_to_id(name) if name else None
+        return token
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """The names of tokens in the vocabulary."""
+        return [self._tokenizer.id_to_token(token) or "" for token in ids]
+
+    def joined(self, tokens: Sequence[str]) -> str:
+        """The text of tokens, by their names."""
+        decoder = self._tokenizer.decoder
+        return " ".join(tokens) if decoder is None else str(decoder.decode([*tokens]))
 
     @property
     def vocabulary(self) -> int:
@@ -128,8 +166,7 @@ class TextTokenizer:
     def listed_ids(self, ids: Sequence[int]) -> bytes:
         """As `listed` for the text of these ids, without `special` and `offsets`."""
         text = self._tokenizer.decode(ids, skip_special_tokens=False)
-        tokens = [self._tokenizer.id_to_token(token) or "" for token in ids]
-        return json.dumps({"text": text, "ids": [*ids], "tokens": tokens}, ensure_ascii=False).encode()
+        return json.dumps({"text": text, "ids": [*ids], "tokens": self.names(ids)}, ensure_ascii=False).encode()
 
     def special_texts(self) -> dict[int, str]:
         """The texts of the special tokens, by id."""
@@ -191,7 +228,7 @@ class TextTokenizer:
         special = len(sequences) - sum(lengths)
         room, least = self.max_tokens - special, sum(length > 0 for length in lengths)
         if room < least:
-            raise InvalidInputError("max_tokens", self.max_tokens, f"at least {special + least} for {self._field}")
+            raise InvalidInputError(self._limit, self.max_tokens, f"at least {special + least} for {self._field}")
         # The shorter text keeps its tokens, up to half of the room; of equal ones the second gets the odd token.
         shorter = min(*lengths, room // 2)
         limits = (room - shorter, shorter) if lengths[0] > lengths[1] else (shorter, room - shorter)
