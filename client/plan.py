@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.open_loop import Parameter, PlannedRequest
-from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
-from shapeshift.workloads import arrivals, lengths, trace
-from shapeshift.workloads.lengths import LogNormal
+from shapeshift.workloads.load import ARRIVALS, Load
 from shapeshift.workloads.text import TextMaker
 
-ARRIVALS = ("constant", "poisson", "mmpp", "csv")
 INPUTS = ("text", "ids")
 _CLS, _SEP, _FIRST_WORD, _LAST_WORD = 101, 102, 1996, 29612
 """Token ids of the vocabulary that the uncased BERT models share: texts are whole words between CLS and SEP."""
@@ -54,13 +51,14 @@ class Settings:
     json: str = _option("", "also write the report to this file")
 
     def __post_init__(self) -> None:
-        require(self.arrivals in ARRIVALS, "arrivals", self.arrivals, f"one of {', '.join(ARRIVALS)}")
         require(self.input in INPUTS, "input", self.input, f"one of {', '.join(INPUTS)}")
-        named = bool(self.trace) == (self.arrivals == "csv")
-        require(named, "trace", self.trace, "arrivals csv needs a trace file, and only csv takes one")
-        require(self.max_length >= 2, "max_length", self.max_length, "must be at least 2 tokens")
+        self.load()
         require(self.seed >= 0, "seed", self.seed, "must be at least 0")
         require(self.slo_ms is None or self.slo_ms > 0, "slo_ms", self.slo_ms, "must be above 0")
+
+    def load(self) -> Load:
+        """When the requests are sent, and how long they are."""
+        return Load(**{field.name: getattr(self, field.name) for field in fields(Load) if hasattr(self, field.name)})
 
 
 def plan(settings: Settings) -> list[PlannedRequest]:
@@ -69,36 +67,13 @@ def plan(settings: Settings) -> list[PlannedRequest]:
     Raises InvalidInputError for invalid settings, and for settings that give no request.
     """
     rng = np.random.default_rng(settings.seed)
-    at_s, tokens = _schedule(settings, rng)
-    require(len(at_s) > 0, "duration_s", settings.duration_s, "no request arrives within this time; use a longer one")
+    requests = settings.load().draw(rng)
     make = _ids_row(rng) if settings.input == "ids" else _text_row(settings, rng)
     parameters: dict[str, Parameter] = {"truncate": settings.truncate} if settings.input == "text" else {}
     return [
-        PlannedRequest(at, make(min(length, settings.max_length)), parameters)
-        for at, length in zip(at_s.tolist(), tokens.tolist(), strict=True)
+        PlannedRequest(at, make(length), parameters)
+        for at, length in zip(requests.at_s.tolist(), requests.length.tolist(), strict=True)
     ]
-
-
-def _schedule(settings: Settings, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    if settings.arrivals == "csv":
-        recorded = trace.read(Path(settings.trace), settings.rate_factor).until(settings.duration_s)
-        return recorded.at_s, recorded.length
-    if settings.arrivals == "constant":
-        at_s = arrivals.constant(settings.rate, settings.duration_s)
-    elif settings.arrivals == "poisson":
-        at_s = arrivals.poisson(settings.rate, settings.duration_s, rng)
-    else:
-        states = arrivals.parse_states(settings.states)
-        at_s = arrivals.mmpp(settings.rate, settings.duration_s, rng, states)
-    return at_s, _law(settings.lengths).sample(rng, len(at_s))
-
-
-def _law(name: str) -> LogNormal:
-    if name in ("short", "long"):
-        return lengths.short() if name == "short" else lengths.long()
-    if name.isdecimal() and int(name) > 0:
-        return lengths.fixed(int(name))
-    raise InvalidInputError("lengths", name, "must be short, long, or a number of tokens from 1")
 
 
 def _text_row(settings: Settings, rng: np.random.Generator) -> Callable[[int], dict[str, NDArray[Any]]]:

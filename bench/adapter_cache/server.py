@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.adapter_cache import random_adapters, report
-from bench.adapter_cache.loads import RANKS, Lengths, adapter_set, draw
+from bench.adapter_cache.loads import Lengths, adapter_set, draw
 from bench.adapter_cache.report import CACHE, DEFAULT, ORDER, PLAIN, QUEUES, AdapterRun
 from bench.common.cells import Cells, Run
 from bench.common.models import SHIPPED, generator, write_front
@@ -24,6 +24,7 @@ from bench.peers import random_llama
 from bench.peers.protocol import DecodeRequest
 from shapeshift.adapter_cache.settings import UNUSED
 from shapeshift.triton.metrics import scrape
+from shapeshift.workloads.adapters import RANKS
 
 MODEL = "generate_lora"
 SLOTS, MAX_LENGTH = 16, 320
@@ -123,7 +124,7 @@ class ServerBench:
     def load(self, rate: float, count: int, *seed: int) -> Load:
         """Poisson arrivals of `count` requests, `rate` a second."""
         rng = np.random.default_rng(seed)
-        requests = draw(self.lengths, self.adapters, rate, count, rng)
+        requests = draw(self.lengths, len(self.adapters), rate, count, rng)
         prompts = [rng.choice(self._words, request.prompt_tokens).tolist() for request in requests]
         rows = zip(requests, prompts, strict=True)
         return Load(

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from bench.adapter_cache import report
-from bench.adapter_cache.loads import Lengths, adapter_set, draw, names
+from bench.adapter_cache.loads import Lengths, adapter_set, draw
 from bench.adapter_cache.report import CACHE, DEFAULT, ORDER, PLAIN, QUEUES, AdapterRun
 from bench.common.output import Row, table
 from shapeshift.adapter_cache.policy.eviction import EvictEntry
@@ -19,6 +19,7 @@ from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
 from shapeshift.adapter_cache.settings import EVICTION_RULES, SCHEDULERS, UNUSED
 from shapeshift.simulate.adapter_cache import Machine, MakeScheduler, run
 from shapeshift.simulate.adapter_pool import CacheOptions
+from shapeshift.workloads.adapters import names
 
 RECLUSTER_S = 60.0
 ACCURACY = 0.8
@@ -62,7 +63,7 @@ class Regime:
 
     def replay(self, system: System, rate: float, count: int, seed: int) -> AdapterRun:
         """One run. The same seed gives all systems the same requests."""
-        requests = draw(self.lengths, self.adapters, rate, count, np.random.default_rng(seed))
+        requests = draw(self.lengths, len(self.adapters), rate, count, np.random.default_rng(seed))
         caching = replace(system.caching, share=self.share)
         oracle = Oracle(ACCURACY, seed)
         result = run(self.machine, self.adapters, requests, system.scheduler, caching, oracle)
@@ -113,7 +114,7 @@ def regimes() -> list[Regime]:
 def measure_evictions(adapters: Mapping[str, AdapterInfo], capacity: float, uses: int, seeds: Sequence[int]) -> str:
     """A table of bytes loaded, as a share of those without a cache, and hits over `uses` adapters drawn for each of
     `seeds`; `capacity` bytes of cache."""
-    drawn = [names(adapters, uses, np.random.default_rng(seed)) for seed in seeds]
+    drawn = [names(len(adapters), uses, np.random.default_rng(seed)) for seed in seeds]
     uncached_bytes = sum(adapters[name].bytes for one in drawn for name in one)
     rows: list[Row] = []
     # Without a cache nothing is evicted.

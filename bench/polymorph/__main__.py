@@ -17,10 +17,9 @@ from bench.common.output import Output, empty, name_of_parts, parser, program
 from bench.common.texts import TextBench
 from bench.polymorph import real_engines, simulated
 from bench.polymorph.emulated_server import WORK_FOLDER, Cell
-from bench.polymorph.simulated import ALLOCATIONS, DISPATCHES, INFAAS, OURS, PAPER
+from bench.polymorph.simulated import ALLOCATIONS, DISPATCHES, INFAAS, OURS, PAPER, Scheme
 from bench.polymorph.traces import Traffic
 from shapeshift.engines import manifest
-from shapeshift.simulate.scenario import Scheme
 
 _DRAWS = 2
 PARTS = ("real", "emulated", "simulated")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from dataclasses import replace
 
 import numpy as np
 
 from bench.common.foreign_load import ForeignLoad
 from bench.common.output import FOLDER, Row
 from bench.polymorph.fleet import emulated_front, read_curve, running_fleet
-from bench.polymorph.simulated import EDGES, SLO_MS, model, row
-from bench.polymorph.traces import Traffic, capacity_per_s, draw, planned
+from bench.polymorph.simulated import EDGES, SLO_MS, Scheme, System, row
+from bench.polymorph.traces import Traffic, capacity_per_s, planned
 from client.open_loop import replay
-from shapeshift.simulate.polymorph import run
-from shapeshift.simulate.scenario import Scheme
+from shapeshift.simulate.planner import Pace
 
 WORK_FOLDER = FOLDER / "polymorph"
 _CHANGE_S = 2.0
@@ -32,12 +30,12 @@ class Cell:
         self.workers, self.period_s, self.seed, self.slower = workers, period_s, seed, slower
         self._curve = read_curve()
         per_s = capacity_per_s(self._curve, EDGES, workers) / slower
-        self._at_s, self._tokens = draw(traffic, per_s, seed)
+        self._trace = traffic.draw(per_s, seed)
 
     def alone(self) -> str:
         """The bound: mean and p98 of these requests, each alone in the shortest bin that holds it."""
         bins = np.asarray(EDGES)
-        ms = np.interp(bins[np.searchsorted(bins, self._tokens)], self._curve.lengths, self._curve.latency_ms)
+        ms = np.interp(bins[np.searchsorted(bins, self._trace.length)], self._curve.lengths, self._curve.latency_ms)
         return f"each text alone: mean {ms.mean():.1f}, p98 {np.percentile(ms, 98):.1f} ms"
 
     def served(self, name: str, scheme: Scheme) -> Row:
@@ -52,11 +50,11 @@ class Cell:
             "queue_rows": 100000,
             # Every request is served, however long it waits: the schemes are compared by their waits.
             "max_queue_ms": 0,
-            **{field: getattr(scheme, field) for field in ("allocation", "curve", "dispatch")},
+            **scheme,
         }
-        repository = emulated_front(folder, "emulated", self._tokens.tolist(), self.slower, **parameters)
+        repository = emulated_front(folder, "emulated", self._trace.length.tolist(), self.slower, **parameters)
         with running_fleet(folder, (repository,), {"emulated": self.workers}, self.period_s) as server:
-            requests = planned(self._at_s, self._tokens, self.seed)
+            requests = planned(self._trace, self.seed)
             with ForeignLoad() as foreign:
                 report = asyncio.run(
                     replay(server.grpc_url, "emulated", requests, timeout_s=_TIMEOUT_S, max_in_flight=100000)
@@ -74,6 +72,6 @@ class Cell:
 
     def simulated(self, name: str, scheme: Scheme) -> Row:
         """Simulate the requests as discrete events, without server and processes; a row of the table."""
-        timed = replace(scheme, period_s=self.period_s / self.slower, change_s=_CHANGE_S / self.slower)
-        result = run(model(self._curve), self.workers, self._at_s / self.slower, self._tokens, timed)
+        pace = Pace(self.period_s / self.slower, change_s=_CHANGE_S / self.slower)
+        result = System(scheme, pace=pace).run(self.workers, self._trace.scaled(self.slower))
         return {**row(name, result), "what": "simulated"}

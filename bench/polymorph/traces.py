@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench.polymorph.fleet import LatencyCurve
 from client.open_loop import PlannedRequest
-from shapeshift.workloads import arrivals, lengths
-from shapeshift.workloads.lengths import drifting
+from shapeshift.workloads import lengths
+from shapeshift.workloads.arrivals import TWITTER_LIKE, format_states
+from shapeshift.workloads.load import Load
+from shapeshift.workloads.trace import Trace
 
-_BURSTS = arrivals.parse_states("0.8:8,1.8:2")
-"""Rates relative to the mean, and their durations in seconds: 1.8 times the rate for a fifth of the time."""
 _CLS, _SEP, _FIRST_WORD, _LAST_WORD = 101, 102, 1996, 29612
 
 
@@ -33,6 +32,18 @@ class Traffic:
         kind = "bursty" if self.bursty else "stable"
         return f"{kind}, load {self.load:.0%}, median x e^(±{self.drift:g}) in {self.drift_s:g} s"
 
+    def draw(self, per_s: float, seed: int) -> Trace:
+        """Its requests; `per_s` at load 1."""
+        return Load(
+            "mmpp" if self.bursty else "poisson",
+            rate=per_s * self.load,
+            duration_s=self.duration_s,
+            states=format_states(TWITTER_LIKE),
+            lengths="long",
+            drift=self.drift,
+            drift_s=self.drift_s,
+        ).draw(seed)
+
 
 def capacity_per_s(curve: LatencyCurve, edges: Sequence[int], workers: int) -> float:
     """Texts a second of the long law that keep all workers busy, each text in its own bin."""
@@ -41,22 +52,11 @@ def capacity_per_s(curve: LatencyCurve, edges: Sequence[int], workers: int) -> f
     return workers / spent * 1e3
 
 
-def draw(traffic: Traffic, per_s: float, seed: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Arrivals (s) and lengths (tokens); `per_s` at load 1."""
-    rng = np.random.default_rng(seed)
-    rate = per_s * traffic.load
-    if traffic.bursty:
-        at_s = arrivals.mmpp(rate, traffic.duration_s, rng, _BURSTS)
-    else:
-        at_s = arrivals.poisson(rate, traffic.duration_s, rng)
-    return at_s, drifting(lengths.long(), at_s, traffic.drift, traffic.drift_s, rng)
-
-
-def planned(at_s: NDArray[np.float64], tokens: NDArray[np.int64], seed: int) -> list[PlannedRequest]:
+def planned(trace: Trace, seed: int) -> list[PlannedRequest]:
     """The requests of a trace; texts are token ids."""
     rng = np.random.default_rng(seed)
     requests = []
-    for at, length in zip(at_s.tolist(), tokens.tolist(), strict=True):
+    for at, length in zip(trace.at_s.tolist(), trace.length.tolist(), strict=True):
         words = rng.integers(_FIRST_WORD, _LAST_WORD, max(0, length - 2))
         ids = np.array([[_CLS, *words.tolist(), _SEP][:length]], dtype=np.int64)
         requests.append(PlannedRequest(at, {"INPUT_IDS": ids, "ATTENTION_MASK": np.ones_like(ids)}))

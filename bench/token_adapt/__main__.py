@@ -27,13 +27,14 @@ from bench.common.cells import Cells
 from bench.common.output import FOLDER, Output, parser, program
 from bench.common.server import running_server
 from bench.token_adapt import cells, systems, vit_base
-from bench.token_adapt.loads import Traffic, bursty, fluctuating, simulated
+from bench.token_adapt.loads import accuracies, bursty, fluctuating
 from bench.token_adapt.systems import OURS, PAPER, PETS, PLANNED, Scheme
 from shapeshift import settings
 from shapeshift.simulate.token_adapt import run as simulate
 from shapeshift.token_adapt.executor import ImageModel
 from shapeshift.token_adapt.front import costs_of
 from shapeshift.token_adapt.settings import TokenAdaptSettings
+from shapeshift.workloads.trace import Trace
 
 AT_ONCE = 3
 """Schemes that are measured at the same time: they wait, and compute nothing."""
@@ -48,7 +49,7 @@ def main() -> int:
     seeds = range(options.seed, options.seed + (1 if options.quick else options.rounds))
     warm_up_s, seconds = (3.0, 12.0) if options.quick else (10.0, 60.0)
     rates = (1.2,) if options.quick else (0.8, 1.2, 2.0)
-    loads: dict[str, Callable[[int], Traffic]] = {
+    loads: dict[str, Callable[[int], Trace]] = {
         f"{rate:g} times capacity": partial(fluctuating, rate * vit_base.CAPACITY_PER_S, warm_up_s + seconds)
         for rate in rates
     }
@@ -86,13 +87,13 @@ def main() -> int:
     return 0
 
 
-def best_fixed(model: ImageModel, traffic: list[Traffic]) -> Scheme:
+def best_fixed(model: ImageModel, traces: list[Trace]) -> Scheme:
     """The fixed gamma that gains the most utility in a simulation of the same requests."""
 
     def gained(gamma: int) -> float:
         serving = settings.read(TokenAdaptSettings, systems.fixed(gamma).parameters)
-        offered = [simulated(one, model.tasks, (gamma,)) for one in traffic]
-        return sum(simulate(costs_of(model, serving, None), serving, one).total_utility(one) for one in offered)
+        offered = [(trace, accuracies(trace, model.tasks, (gamma,))) for trace in traces]
+        return sum(simulate(costs_of(model, serving, None), serving, *one).total_utility(*one) for one in offered)
 
     return systems.fixed(max(model.gammas, key=gained))
 

@@ -14,11 +14,12 @@ from tritonclient.utils import deserialize_bytes_tensor
 from bench.common.cells import Cells, Run
 from bench.common.foreign_load import ForeignLoad
 from bench.common.output import Row
-from bench.token_adapt.loads import Traffic, accuracies, planned, required_ms, utilities
+from bench.token_adapt.loads import accuracies, planned
 from bench.token_adapt.systems import OURS, Scheme
 from client.open_loop import replay
 from client.report import Report
 from shapeshift.token_adapt.executor import ImageModel
+from shapeshift.workloads.trace import Trace
 
 _OUTPUTS = ("GAMMA", "BATCH_SIZE", "OUTCOME")
 _TIMEOUT_S = 60.0
@@ -78,13 +79,13 @@ def run(
     cells: Cells[Images],
     url: str,
     load: str,
-    traffic: Traffic,
+    trace: Trace,
     schemes: Sequence[Scheme],
     default: ImageModel,
     warm_up_s: float,
 ) -> None:
     """Send the same requests to the models of all `schemes` at once; `default` is the model of those without one."""
-    requests = planned(traffic, default.preprocessing.size)
+    requests = planned(trace, default.preprocessing.size)
 
     async def all_of() -> list[Report]:
         options = {"outputs": _OUTPUTS, "timeout_s": _TIMEOUT_S, "max_in_flight": 100_000, "keep_answers": True}
@@ -93,21 +94,21 @@ def run(
     with ForeignLoad() as foreign:
         reports = asyncio.run(all_of())
     for scheme, report in zip(schemes, reports, strict=True):
-        images = _images(traffic, report, scheme.model or default, warm_up_s)
+        images = _images(trace, report, scheme.model or default, warm_up_s)
         cells.keep(load, scheme.name, Run(images, foreign.cores, foreign.own_s))
 
 
-def _images(traffic: Traffic, report: Report, model: ImageModel, warm_up_s: float) -> Images:
+def _images(trace: Trace, report: Report, model: ImageModel, warm_up_s: float) -> Images:
     gammas, batches, timely = (np.array(column) for column in zip(*map(read, report.answers), strict=True))
-    by_gamma = accuracies(traffic, model.tasks, model.gammas)
+    by_gamma = accuracies(trace, model.tasks, model.gammas)
     columns = {gamma: index for index, gamma in enumerate(model.gammas)}
     accuracy = np.array(
         [by_gamma[row, columns[gamma]] if gamma in columns else 0.0 for row, gamma in enumerate(gammas.tolist())]
     )
-    answered = np.nan_to_num(report.latency_s, nan=np.inf) * 1e3 <= required_ms(traffic)
-    counted = traffic.at_s >= warm_up_s
+    answered = np.nan_to_num(report.latency_s, nan=np.inf) * 1e3 <= trace.latency_ms
+    counted = trace.at_s >= warm_up_s
     return Images(
-        utility=utilities(traffic)[counted],
+        utility=trace.utility[counted],
         accuracy=accuracy[counted],
         gamma=gammas[counted],
         batch=batches[counted],

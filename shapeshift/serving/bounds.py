@@ -248,9 +248,10 @@ class ClassQueue(Generic[C]):
         rank = self.classes.rank(request.slo_class)
         line, place = self._lines[rank], float(self._next_place)
         arrived = request.arrived
-        # The last one first.
-        later = list(itertools.takewhile(lambda other: other.arrived > arrived, reversed(line)))
-        if later:
+        later: list[C] = []
+        if line and next(reversed(line)).arrived > arrived:
+            # The last one first.
+            later += itertools.takewhile(lambda other: other.arrived > arrived, reversed(line))
             place = line[later[-1]][0] - 0.5
         line[request] = (place, time.monotonic())
         for other in reversed(later):
@@ -259,9 +260,10 @@ class ClassQueue(Generic[C]):
         self._next_place += 1
         self.classes.waiting[rank] += 1
 
-    def take(self, count: int, fits: Callable[[C], bool] = lambda request: True) -> list[C]:
+    def take(self, count: int, fits: Callable[[C], bool] | None = None) -> list[C]:
         """At most the first `count` requests, which go now; the first for which `fits` is false ends the list."""
-        taken = list(itertools.takewhile(fits, itertools.islice(self, count)))
+        first = itertools.islice(self, count)
+        taken = list(first if fits is None else itertools.takewhile(fits, first))
         for request in taken:
             self.start(request)
         return taken

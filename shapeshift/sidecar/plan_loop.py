@@ -23,9 +23,6 @@ from shapeshift.sidecar.settings import SidecarSettings
 from shapeshift.sidecar.workers import ServerModels, Worker
 from shapeshift.triton.names import split
 
-# Seconds between two checks of the tail latency.
-SCALE_PERIOD_S = 10.0
-
 
 class PlanLoop:
     """One thread calls `step`. `page` returns the last scrape, or None before the first."""
@@ -186,7 +183,7 @@ class PlanLoop:
     def _scale(self, front: Front, server: ServerModels, page: MetricsPage) -> None:
         state = self._fronts[front.name]
         before = state.scale_page
-        if not front.is_scaled or before is None or page.at - before.at < SCALE_PERIOD_S:
+        if not front.is_scaled or before is None or page.at - before.at < decide.SCALE_PERIOD_S:
             return
         state.scale_page = page
         traffic = observe.traffic_of(front.models, before, page)

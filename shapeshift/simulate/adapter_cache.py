@@ -1,11 +1,10 @@
-"""A discrete simulation of one decode loop with many adapters, which runs the policies of the server.
+"""One decode loop with many adapters as discrete events, under the policies that serve.
 
 The time of an iteration is a linear function of its work. Adapters are loaded over one link, beside the iterations.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from shapeshift.adapter_cache.policy.length_prediction import LengthPredictor, P
 from shapeshift.adapter_cache.policy.scheduling import AdapterInfo, SchedulerInputs
 from shapeshift.fused_decode.policy.admission import Admission
 from shapeshift.simulate.adapter_pool import CacheOptions, SimulatedPool
+from shapeshift.simulate.events import Events, Progress
 
 _QUEUE_REQUESTS = 10**9
 
@@ -101,108 +101,87 @@ def run(
     scheduler: MakeScheduler,
     options: CacheOptions,
     predictor: LengthPredictor | None = None,
+    progress: Progress | None = None,
 ) -> SimulationResult:
     """Serve `requests`, which are in order of arrival, to the end."""
-    longest = max((traced.answer_tokens for traced in requests), default=1)
-    server = SimulatedServer(machine, adapters, scheduler, options, longest, predictor)
-    for traced in requests:
-        server.offer(traced)
-    return server.run()
+    return _Loop(machine, adapters, requests, scheduler, options, predictor or RunningMean()).run(progress)
 
 
-class SimulatedServer:
-    """Serves what is offered to it, in order of arrival. max_new_tokens: of the longest answer that there may be."""
+class _Loop:
+    """The decode loop: iterations follow one another while requests run, and end where only loads are waited for."""
 
     def __init__(
         self,
         machine: Machine,
         adapters: Mapping[str, AdapterInfo],
+        trace: Sequence[SimulatedRequest],
         scheduler: MakeScheduler,
         options: CacheOptions,
-        max_new_tokens: int,
-        predictor: LengthPredictor | None = None,
+        predictor: LengthPredictor,
     ) -> None:
-        self._machine, self._predictor = machine, predictor or RunningMean()
-        self._trace: list[SimulatedRequest] = []
-        self.pool = SimulatedPool(adapters, options, machine.pool_bytes, machine.token_bytes, machine.load_bytes_s)
+        self._machine, self._predictor, self._trace = machine, predictor, trace
+        self._events = Events()
+        self._pool = SimulatedPool(
+            self._events, adapters, options, machine.pool_bytes, machine.token_bytes, machine.load_bytes_s
+        )
 
         def adapter_tokens(name: str | None) -> int:
             return 0 if name is None else -(-adapters[name].bytes // machine.token_bytes)
 
-        self.admission = scheduler(
+        self._admission = scheduler(
             SchedulerInputs(
-                self.pool, _QUEUE_REQUESTS, adapter_tokens, machine.slot_tokens, clock=lambda: self.pool.now
+                self._pool, _QUEUE_REQUESTS, adapter_tokens, machine.slot_tokens, clock=lambda: self._events.now
             )
         )
-        self._max_new_tokens = max_new_tokens
+        self._max_new_tokens = max((traced.answer_tokens for traced in trace), default=1)
         self._running: dict[_Request, None] = {}
-        self._next = 0
+        self._iterates = False
         self._between: list[float] = []
-        self._unanswered: dict[_Request, None] = {}
         self._requests: list[_Request] = []
 
-    @property
-    def load(self) -> int:
-        """Requests that wait or run."""
-        return len(self._trace) - self._next + len(self.admission) + len(self._running)
-
-    @property
-    def unread_tokens(self) -> int:
-        """Prompt tokens to be computed before every request here has its first token."""
-        tokens = sum(traced.prompt_tokens for traced in self._trace[self._next :])
-        return tokens + sum(
-            one.unread_tokens if one in self._running else one.prompt_tokens for one in self._unanswered
-        )
-
-    def offer(self, traced: SimulatedRequest) -> None:
-        """Serve a request, which arrives after those before it."""
-        self._trace.append(traced)
-
-    def advance(self, until_s: float = math.inf) -> None:
-        """Go on until all is served, or for iterations that begin before `until_s`."""
-        while self.load and self.pool.now < until_s:
-            self._arrive()
-            self.pool.end_loads()
-            self._admit()
-            if self._running:
-                self._iterate()
-            else:
-                self._skip_idle_time(until_s)
-
-    def run(self) -> SimulationResult:
-        """Serve what was offered to the end."""
-        self.advance()
-        self.admission.check_integrity()
-        self.pool.check_integrity()
+    def run(self, progress: Progress | None) -> SimulationResult:
+        """Serve everything to the end."""
+        self._events.run(np.array([traced.at_s for traced in self._trace]), self._arrive, progress)
+        assert not len(self._admission), "requests wait that can never be admitted"
+        self._admission.check_integrity()
+        self._pool.check_integrity()
         return self._result()
 
-    def _arrive(self) -> None:
-        while self._next < len(self._trace) and self._trace[self._next].at_s <= self.pool.now:
-            traced = self._trace[self._next]
-            inputs = PredictionInput(
-                traced.adapter, traced.prompt_tokens, self._max_new_tokens, truth=traced.answer_tokens
-            )
-            predicted = self._predictor.predict(inputs)
-            request = _Request(traced, self.pool.rank(traced.adapter), predicted)
-            self._requests.append(request)
-            self._unanswered[request] = None
-            self.admission.submit(request)
-            self._next += 1
+    def _arrive(self, index: int) -> None:
+        traced = self._trace[index]
+        inputs = PredictionInput(traced.adapter, traced.prompt_tokens, self._max_new_tokens, truth=traced.answer_tokens)
+        request = _Request(traced, self._pool.rank(traced.adapter), self._predictor.predict(inputs))
+        self._requests.append(request)
+        self._admission.submit(request)
+        if not self._iterates:
+            self._iterates = True
+            self._events.at(self._events.now, self._iterate)
+
+    def _iterate(self, _: None) -> None:
+        """Begin an iteration; without a request that runs, wait for the adapter that is being loaded."""
+        self._pool.end_loads()
+        self._admit()
+        loaded_at = self._pool.next_load()
+        self._iterates = bool(self._running) or loaded_at is not None
+        if self._running:
+            self._compute()
+        elif loaded_at is not None:
+            self._events.at(loaded_at, self._iterate)
 
     def _admit(self) -> None:
-        for request in self.admission.squash():
+        for request in self._admission.squash():
             del self._running[request]
-            self.pool.leave(self._cache_tokens(request))
-        for request in self.admission.admit(self._machine.slots - len(self._running)):
-            self.pool.take(self._cache_tokens(request))
+            self._pool.leave(self._cache_tokens(request))
+        for request in self._admission.admit(self._machine.slots - len(self._running)):
+            self._pool.take(self._cache_tokens(request))
             request.unread_tokens = request.prompt_tokens + request.generated
             self._running[request] = None
 
     def _cache_tokens(self, request: _Request) -> int:
         return max(self._machine.slot_tokens, request.tokens)
 
-    def _iterate(self) -> None:
-        """One iteration: every decoding request gets a token, and prompts are prefilled in order."""
+    def _compute(self) -> None:
+        """Every decoding request gets a token, and prompts are prefilled in order."""
         machine = self._machine
         decoding = [one for one in self._running if not one.unread_tokens]
         budget = machine.prefill_tokens
@@ -216,40 +195,33 @@ class SimulatedServer:
             if taken and not request.unread_tokens:
                 decoding.append(request)
         prefilled = machine.prefill_tokens - budget
-        self.pool.now += (
-            machine.base_s + machine.row_s * len(decoding) + machine.token_s * prefilled + machine.rank_s * ranks
-        )
+        took_s = machine.base_s + machine.row_s * len(decoding) + machine.token_s * prefilled + machine.rank_s * ranks
+        self._events.at(self._events.now + took_s, self._computed, decoding)
+
+    def _computed(self, decoding: Sequence[_Request]) -> None:
         for request in decoding:
             self._add_token(request)
+        # What has arrived by now takes part in the next one.
+        self._events.at(self._events.now, self._iterate)
 
     def _add_token(self, request: _Request) -> None:
-        now = self.pool.now
+        now = self._events.now
         if request.generated:
             self._between.append(now - request.previous)
         else:
             request.first = now
-            del self._unanswered[request]
         request.previous = now
         request.generated += 1
         if request.generated == request.traced.answer_tokens:
             request.last = now
             del self._running[request]
-            self.pool.leave(self._cache_tokens(request))
-            self.admission.finished(request)
+            self._pool.leave(self._cache_tokens(request))
+            self._admission.finished(request)
             inputs = PredictionInput(request.adapter, request.prompt_tokens, self._max_new_tokens)
             self._predictor.learn(inputs, request.generated)
 
-    def _skip_idle_time(self, until_s: float) -> None:
-        """Go to the next arrival or end of a load, at most to `until_s`."""
-        events = [at for at in (self.pool.next_load(),) if at is not None]
-        if self._next < len(self._trace):
-            events.append(self._trace[self._next].at_s)
-        assert events or not len(self.admission), "requests wait that can never be admitted"
-        if events:
-            self.pool.now = max(self.pool.now, min(*events, until_s))
-
     def _result(self) -> SimulationResult:
-        requests, pool = self._requests, self.pool
+        requests, pool = self._requests, self._pool
         return SimulationResult(
             np.array([one.first - one.arrived for one in requests]),
             np.array([one.last - one.arrived for one in requests]),

@@ -9,6 +9,7 @@ from shapeshift.adapter_cache.policy.eviction import EvictEntry
 from shapeshift.adapter_cache.policy.prefetch import GapHistograms
 from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
 from shapeshift.adapter_cache.settings import EVICTION_RULES
+from shapeshift.simulate.events import Events
 
 _PREFETCH_S = 1.0
 """Seconds between two prefetch plans, as in the server."""
@@ -33,17 +34,18 @@ class _Resident:
 
 
 class SimulatedPool:
-    """The caller advances `now`, in seconds. Loads run one after the other over a link of `load_bytes_s`."""
+    """Loads run one after the other over a link of `load_bytes_s`."""
 
     def __init__(
         self,
+        events: Events,
         adapters: Mapping[str, AdapterInfo],
         options: CacheOptions,
         pool_bytes: int,
         token_bytes: int,
         load_bytes_s: float,
     ) -> None:
-        self.now = 0.0
+        self._events = events
         self.loaded_bytes = self.hits = self.misses = 0
         self._adapters = adapters
         self._options = options
@@ -59,6 +61,11 @@ class SimulatedPool:
         self._clock = 0.0
         self._histograms = GapHistograms()
         self._next_prefetch = 0.0
+
+    @property
+    def now(self) -> float:
+        """Seconds."""
+        return self._events.now
 
     # See `adapter_cache.policy.scheduling.AdapterMemory`.
 

@@ -1,211 +1,213 @@
-"""A discrete-event simulation of Arlo's cluster with the real policies, for more workers than one machine can run.
+"""The front of texts as discrete events: the queues of the server over workers that take the time of their profile.
 
-Requests are dispatched when they arrive and wait at their instance. An instance serves one request at a time, in a
-constant time for its bin. The allocation is solved each period for the lengths of the last period.
+Which row waits where, and which rows share a call, is decided by the objects that decide it in the server
+(`polymorph.router.assignment`); `simulate.planner` adds the sidecar.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shapeshift.polymorph.policy import autoscale, problem, replace
-from shapeshift.polymorph.policy.algorithms import DISPATCHERS
-from shapeshift.polymorph.policy.allocate import allocate
-from shapeshift.polymorph.policy.baselines import binpacking
-from shapeshift.polymorph.policy.baselines.binpacking import Packer
-from shapeshift.polymorph.policy.dispatch import Rules
-from shapeshift.polymorph.policy.dispatcher import Dispatcher
-from shapeshift.simulate.scenario import Floats, Model, Result, Scheme
+from shapeshift.engines.manifest import Manifest
+from shapeshift.errors import OverloadedError
+from shapeshift.polymorph.router.membership import MAX_IN_FLIGHT
+from shapeshift.polymorph.router.placement import queues
+from shapeshift.serving.bounds import Bound, TimeBound
+from shapeshift.sidecar.front_config import Front
+from shapeshift.simulate.events import Events
+from shapeshift.workloads.trace import Trace
+
+SERVED, REFUSED, LATE, UNSERVED = range(4)
+OUTCOMES = ("served", "refused", "late", "unserved")
+"""What can become of a text: refused on arrival; its latency_ms ran out while it waited; no worker ever took it."""
 
 
-def run(model: Model, workers: int, at_s: Floats, lengths: NDArray[np.int64], scheme: Scheme) -> Result:
-    """Serve the requests that arrive at `at_s` (seconds, ascending) with `lengths` tokens; see `Result`."""
-    return _Cluster(model, workers, at_s, lengths, scheme).run()
+class Row:
+    """A text that waits: what the queues read of one."""
+
+    __slots__ = ("arrived", "index", "latency_ms", "slo_class", "tokens")
+
+    def __init__(
+        self, index: int, tokens: int, arrived: float, latency_ms: float = 0.0, slo_class: str | None = None
+    ) -> None:
+        self.index, self.tokens, self.arrived = index, tokens, arrived
+        self.latency_ms, self.slo_class = latency_ms, slo_class
+
+    def is_late(self, now: float) -> bool:
+        """Whether its latency_ms has run out."""
+        return bool(self.latency_ms) and (now - self.arrived) * 1e3 > self.latency_ms
 
 
-@dataclass
-class _Instance:
+@dataclass(eq=False, slots=True)
+class Worker:
+    """A process that serves calls one after another.
+
+    calls: in flight, each its rows and its time in ms; free_at: when the last one ends; waiting: rows that wait for it
+    alone.
+    """
+
+    name: str
     bin: int
-    free_at: float = 0.0
+    free_at: float
+    calls: list[tuple[Sequence[Row], float]] = field(default_factory=list)
+    waiting: int = 0
 
 
-class _Cluster:
-    def __init__(self, model: Model, workers: int, at_s: Floats, lengths: NDArray[np.int64], scheme: Scheme) -> None:
-        self._model, self._scheme = model, scheme
-        self._at_s, self._lengths = at_s, lengths
-        self._bins = np.searchsorted(model.edges, lengths)
-        self._latency = np.zeros(len(at_s))
-        self._instances: dict[int, _Instance] = {}
-        self._next_id = 0
-        # Heaps. (time, instance): an answer; (time, order, bin): an instance that returns with this bin.
-        self._answers: list[tuple[float, int]] = []
-        self._returns: list[tuple[float, int, int]] = []
-        self._unassigned: list[int] = []
-        self._dispatcher = self._new_dispatcher()
-        self._capacities = model.capacities()
-        self._result = Result(self._latency, end_s=float(at_s[-1]) if len(at_s) else 0.0)
-        self._fast_since = 0.0
-        self._spare = 0
-        for bin_index, count in enumerate(self._counts(workers, self._whole_demand())):
-            for _ in range(count):
-                self._add(bin_index, 0.0)
-        self._record_counts(0.0)
+class SimulatedFront:
+    """Rows arrive (`arrive`), workers join (`add`) and leave (`remove`).
 
-    def run(self) -> Result:
-        plan_at, scale_at = self._scheme.period_s, self._scheme.scale_s
-        first = seen = 0
-        last = 0.0
-        for index, now in enumerate(self._at_s.tolist()):
-            while min(plan_at, scale_at) <= now:
-                if plan_at <= scale_at:
-                    self._advance(plan_at)
-                    self._plan(self._demand(first, index), plan_at)
-                    first, plan_at = index, plan_at + self._scheme.period_s
-                else:
-                    self._advance(scale_at)
-                    self._scale(self._latency[seen:index], scale_at, self._demand(first, index))
-                    seen, scale_at = index, scale_at + self._scheme.scale_s
-            self._advance(now)
-            self._result.worker_s += (now - last) * self._size
-            last = now
-            self._serve(index, now)
-        return self._result
+    answered_ms: the latencies of what was answered, since it was set to an empty list; None: they are not noted.
+    """
 
-    @property
-    def _size(self) -> int:
-        return len(self._instances) + len(self._returns)
+    def __init__(self, events: Events, front: Front, engines: Manifest, trace: Trace, overhead_ms: float = 0.0) -> None:
+        settings = front.settings
+        self._events = events
+        self._queues, self._times = queues(engines, settings, front.edges)
+        # Engine threads take a call when the one before has ended; workers have the next one waiting.
+        self._depth = 1 if settings.placement == "inline" else MAX_IN_FLIGHT
+        self._is_shared = settings.placement != "partitioned"
+        self._rows_bound = Bound("queue_rows", settings.queue_rows, "rows")
+        self._time_bound = TimeBound("max_queue_ms", settings.max_queue_ms)
+        self._has_time_bound = settings.max_queue_ms > 0
+        self._overhead_s = overhead_ms / 1e3
+        self._tokens = trace.length.tolist()
+        self._deadlines = trace.latency_ms.tolist() if trace.has("latency_ms") else None
+        self._classes = trace.slo_class.tolist() if trace.has("slo_class") else None
+        self.workers: dict[str, Worker] = {}
+        self.waiting = 0
+        self.answered_ms: list[float] | None = None
+        self._orphans: list[Row] = []
+        self._done_s = array("d", bytes(8 * len(trace)))
+        self._outcome = bytearray([UNSERVED]) * len(trace)
+        self._arrived_s = trace.at_s
 
-    def _new_dispatcher(self) -> Dispatcher[int] | Packer[int]:
-        dispatch = self._scheme.dispatch
-        dispatcher: Dispatcher[int] | Packer[int] = DISPATCHERS[dispatch](
-            self._model.edges, self._model.service_ms, Rules(dispatch)
-        )
-        return dispatcher
-
-    def _serve(self, index: int, now: float) -> None:
-        chosen = self._dispatcher.dispatch(int(self._lengths[index]))
-        if chosen is None:
-            self._unassigned.append(index)
+    def arrive(self, index: int) -> None:
+        """The row `index` of the trace arrives now."""
+        latency_ms = 0.0 if self._deadlines is None else self._deadlines[index]
+        slo_class = None if self._classes is None else self._classes[index]
+        row = Row(index, self._tokens[index], self._events.now, latency_ms, slo_class)
+        if self.waiting and not self._is_admitted(row):
+            self._outcome[index] = REFUSED
             return
-        instance = self._instances[chosen[1]]
-        table = self._model.dynamic_ms
-        service = self._model.service_ms[instance.bin] if table is None else table[int(self._lengths[index])]
-        instance.free_at = max(now, instance.free_at) + service / 1e3
-        self._latency[index] = (instance.free_at - self._at_s[index]) * 1e3
-        heapq.heappush(self._answers, (instance.free_at, chosen[1]))
+        self.waiting += 1
+        self._put(row)
 
-    def _advance(self, now: float) -> None:
-        while self._answers and self._answers[0][0] <= now:
-            _, number = heapq.heappop(self._answers)
-            if number in self._instances:
-                self._dispatcher.finish(number)
-        while self._returns and self._returns[0][0] <= now:
-            at, _, bin_index = heapq.heappop(self._returns)
-            self._add(bin_index, at)
+    def add(self, name: str, bin_edge: int) -> None:
+        """A worker joins, and takes texts of up to `bin_edge` tokens; 0: any."""
+        self.workers[name] = Worker(name, bin_edge, self._events.now)
+        self._queues.add(name, bin_edge)
+        orphans, self._orphans = self._orphans, []
+        for row in orphans:
+            self._put(row)
+        self._begin(self.workers[name])
 
-    def _add(self, bin_index: int, now: float) -> None:
-        self._instances[self._next_id] = _Instance(bin_index, now)
-        self._dispatcher.add(bin_index, self._next_id, float(self._capacities[bin_index]))
-        self._next_id += 1
-        unassigned, self._unassigned = self._unassigned, []
-        for index in unassigned:
-            self._serve(index, now)
+    def remove(self, name: str, died: bool = False) -> float:
+        """A worker leaves: what waits for it goes to others, and if it has `died`, what runs on it too.
 
-    def _retire(self, number: int) -> _Instance:
-        """Remove an instance from dispatch; it still serves the requests that wait for it."""
-        self._dispatcher.remove(number)
-        return self._instances.pop(number)
+        Returns when its last call ends.
+        """
+        worker = self.workers.pop(name)
+        rows = self._queues.remove(name)
+        if died:
+            running = [row for computed, _ in worker.calls for row in computed]
+            self.waiting += len(running)
+            rows += running  # type: ignore[arg-type]
+            worker.calls.clear()
+        for row in rows:
+            self._put(row)  # type: ignore[arg-type]
+        return worker.free_at
 
-    def _change(self, number: int, bin_index: int, now: float) -> None:
-        instance = self._retire(number)
-        back = max(now, instance.free_at) + self._scheme.change_s
-        heapq.heappush(self._returns, (back, self._next_id, bin_index))
-        self._next_id += 1
+    def outstanding(self) -> dict[str, int]:
+        """Rows that wait for each worker alone, or run on it."""
+        return {name: self._queues.outstanding(name) for name in self.workers}
 
-    def _plan(self, demand: list[float], now: float) -> None:
-        if self._scheme.allocation != "exact" or not sum(demand) or self._returns or not self._instances:
+    def latencies_ms(self) -> NDArray[np.float64]:
+        """Of all rows, nan of those without an answer."""
+        took = (np.frombuffer(self._done_s) + self._overhead_s - self._arrived_s) * 1e3
+        return np.where(self.outcomes() == SERVED, took, np.nan)
+
+    def outcomes(self) -> NDArray[np.uint8]:
+        """Of each row, an index of OUTCOMES."""
+        return np.frombuffer(self._outcome, np.uint8)
+
+    def _is_admitted(self, row: Row) -> bool:
+        """See `Router.submit` and `EngineExecutor.submit`."""
+        try:
+            self._rows_bound.require(self.waiting)
+            if row.latency_ms or self._has_time_bound:
+                self._time_bound.require(self._predicted_ms(row), row.latency_ms or None)
+        except OverloadedError:
+            return False
+        return True
+
+    def _predicted_ms(self, row: Row) -> float:
+        def in_flight(name: str) -> float:
+            return sum(took_ms for _, took_ms in self.workers[name].calls)
+
+        wait_ms = self._queues.wait_ms(row.tokens, in_flight, row.slo_class)
+        return wait_ms + self._times.of_row(0, row.tokens)
+
+    def _put(self, row: Row) -> None:
+        name = self._queues.put(row)  # type: ignore[arg-type]
+        if name is None:
+            self._orphans.append(row)
             return
-        numbers = list(self._instances)
-        have = [self._model.edges[self._instances[number].bin] for number in numbers]
-        want = self._counts(len(numbers), self._with_backlog(demand))
-        for place, edge in replace.changes(have, want, self._model.edges):
-            self._change(numbers[place], self._model.edges.index(edge), now)
-        self._record_counts(now)
+        worker = self.workers[name]
+        worker.waiting += 1
+        if len(worker.calls) < self._depth:
+            self._begin(worker)
 
-    def _with_backlog(self, demand: list[float]) -> list[float]:
-        """The demand plus the requests that wait at the instances, as in `sidecar.policy.plan`."""
-        held = Counter(number for _, number in self._answers if number in self._instances)
-        outstanding = ((self._instances[number].bin, requests) for number, requests in held.items())
-        share = self._model.slo_ms / 1e3 / self._scheme.period_s
-        waiting = problem.backlog(outstanding, len(demand), share, self._scheme.curve)
-        return [texts + more for texts, more in zip(demand, waiting, strict=True)]
-
-    def _scale(self, latencies: Floats, now: float, demand: list[float]) -> None:
-        if not self._scheme.scaling or self._returns or not self._instances:
+    def _begin(self, worker: Worker) -> None:
+        """Start every call for which there are rows: on `worker`, and where all share the rows on others."""
+        if not self._is_shared:
+            while worker.waiting and len(worker.calls) < self._depth:
+                rows = self._queues.take(worker.name)
+                worker.waiting -= len(rows)
+                self._call(worker, rows)  # type: ignore[arg-type]
             return
-        delta, least_busy = self._scaling(latencies, now, demand)
-        if delta > 0:
-            for _ in range(delta):
-                back = now + self._scheme.change_s
-                heapq.heappush(self._returns, (back, self._next_id, len(self._model.edges) - 1))
-                self._next_id += 1
-        elif delta < 0 and (
-            self._model.edges[self._instances[least_busy].bin] != self._model.edges[-1] or self._has_two_longest()
-        ):
-            self._retire(least_busy)
-        self._record_counts(now)
+        ready = {worker.name: worker}
+        while ready:
+            worker = ready.pop(next(iter(ready)))
+            while len(worker.calls) < self._depth:
+                rows = self._queues.take(worker.name)
+                if more := self._queues.more():
+                    ready[more] = self.workers[more]
+                if not rows:
+                    break
+                self._call(worker, rows)  # type: ignore[arg-type]
 
-    def _has_two_longest(self) -> bool:
-        last = len(self._model.edges) - 1
-        return sum(instance.bin == last for instance in self._instances.values()) > 1
+    def _call(self, worker: Worker, rows: Sequence[Row]) -> None:
+        now = self._events.now
+        self.waiting -= len(rows)
+        if self._deadlines is not None and (late := [row for row in rows if row.is_late(now)]):
+            for row in late:
+                self._outcome[row.index] = LATE
+            self._queues.done(worker.name, len(late))
+            rows = [row for row in rows if row not in late]
+        if rows:
+            tokens = rows[0].tokens if len(rows) == 1 else sum(row.tokens for row in rows)
+            took_ms = self._times.of_pack(worker.bin, tokens)
+            worker.calls.append((rows, took_ms))
+            worker.free_at = end = (worker.free_at if worker.free_at > now else now) + took_ms / 1e3
+            self._events.at(end, self._end, worker)
 
-    def _scaling(self, latencies: Floats, now: float, demand: list[float]) -> tuple[int, int]:
-        scheme, numbers = self._scheme, list(self._instances)
-        waiting = dict.fromkeys(numbers, 0)
-        for _, number in self._answers:
-            if number in waiting:
-                waiting[number] += 1
-        least_busy = min(numbers, key=waiting.__getitem__)
-        if scheme.scaling == "headroom":
-            spent = sum(q * ms for q, ms in zip(demand, self._model.service_ms, strict=True))
-            load = spent / self._model.slo_ms
-            workers, self._spare = binpacking.scale(
-                load, 1.0, len(numbers), scheme.min_workers, scheme.max_workers, self._spare
-            )
-            return workers - len(numbers), least_busy
-        p98 = float(np.percentile(latencies, 98)) if len(latencies) else 0.0
-        if p98 >= autoscale.PAPER.in_share * self._model.slo_ms:
-            self._fast_since = now
-        outstanding = [waiting[number] for number in numbers]
-        decision = autoscale.decide(
-            p98, self._model.slo_ms, now - self._fast_since, outstanding, scheme.min_workers, scheme.max_workers
-        )
-        if decision.action == "in":
-            self._fast_since = now
-        return {"out": 1, "in": -1, "keep": 0}[decision.action], least_busy
-
-    def _counts(self, workers: int, demand: list[float]) -> Sequence[int]:
-        model, scheme = self._model, self._scheme
-        services = problem.of_services(workers, demand, model.service_ms, model.slo_ms, scheme.curve)
-        return allocate(services, scheme.allocation).counts
-
-    def _demand(self, first: int, last: int) -> list[float]:
-        """Requests of each bin within one objective, over the arrivals [first, last)."""
-        if last <= first:
-            return [0.0] * len(self._model.edges)
-        seconds = max(self._at_s[last - 1] - self._at_s[first], 1e-9)
-        counts = np.bincount(self._bins[first:last], minlength=len(self._model.edges))
-        return [float(count) for count in counts * (self._model.slo_ms / 1e3 / seconds)]
-
-    def _whole_demand(self) -> list[float]:
-        return self._demand(0, len(self._at_s))
-
-    def _record_counts(self, now: float) -> None:
-        held = [instance.bin for instance in self._instances.values()] + [bin_ for _, _, bin_ in self._returns]
-        self._result.counts.append((now, tuple(held.count(index) for index in range(len(self._model.edges)))))
+    def _end(self, worker: Worker) -> None:
+        if not worker.calls:
+            # It has died.
+            return
+        rows, _ = worker.calls.pop(0)
+        now = self._events.now
+        for row in rows:
+            self._done_s[row.index] = now
+            self._outcome[row.index] = SERVED
+        if self.answered_ms is not None:
+            self.answered_ms += ((now + self._overhead_s - row.arrived) * 1e3 for row in rows)
+        if self.workers.get(worker.name) is worker:
+            self._queues.done(worker.name, len(rows))
+            if self.waiting:
+                self._begin(worker)

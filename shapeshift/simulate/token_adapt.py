@@ -1,4 +1,4 @@
-"""Discrete-event simulation of one device under the scheduler that serves (OTAS)."""
+"""The images of one device as discrete events, under the scheduler that serves (OTAS)."""
 
 from __future__ import annotations
 
@@ -8,29 +8,22 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from shapeshift.simulate.events import Events, Progress
 from shapeshift.token_adapt.policy.costs import Costs
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler, SchedulerSettings, WaitingImage
+from shapeshift.workloads.trace import Trace
 
 Floats = NDArray[np.float64]
 
 IN_TIME, LATE, EVICTED = 0, 1, 2
-
-
-@dataclass(frozen=True)
-class Load:
-    """Arrival times in ascending order [n], and by image its latency requirement, utility and accuracy [n, gammas]."""
-
-    at_ms: Floats
-    latency_ms: Floats
-    utility: Floats
-    accuracy: Floats
+OUTCOMES = ("in time", "late", "evicted")
 
 
 @dataclass
 class SimulationResult:
     """By image: outcome, gamma index (-1: never run) and answer time, ms.
 
-    `batches` has (start, gamma index, size, planning ms) of each batch.
+    `batches` has (start in ms, gamma index, size, planning ms) of each batch.
     """
 
     outcome: NDArray[np.int8]
@@ -38,10 +31,10 @@ class SimulationResult:
     done_ms: Floats
     batches: list[tuple[float, int, int, float]] = field(default_factory=list)
 
-    def total_utility(self, load: Load) -> float:
-        """Expected utility: the sum of utility times accuracy over the images in time."""
+    def total_utility(self, trace: Trace, accuracy: Floats) -> float:
+        """Expected utility: the sum of utility times accuracy [n, gammas] over the images in time."""
         in_time = np.flatnonzero(self.outcome == IN_TIME)
-        return float((load.utility[in_time] * load.accuracy[in_time, self.gamma[in_time]]).sum())
+        return float((trace.utility[in_time] * accuracy[in_time, self.gamma[in_time]]).sum())
 
 
 @dataclass(eq=False)
@@ -52,45 +45,68 @@ class _Image(WaitingImage):
 def run(
     costs: Costs,
     settings: SchedulerSettings,
-    load: Load,
+    trace: Trace,
+    accuracy: Floats,
     noise: Callable[[], float] = lambda: 1.0,
+    progress: Progress | None = None,
 ) -> SimulationResult:
-    """Serve `load` on one device; planning takes no time.
+    """Serve images on one device; planning takes no time, and a batch that of `costs` times `noise()`.
 
-    A batch takes the time of `costs` times `noise()`.
+    accuracy: of each image at each gamma of `costs`. The trace has a latency requirement for each.
     """
-    count = len(load.at_ms)
-    result = SimulationResult(np.full(count, EVICTED, np.int8), np.full(count, -1, np.int16), np.zeros(count))
-    scheduler: ImageScheduler[_Image] = ImageScheduler(costs, settings, 0.0)
-    true_ms = costs.times(list(range(costs.max_size + 1)))
-    clock, num_arrived = 0.0, 0
-    while num_arrived < count or len(scheduler):
-        if not len(scheduler):
-            clock = max(clock, float(load.at_ms[num_arrived]))
-        while num_arrived < count and load.at_ms[num_arrived] <= clock:
-            scheduler.add(_image(load, num_arrived))
-            num_arrived += 1
-        step = scheduler.step(clock)
+    return _Device(costs, settings, trace, accuracy, noise).run(progress)
+
+
+class _Device:
+    """Runs one batch at a time; the next one is chosen when it has ended, or when an image comes while it is idle."""
+
+    def __init__(
+        self,
+        costs: Costs,
+        settings: SchedulerSettings,
+        trace: Trace,
+        accuracy: Floats,
+        noise: Callable[[], float],
+    ) -> None:
+        self._at_s, self._accuracy, self._noise = trace.at_s, accuracy, noise
+        self._latency_ms, self._utility = trace.latency_ms.tolist(), trace.utility.tolist()
+        self._events = Events()
+        self._scheduler: ImageScheduler[_Image] = ImageScheduler(costs, settings, 0.0)
+        # Before anything is measured.
+        self._true_ms = costs.times(list(range(costs.max_size + 1)))
+        self._is_idle = True
+        count = len(trace)
+        self._result = SimulationResult(np.full(count, EVICTED, np.int8), np.full(count, -1, np.int16), np.zeros(count))
+
+    def run(self, progress: Progress | None) -> SimulationResult:
+        self._events.run(self._at_s, self._arrive, progress)
+        return self._result
+
+    def _arrive(self, index: int) -> None:
+        now_ms = self._events.now * 1e3
+        deadline = now_ms + self._latency_ms[index]
+        self._scheduler.add(_Image(now_ms, deadline, self._utility[index], self._accuracy[index], index))
+        if self._is_idle:
+            self._is_idle = False
+            self._events.at(self._events.now, self._step)
+
+    def _step(self, _: None) -> None:
+        now_ms = self._events.now * 1e3
+        step = self._scheduler.step(now_ms)
         for image in step.evicted:
-            result.done_ms[image.index] = clock
-        if not step.images:
-            continue
-        took_ms = float(true_ms[len(step.images), step.gamma]) * noise()
-        scheduler.costs.observe(step.gamma, len(step.images), took_ms)
-        result.batches.append((clock, step.gamma, len(step.images), step.plan_ms))
-        clock += took_ms
-        _record(result, step.images, step.gamma, clock)
-    return result
+            self._result.done_ms[image.index] = now_ms
+        self._is_idle = not step.images
+        if step.images:
+            took_ms = float(self._true_ms[len(step.images), step.gamma]) * self._noise()
+            self._scheduler.costs.observe(step.gamma, len(step.images), took_ms)
+            self._result.batches.append((now_ms, step.gamma, len(step.images), step.plan_ms))
+            self._events.at((now_ms + took_ms) / 1e3, self._end, (step.images, step.gamma))
 
-
-def _image(load: Load, index: int) -> _Image:
-    arrival = float(load.at_ms[index])
-    deadline = arrival + float(load.latency_ms[index])
-    return _Image(arrival, deadline, float(load.utility[index]), load.accuracy[index], index)
-
-
-def _record(result: SimulationResult, images: Sequence[_Image], gamma: int, clock: float) -> None:
-    for image in images:
-        result.outcome[image.index] = IN_TIME if clock < image.deadline else LATE
-        result.gamma[image.index] = gamma
-        result.done_ms[image.index] = clock
+    def _end(self, batch: tuple[Sequence[_Image], int]) -> None:
+        images, gamma = batch
+        now_ms = self._events.now * 1e3
+        for image in images:
+            self._result.outcome[image.index] = IN_TIME if now_ms < image.deadline else LATE
+            self._result.gamma[image.index] = gamma
+            self._result.done_ms[image.index] = now_ms
+        self._step(None)

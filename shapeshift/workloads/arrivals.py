@@ -33,6 +33,13 @@ BURSTY = (State(weight=0.6, dwell_s=8.0), State(weight=2.6, dwell_s=2.0))
 """A calm state, and for one fifth of the time a burst of 4.3 times its rate. The time-weighted mean weight is 1."""
 
 
+TWITTER_LIKE = (State(weight=0.8, dwell_s=8.0), State(weight=1.8, dwell_s=2.0))
+"""Arlo's Twitter-Bursty (section 5): 1.8 times the rate for a fifth of the time."""
+MAF_LIKE = (State(weight=0.45, dwell_s=8.0), State(weight=2.2, dwell_s=3.0))
+"""Like the trace of Azure functions in OTAS' Fig. 8b: calm for most of the time, with bursts at five times the rate."""
+_LEAST, _MOST = 200 / 450, 700 / 450
+
+
 def constant(rate: float, duration_s: float) -> NDArray[np.float64]:
     """Evenly spaced arrivals, the first at 0."""
     _check(rate, duration_s)
@@ -75,6 +82,16 @@ def mmpp(
     return np.concatenate(parts)
 
 
+def fluctuating(rate: float, duration_s: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Poisson arrivals whose rate is drawn anew each second: 200 to 700 at a mean of 450 (OTAS, Fig. 8a)."""
+    _check(rate, duration_s)
+    rates = rng.uniform(_LEAST, _MOST, math.ceil(duration_s))
+    rates *= rate / rates.mean()
+    parts = [second + rng.uniform(0, 1, rng.poisson(each)) for second, each in enumerate(rates.tolist())]
+    times = np.sort(np.concatenate(parts))
+    return times[times < duration_s]
+
+
 def parse_states(text: str) -> tuple[State, ...]:
     """States written as `weight:dwell_s,weight:dwell_s,...`, e.g. `0.6:8,2.6:2`.
 
@@ -89,6 +106,11 @@ def parse_states(text: str) -> tuple[State, ...]:
         except ValueError:
             raise InvalidInputError("states", text, allowed) from None
     return tuple(states)
+
+
+def format_states(states: Sequence[State]) -> str:
+    """The text that `parse_states` reads."""
+    return ",".join(f"{state.weight:g}:{state.dwell_s:g}" for state in states)
 
 
 def _burst(rate: float, start: float, end: float, rng: np.random.Generator) -> NDArray[np.float64]:

@@ -5,9 +5,10 @@ import pytest
 from numpy.typing import NDArray
 
 from bench.adapter_cache import report, server
-from bench.adapter_cache.loads import RANKS, Lengths, adapter_set, draw
+from bench.adapter_cache.loads import Lengths, adapter_set, draw
 from bench.adapter_cache.report import AdapterRun
 from bench.common.cells import Cells, Run
+from shapeshift.workloads.adapters import RANKS
 
 
 def a_run(first: NDArray[np.float64], loaded: float = 0.0) -> AdapterRun:
@@ -43,12 +44,12 @@ def test_loads_follow_their_laws() -> None:
     assert len(adapters) == 100 and {adapter.rank for adapter in adapters.values()} == set(RANKS)
     assert adapters["r128-03"].bytes == 128_000
     lengths = Lengths(np.array([10, 20]), np.array([3, 4]))
-    requests = draw(lengths, adapters, 50.0, 20_000, np.random.default_rng(0))
+    requests = draw(lengths, len(adapters), 50.0, 20_000, np.random.default_rng(0))
     assert requests[-1].at_s == pytest.approx(400, rel=0.03)
     counts = [sum(request.adapter.startswith(f"r{rank}-") for request in requests) for rank in RANKS]  # type: ignore[union-attr]
     assert np.array(counts) / counts[0] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1 / 5], rel=0.1)
     assert {(request.prompt_tokens, request.answer_tokens) for request in requests} == {(10, 3), (20, 4)}
-    again = draw(lengths, adapters, 50.0, 20_000, np.random.default_rng(0))
+    again = draw(lengths, len(adapters), 50.0, 20_000, np.random.default_rng(0))
     assert requests == again
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from bench.common.cells import Cells, Run
 from bench.token_adapt import cells, loads, systems, vit_base
 from bench.token_adapt.cells import NEVER_RUN, Images
 from shapeshift.token_adapt.request import Task
+from shapeshift.workloads.images import TABLE_II
+from shapeshift.workloads.trace import Trace
 
 
 def task(name: str, ease: float) -> Task:
@@ -26,24 +29,28 @@ def test_traffic_has_its_rate_and_table_iis_mix() -> None:
     even = loads.fluctuating(200.0, 30.0, 1)
     assert len(even.at_s) == pytest.approx(6000, rel=0.05)
     assert np.all(np.diff(even.at_s) >= 0) and even.at_s[-1] < 30
-    assert np.bincount(even.kind) / len(even.kind) == pytest.approx([1 / 6] * 6, abs=0.02)
+    kinds = Counter(zip(even.task.tolist(), even.latency_ms.tolist(), even.utility.tolist(), strict=True))
+    assert kinds.keys() == {*TABLE_II}
+    assert [count / len(even) for count in kinds.values()] == pytest.approx([1 / 6] * 6, abs=0.02)
     by_second = np.bincount(even.at_s.astype(int), minlength=30)
     assert by_second.max() > 2 * by_second.min()
     again = loads.fluctuating(200.0, 30.0, 1)
-    assert np.array_equal(even.at_s, again.at_s) and np.array_equal(even.kind, again.kind)
+    assert np.array_equal(even.at_s, again.at_s) and np.array_equal(even.utility, again.utility)
     bursts = np.bincount(loads.bursty(100.0, 300.0, 1).at_s.astype(int), minlength=300)
     assert (bursts < bursts.mean()).mean() > 0.6
 
 
 def test_requests_carry_the_parameters_of_their_type() -> None:
-    traffic = loads.Traffic(np.array([0.0, 0.5, 1.0]), np.array([2, 5, 2]))
-    requests = loads.planned(traffic, 32)
+    tasks, latency_ms, utility = ["CIFAR100", "EuroSAT", "CIFAR100"], [600.0, 1000.0, 600.0], [1.0, 0.01, 1.0]
+    at_s, length = np.array([0.0, 0.5, 1.0]), np.ones(3, np.int64)
+    columns = {"latency_ms": np.array(latency_ms), "utility": np.array(utility), "task": np.array(tasks)}
+    trace = Trace(at_s, length, **columns)
+    requests = loads.planned(trace, 32)
     assert requests[0].parameters == {"task": "CIFAR100", "latency_ms": 600.0, "utility": 1.0}
     assert requests[1].parameters == {"task": "EuroSAT", "latency_ms": 1000.0, "utility": 0.01}
     assert requests[0].parameters is requests[2].parameters and requests[0].inputs is requests[1].inputs
-    load = loads.simulated(traffic, TASKS, (-4, 0))
-    assert load.accuracy.tolist() == pytest.approx(np.array([[0.6, 0.7], [0.89, 0.99], [0.6, 0.7]]))
-    assert load.latency_ms.tolist() == [600.0, 1000.0, 600.0]
+    accuracy = loads.accuracies(trace, TASKS, (-4, 0))
+    assert accuracy.tolist() == pytest.approx(np.array([[0.6, 0.7], [0.89, 0.99], [0.6, 0.7]]))
 
 
 def answer(gamma: int, batch: int, outcome: str) -> bytes:

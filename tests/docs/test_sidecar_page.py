@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shapeshift.cli import sidecar
-from shapeshift.sidecar import actuate, health, plan_loop, run_files
+from shapeshift.sidecar import actuate, health, run_files
 from shapeshift.sidecar.policy import decide, plan
 from shapeshift.sidecar.settings import SidecarSettings
 from tests.docs.docs_pages import PROJECT, code, prose, table
@@ -32,7 +32,7 @@ def test_numbers_are_those_of_the_code() -> None:
         f"or in {limits.hung} scrapes although",
         f"in {limits.silent} scrapes there was no heartbeat",
         f"every {own.plan_period_s:g} s",
-        f"every {plan_loop.SCALE_PERIOD_S:g} s",
+        f"every {decide.SCALE_PERIOD_S:g} s",
         f"fewer than {decide.MIN_TEXTS} texts",
         f"better by {100 * plan.MIN_GAIN:g}%",
         f"at {100 * plan.ASSUMED_UTILIZATION:g}% of the greatest load",

@@ -1,90 +1,167 @@
-"""The simulated cluster against queues with known results."""
+"""The simulated front against queues with known results, and its sidecar."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
-from shapeshift.simulate.polymorph import run
-from shapeshift.simulate.scenario import Model, Scheme
+from shapeshift.simulate import planner, profile
+from shapeshift.simulate.planner import Pace, Served
+from shapeshift.simulate.polymorph import OUTCOMES, SERVED
 from shapeshift.workloads import arrivals, lengths
 from shapeshift.workloads.lengths import drifting
+from shapeshift.workloads.trace import Trace
 
-ONE = Model((512,), (10.0,), 100.0)
-TWO = Model((128, 512), (10.0, 40.0), 400.0)
+ONE, TWO = {512: 10.0}, {128: 10.0, 512: 40.0}
 
 
-def fixed(count: int, tokens: int = 100) -> np.ndarray:
-    return np.full(count, tokens, np.int64)
+def simulate(
+    bins: dict[int, float],
+    workers: int,
+    trace: Trace,
+    pace: Pace | None = None,
+    nodes: int = 1,
+    packing: bool = False,
+    **parameters: Any,
+) -> Served:
+    """Serve a trace by engines that take so many ms in each bin."""
+    listed = [
+        {"tokens": edge, "rows": 8 if packing else 1, "latency": [[edge, ms, ms, ms]]} for edge, ms in bins.items()
+    ]
+    engines = profile.engines({"engines": listed}, [*bins], packing=packing)
+    stated = {"placement": "partitioned", "slo_ms": 10 * max(bins.values()), "workers": workers, **parameters}
+    front = profile.front(stated, engines, [*bins], profile.weights([*bins], trace.length), nodes)
+    return planner.run(front, engines, trace, pace)
+
+
+def at(times: Sequence[float], tokens: int | Sequence[int] = 100, **columns: object) -> Trace:
+    length = np.full(len(times), tokens) if isinstance(tokens, int) else np.array(tokens)
+    return Trace(np.array(times, float), length.astype(np.int64), **columns)  # type: ignore[arg-type]
+
+
+def poisson(rate: float, seconds: float, seed: int = 1, tokens: int = 100) -> Trace:
+    times = arrivals.poisson(rate, seconds, np.random.default_rng(seed))
+    return at(times.tolist(), tokens)
 
 
 def test_simultaneous_requests_are_served_in_sequence() -> None:
-    got = run(ONE, 1, np.zeros(4), fixed(4), Scheme())
-    assert got.latency_ms == pytest.approx([10.0, 20.0, 30.0, 40.0])
-    got = run(ONE, 2, np.zeros(4), fixed(4), Scheme())
-    assert got.latency_ms == pytest.approx([10.0, 10.0, 20.0, 20.0])
+    assert simulate(ONE, 1, at([0.0] * 4)).latency_ms == pytest.approx([10.0, 20.0, 30.0, 40.0])
+    assert simulate(ONE, 2, at([0.0] * 4)).latency_ms == pytest.approx([10.0, 10.0, 20.0, 20.0])
+    assert simulate(ONE, 2, at([0.0]), Pace(overhead_ms=0.8)).latency_ms == pytest.approx([10.8])
 
 
 def test_a_lone_request_takes_its_service_time() -> None:
-    at_s = np.arange(20) * 1.0
-    tokens = np.where(np.arange(20) % 2, 500, 50).astype(np.int64)
-    got = run(TWO, 2, at_s, tokens, Scheme(allocation="even"))
-    assert got.latency_ms == pytest.approx(np.where(np.arange(20) % 2, 40.0, 10.0))
+    trace = at([*range(20)], [500 if second % 2 else 50 for second in range(20)])
+    served = simulate(TWO, 2, trace, allocation="even")
+    assert served.latency_ms == pytest.approx([40.0 if second % 2 else 10.0 for second in range(20)])
 
 
 def test_one_instance_matches_the_md1_formula() -> None:
-    at_s = arrivals.poisson(50.0, 2000.0, np.random.default_rng(1))
-    got = run(ONE, 1, at_s, fixed(len(at_s)), Scheme())
+    served = simulate(ONE, 1, poisson(50.0, 2000.0))
     load = 0.5
-    assert got.latency_ms.mean() == pytest.approx(10.0 * (1 + load / (2 * (1 - load))), rel=0.03)
+    assert served.latency_ms.mean() == pytest.approx(10.0 * (1 + load / (2 * (1 - load))), rel=0.03)
 
 
-def test_a_dynamic_runtime_uses_its_table() -> None:
-    dynamic = Model((512,), (40.0,), 400.0).single([0.1 * tokens for tokens in range(513)])
-    got = run(dynamic, 1, np.array([0.0, 1.0]), np.array([30, 500]), Scheme())
-    assert got.latency_ms == pytest.approx([3.0, 50.0])
+def test_a_dynamic_engine_takes_its_time_for_the_length() -> None:
+    engines = profile.engines({"lengths": [1, 512], "latency_ms": [0.1, 51.2]}, (), packing=False)
+    stated = {"placement": "resident", "workers": 1}
+    front = profile.front(stated, engines, (), ())
+    assert planner.run(front, engines, at([0.0, 1.0], [30, 500])).latency_ms == pytest.approx([3.0, 50.0])
 
 
-def test_allocation_follows_the_lengths() -> None:
-    at_s = arrivals.poisson(100.0, 60.0, np.random.default_rng(2))
-    tokens = np.where(at_s < 30.0, 100, 500).astype(np.int64)
-    got = run(TWO, 8, at_s, tokens, Scheme(period_s=5.0, dispatch="multilevel"))
-    assert all(sum(counts) == 8 for _, counts in got.counts)
-    (_, first), (_, last) = got.counts[1], got.counts[-1]
-    assert first[0] > first[1]
-    assert last[1] > last[0]
-    fixed_counts = run(TWO, 8, at_s, tokens, Scheme(allocation="even", period_s=5.0, dispatch="multilevel"))
-    assert len(fixed_counts.counts) == 1
-    late = at_s > 40.0
-    assert got.latency_ms[late].mean() < fixed_counts.latency_ms[late].mean()
+@pytest.mark.parametrize(("placement", "last_ms"), [("inline", [19.0, 29.0]), ("resident", [29.0, 29.0])])
+def test_workers_that_hold_all_bins_share_rows_and_calls(placement: str, last_ms: list[float]) -> None:
+    listed = [{"tokens": 512, "rows": 8, "latency": [[512, 10.0, 10.0, 10.0]]}]
+    engines = profile.engines({"engines": listed}, [512])
+    stated = {"placement": placement, "workers": 2, "engine_threads": 2}
+    front = profile.front(stated, engines, [512], [1.0])
+    served = planner.run(front, engines, at([0.0, 0.0, 0.001, 0.001, 0.001, 0.001]))
+    # A thread takes its share of what waits when it is free: two rows, then one. A worker has its next call before.
+    assert served.latency_ms == pytest.approx([10.0, 10.0, 19.0, 19.0, *last_ms])
+
+
+def test_texts_of_a_bin_share_a_call_up_to_its_tokens() -> None:
+    served = simulate({512: 10.0}, 1, at([0.0] * 8), packing=True)
+    # The first two calls begin before the others have come.
+    assert served.latency_ms == pytest.approx([10.0, 20.0] + [30.0] * 5 + [40.0])
+
+
+def test_a_full_queue_and_late_texts_have_their_outcomes() -> None:
+    trace = at([0.0] * 6, latency_ms=np.array([0.0, 0.0, 5.0, 0.0, 0.0, 0.0]))
+    served = simulate(ONE, 1, trace, queue_rows=2, max_queue_ms=0)
+    # One runs, one is in flight behind it, two wait. The third is taken, as nothing waits yet, and is late then.
+    assert [OUTCOMES[outcome] for outcome in served.outcome] == [*["served"] * 2, "late", "served", *["refused"] * 2]
+    assert np.isnan(served.latency_ms[served.outcome != SERVED]).all()
+    tight = simulate(ONE, 1, at([0.0] * 4, latency_ms=np.full(4, 25.0)), max_queue_ms=0)
+    # Nothing waits before the third either; the fourth would be answered too late.
+    assert [OUTCOMES[outcome] for outcome in tight.outcome] == ["served", "served", "served", "refused"]
+
+
+def test_the_plan_follows_the_lengths_in_batches_of_moves() -> None:
+    rng = np.random.default_rng(2)
+    times = arrivals.poisson(340.0, 60.0, rng)
+    trace = at(times.tolist(), np.where(times < 30.0, 100, 500).tolist())
+    parameters: dict[str, Any] = {"dispatch": "multilevel", "plan_histogram": json.dumps([0.5, 0.5])}
+    served = simulate(TWO, 16, trace, Pace(plan_period_s=5.0, change_s=0.2), **parameters)
+    assert all(sum(counts) == 16 for _, counts, _ in served.plans)
+    (_, first, _), (_, last, _) = served.plans[1], served.plans[-1]
+    assert first[0] > first[1] and last[1] > last[0]
+    frozen = simulate(TWO, 16, trace, Pace(plan_period_s=0.0), **parameters)
+    assert len(frozen.plans) == 1
+    late = trace.at_s > 45.0
+    assert served.latency_ms[late].mean() < frozen.latency_ms[late].mean()
+
+
+def test_the_sidecars_gates_hold() -> None:
+    few = at([*np.linspace(0, 29, 40).tolist()], 500)
+    served = simulate(TWO, 4, few, Pace(plan_period_s=10.0), plan_histogram=json.dumps([0.9, 0.1]))
+    reasons = [reason for _, _, reason in served.plans]
+    assert "fewer than 50: the plan stays" in reasons[1]
+    same = simulate(TWO, 4, poisson(100.0, 30.0), Pace(plan_period_s=10.0))
+    assert "stays" in same.plans[1][2] and same.plans[1][1] == same.plans[0][1]
 
 
 @pytest.mark.parametrize("scaling", ["target", "headroom"])
 def test_workers_come_and_go_with_the_load(scaling: str) -> None:
     rng = np.random.default_rng(3)
-    busy = arrivals.poisson(400.0, 100.0, rng)
-    quiet = 100.0 + arrivals.poisson(10.0, 300.0, rng)
-    at_s = np.concatenate([busy, quiet])
-    scheme = Scheme(scaling=scaling, period_s=20.0, min_workers=1, max_workers=12)
-    got = run(ONE, 2, at_s, fixed(len(at_s)), scheme)
-    sizes = [(at, sum(counts)) for at, counts in got.counts]
-    assert max(size for at, size in sizes if at <= 110.0) > 4
-    assert sizes[-1][1] < max(size for _, size in sizes)
-    assert 1.0 <= got.mean_workers <= 12.0
-    assert got.latency_ms[-100:].mean() < 20.0
+    busy = arrivals.poisson(400.0, 150.0, rng)
+    quiet = 150.0 + arrivals.poisson(10.0, 300.0, rng)
+    trace = at(np.concatenate([busy, quiet]).tolist())
+    limits: dict[str, Any] = {"min_workers": 1, "max_workers": 12, "max_queue_ms": 0, "queue_rows": 10**6}
+    served = simulate(ONE, 2, trace, Pace(20.0, scaling=scaling), **limits)
+    assert max(size for at_s, size in served.sizes if at_s <= 160.0) > 4
+    assert served.sizes[-1][1] < max(size for _, size in served.sizes)
+    assert 1.0 <= served.mean_workers <= 12.0
+    assert served.latency_ms[-100:].mean() < 20.0
+
+
+def test_a_dead_worker_and_a_lost_node_cost_no_text() -> None:
+    trace = poisson(150.0, 20.0)
+    died = simulate(ONE, 4, trace, Pace(kill_s=5.0), nodes=2)
+    whole = simulate(ONE, 4, trace, nodes=2)
+    assert (died.outcome == SERVED).all()
+    assert died.latency_ms.max() > whole.latency_ms.max()
+    left = simulate(ONE, 2, trace, Pace(leave_s=5.0, change_s=0.5), nodes=2, max_workers=4)
+    assert (left.outcome == SERVED).all()
+    assert "node node1 is lost" in left.plans[1][2]
+    assert [size for _, size in left.sizes] == [4, 4] or left.sizes[-1][1] == 4
 
 
 def test_every_scheme_serves_all_requests() -> None:
     rng = np.random.default_rng(4)
-    at_s = arrivals.mmpp(60.0, 60.0, rng)
-    tokens = drifting(lengths.long(), at_s, 0.5, 30.0, rng)
+    times = arrivals.mmpp(60.0, 60.0, rng)
+    trace = Trace(times, drifting(lengths.long(), times, 0.5, 30.0, rng))
+    limits: dict[str, Any] = {"min_workers": 1, "max_workers": 8}
     for allocation in ("even", "global", "exact"):
         for dispatch in ("earliest_finish", "multilevel", "intra_group", "inter_group", "bin_packing"):
-            got = run(TWO, 6, at_s, tokens, Scheme(allocation, dispatch=dispatch, period_s=5.0, scaling="target"))
-            assert (got.latency_ms >= 10.0 - 1e-9).all(), (allocation, dispatch)
+            served = simulate(TWO, 6, trace, Pace(5.0), allocation=allocation, dispatch=dispatch, **limits)
+            assert (served.latency_ms >= 10.0 - 1e-9).all(), (allocation, dispatch)
 
 
 def test_no_requests_at_all() -> None:
-    got = run(TWO, 3, np.zeros(0), np.zeros(0, np.int64), Scheme())
-    assert len(got.latency_ms) == 0
-    assert got.mean_workers == 0.0
+    served = simulate(TWO, 3, at([]))
+    assert len(served.latency_ms) == 0 and served.mean_workers == 0.0

@@ -26,23 +26,31 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_further_columns_are_read_as_they_are(file: Path) -> None:
-    read = trace.read(write(file, 'at_s,length,text\n0.5,7,"with ""quotes"", a comma"\n1,8,"two\nlines"\n'))
-    assert read.extra["text"].tolist() == ['with "quotes", a comma', "two\nlines"]
+def test_optional_columns_are_typed_and_may_be_empty(file: Path) -> None:
+    text = 'at_s,length,output_length,latency_ms,utility,lora_name,note\n0.5,7,3,250.5,0.2,sql,"a, b"\n1,8,,,,,\n'
+    read = trace.read(write(file, text))
+    assert read.output_length.tolist() == [3, 0]
+    assert read.latency_ms.tolist() == [250.5, 0.0]
+    assert read.utility.tolist() == [0.2, 1.0]
+    assert read.lora_name.tolist() == ["sql", ""]
+    assert not read.has("slo_class") and read.slo_class.tolist() == ["", ""]
 
 
-def test_columns_in_any_order_and_blank_lines_are_accepted(file: Path) -> None:
-    read = trace.read(write(file, "adapter,length,at_s\n\na,5,0.5\n\nb,7,0.5\n"))
-    assert read.at_s.tolist() == [0.5, 0.5]
-    assert read.length.tolist() == [5, 7]
-    assert read.extra["adapter"].tolist() == ["a", "b"]
+def test_what_is_written_is_read(file: Path) -> None:
+    read = trace.read(write(file, "lora_name,length,at_s\n\na,5,0.5\n\nb,7,0.5\n"))
+    assert (read.at_s.tolist(), read.length.tolist(), read.lora_name.tolist()) == ([0.5, 0.5], [5, 7], ["a", "b"])
+    read.write(file)
+    again = trace.read(file)
+    assert {name: column.tolist() for name, column in again.columns().items()} == {
+        name: column.tolist() for name, column in read.columns().items()
+    }
 
 
 def test_an_azure_trace_starts_at_its_first_row(file: Path) -> None:
     read = trace.read(write(file, AZURE))
     assert read.at_s.tolist() == pytest.approx([0.0, 0.2, 3600.2000001], abs=1e-9)
     assert read.length.tolist() == [374, 396, 2]
-    assert read.extra["generated"].astype(int).tolist() == [44, 109, 7]
+    assert read.output_length.tolist() == [44, 109, 7]
 
 
 def test_the_rate_factor_changes_only_time(file: Path) -> None:
@@ -56,7 +64,7 @@ def test_the_rate_factor_changes_only_time(file: Path) -> None:
 
 def test_until_keeps_requests_before_the_end(file: Path) -> None:
     cut = trace.read(write(file, AZURE)).until(0.2)
-    assert len(cut) == len(cut.length) == len(cut.extra["generated"]) == 1
+    assert len(cut) == len(cut.length) == len(cut.output_length) == 1
 
 
 @pytest.mark.parametrize(
@@ -71,6 +79,10 @@ def test_until_keeps_requests_before_the_end(file: Path) -> None:
         ("at_s,length\n0,5,6\n", ["line 2", "columns"]),
         ("at_s,tokens\n0,5\n", ["line 1", "at_s,length", "TIMESTAMP"]),
         ("at_s,length,at_s\n0,5,0\n", ["line 1", "only once"]),
+        ("at_s,length\n0,5\n1,-3\n", ["line 3", "column length", "'-3'", "at least 1"]),
+        ("at_s,length,output_length\n0,5,-1\n", ["line 2", "column output_length", "'-1'", "at least 0"]),
+        ("at_s,length,latency_ms\n0,5,1\n1,5,soon\n", ["line 3", "column latency_ms", "'soon'"]),
+        ("at_s,length,latency\n0,5,1\n", ["line 1", "'latency'", "did you mean latency_ms?"]),
         ("at_s,length\n", ["no rows"]),
         ("", ["line 1"]),
         (AZURE.replace("396", "3.5"), ["line 3", "column ContextTokens", "'3.5'"]),

@@ -187,9 +187,11 @@ class RowQueue:
     def take(self, decide: Callable[[Iterable[int], int], int]) -> list[Row]:
         """Remove as many from the head as `decide` returns.
 
-        decide(lengths, waiting): the waiting rows' tokens in order and their number; at least 1.
+        decide(lengths, waiting): the waiting rows' tokens in order and their number; at least 1. Of one row it is not
+        asked.
         """
-        taken = self.rows.take(decide((row.tokens for row in self.rows), len(self.rows)))
+        waiting = len(self.rows)
+        taken = self.rows.take(decide((row.tokens for row in self.rows), waiting) if waiting > 1 else waiting)
         for row in taken:
             self._costs_ms[self._classes.rank(row.slo_class)] -= self._cost_ms(row)
         # An empty queue costs nothing, whatever the rounding of the sums.

@@ -99,7 +99,7 @@ class SharedQueue:
         if worker not in near or (self._running[worker] and not all(self._running[one] for one in near)):
             return []
         waiting_ms = self._queue.cost_ms
-        rows = self._queue.take(_pack(len(self._running), self._limits(0)))
+        rows = self._queue.take(_pack(len(self._running), self._limits, 0))
         self._running[worker] += len(rows)
         self._busy_ms[worker] += waiting_ms - self._queue.cost_ms
         return rows
@@ -204,7 +204,7 @@ class DispatchedQueues:
         queue = self._queues[worker]
         if not queue.rows:
             return []
-        rows = queue.take(_pack(1, self._limits(self._bins[worker])))
+        rows = queue.take(_pack(1, self._limits, self._bins[worker]))
         self._running[worker] += len(rows)
         return rows
 
@@ -250,9 +250,9 @@ class DispatchedQueues:
         return [row for queue in self._queues.values() for row in queue.rows]
 
 
-def _pack(sharing: int, limits: tuple[int, int]) -> Callable[[Iterable[int], int], int]:
-    """How many rows the call of one of `sharing` workers takes; limits: most tokens and rows."""
-    return lambda lengths, waiting: rows_to_take(lengths, waiting, sharing, *limits)
+def _pack(sharing: int, limits: PackLimits, bin_edge: int) -> Callable[[Iterable[int], int], int]:
+    """How many rows the call of one of `sharing` workers with this bin takes."""
+    return lambda lengths, waiting: rows_to_take(lengths, waiting, sharing, *limits(bin_edge))
 
 
 class PendingRows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from logging import Logger
 
 from shapeshift.engines.execution import engine_set
@@ -10,7 +11,7 @@ from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.policy.algorithms import DISPATCHERS
 from shapeshift.polymorph.policy.dispatch import Rules
-from shapeshift.polymorph.router.assignment import Assignment, DispatchedQueues, PackLimits, RowDispatcher, SharedQueue
+from shapeshift.polymorph.router.assignment import DispatchedQueues, PackLimits, RowDispatcher, SharedQueue
 from shapeshift.polymorph.router.router import Router
 from shapeshift.polymorph.router.transport import Transport
 from shapeshift.polymorph.service_times import ServiceTimes, bin_edges, entry_of_bin, service_times
@@ -46,26 +47,26 @@ def open_router(
             [settings.placement, settings.max_workers],
             "set by `shapeshift engines`; run it again",
         )
-    edges = placement.edges() or bin_edges(manifest)
-    limits = pack_limits(manifest, settings)
-    times = service_times(manifest, edges, limits)
-    shared = settings.placement == "resident"
-    classes = SloClasses(classes_of(settings.slo_classes))
-    assignment: Assignment = (
-        SharedQueue(limits, times.of_row, classes) if shared else _dispatched(settings, edges, times, limits, classes)
-    )
+    assignment, times = queues(manifest, settings, placement.edges() or bin_edges(manifest))
     workers = [worker_name(front, number) for number in range(settings.max_workers)]
     reached = "fleet" if fleet_file() else "server"
     transport = TRANSPORTS[reached](pb_utils, front, workers, manifest, log.warning)
     return Router(transport, assignment, times, settings, log)
 
 
-def _dispatched(
-    settings: PolymorphSettings, edges: list[int], times: ServiceTimes, limits: PackLimits, classes: SloClasses
-) -> DispatchedQueues:
+def queues(
+    manifest: Manifest, settings: PolymorphSettings, edges: Sequence[int]
+) -> tuple[DispatchedQueues | SharedQueue, ServiceTimes]:
+    """The queues of a front whose workers hold one of the bins `edges` each, or all, and what calls cost by profile."""
+    limits = pack_limits(manifest, settings)
+    times = service_times(manifest, edges, limits)
+    classes = SloClasses(classes_of(settings.slo_classes))
+    if settings.placement != "partitioned":
+        return SharedQueue(limits, times.of_row, classes), times
     services = [times.of_bin(edge) for edge in edges]
     dispatcher: RowDispatcher = DISPATCHERS[settings.dispatch](edges, services, Rules(settings.dispatch))
-    return DispatchedQueues(dispatcher, edges, capacities(settings.slo_ms, services), limits, times.of_row, classes)
+    levels = capacities(settings.slo_ms, services)
+    return DispatchedQueues(dispatcher, edges, levels, limits, times.of_row, classes), times
 
 
 def capacities(slo_ms: float, services_ms: Sequence[float]) -> list[float]:
@@ -77,6 +78,7 @@ def pack_limits(manifest: Manifest, settings: PolymorphSettings) -> PackLimits:
     most_rows = engine_set.max_rows(manifest)
     efficient = min(settings.pack_tokens or engine_set.efficient_tokens(manifest), manifest.pack_tokens)
 
+    @cache
     def limits(edge: int) -> tuple[int, int]:
         entry = entry_of_bin(manifest, edge) if edge else None
         if entry is None or entry.tokens is None:

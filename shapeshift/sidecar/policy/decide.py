@@ -21,6 +21,8 @@ from shapeshift.sidecar.policy.spare import in_order
 
 # A period with fewer texts than this says too little about their lengths, and changes no plan.
 MIN_TEXTS = 50
+# Seconds between two checks of the tail latency.
+SCALE_PERIOD_S = 10.0
 
 
 @dataclass(frozen=True)
