@@ -24,6 +24,7 @@ setup(
     package_data={
         "shapeshift": ["py.typed"],
         "shapeshift.kernels": ["*.h"],
+        "shapeshift.engines.native": ["kernels/*"],
         "shapeshift.fused_decode.model": ["kernels/*"],
         "shapeshift.adapter_cache.lora": ["kernels/*"],
         "shapeshift.fleet": ["templates/*.yaml"],

@@ -116,6 +116,7 @@ PROVIDERS: Choices[Provider] = Choices(
     "provider",
     {
         "openvino": "shapeshift.engines.providers.openvino:PROVIDER",
+        "native": "shapeshift.engines.providers.native:PROVIDER",
         "onnxruntime": "shapeshift.engines.providers.onnxruntime:PROVIDER",
         "torch": "shapeshift.engines.providers.torch:PROVIDER",
         "tensorrt": "shapeshift.engines.providers.tensorrt:PROVIDER",

@@ -51,20 +51,21 @@ void add_tile(const float* rows, int64_t row_stride, const float* columns, int64
 }
 
 // out [count of rows, width] += rows [count of rows, depth] times columns [depth, width]; width a multiple of kLanes.
+// stride: of columns and of `out`.
 template <typename Product, int64_t kRows = kQueries>
 void add_product(int64_t count, const float* rows, int64_t row_stride, const float* columns, int64_t width,
-                 int64_t depth, float* out) {
+                 int64_t depth, float* out, int64_t stride) {
   using wide::kLanes;
-  for (; count >= kRows; count -= kRows, rows += kRows * row_stride, out += kRows * width) {
+  for (; count >= kRows; count -= kRows, rows += kRows * row_stride, out += kRows * stride) {
     int64_t at = 0;
     for (; at + kColumns * kLanes <= width; at += kColumns * kLanes) {
-      add_tile<Product, kRows, kColumns>(rows, row_stride, columns + at, width, depth, out + at, width);
+      add_tile<Product, kRows, kColumns>(rows, row_stride, columns + at, stride, depth, out + at, stride);
     }
     for (; at < width; at += kLanes) {
-      add_tile<Product, kRows, 1>(rows, row_stride, columns + at, width, depth, out + at, width);
+      add_tile<Product, kRows, 1>(rows, row_stride, columns + at, stride, depth, out + at, stride);
     }
   }
-  if constexpr (kRows > 1) add_product<Product, kRows - 1>(count, rows, row_stride, columns, width, depth, out);
+  if constexpr (kRows > 1) add_product<Product, kRows - 1>(count, rows, row_stride, columns, width, depth, out, stride);
 }
 
 // Writes `count` rows of `dim` elements as columns of target [dim, kSeen], which start on a multiple of kLanes; zeros

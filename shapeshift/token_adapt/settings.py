@@ -15,6 +15,7 @@ from shapeshift.token_adapt.policy.image_scheduler import SchedulerSettings
 MAX_LATENCY_MS = 86_400_000.0
 MAX_UTILITY = 1e9
 EMULATED = "emulated"
+_OF_TEXTS = "native"
 _MAX_GAMMA = 256
 
 _SIGNATURE = Signature(
@@ -55,7 +56,7 @@ class ImageEngineSettings:
     gammas: str = "-20,-15,-10,-5,0,2,4,8"
 
     def __post_init__(self) -> None:
-        providers = ("auto", *(name for name in PROVIDERS if name != EMULATED))
+        providers = ("auto", *(name for name in PROVIDERS if name not in (EMULATED, _OF_TEXTS)))
         require(bool(self.checkpoint), "checkpoint", self.checkpoint, "a folder or a hub id")
         require(self.provider in providers, "provider", self.provider, f"one of {', '.join(providers)}")
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")

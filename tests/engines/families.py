@@ -11,6 +11,7 @@ from typing import Any
 from shapeshift.engines.execution.engine_set import pack, unpack
 from shapeshift.engines.interfaces import PROVIDERS, Array, Ids
 
+KERNELS = Path(__file__).resolve().parents[2] / "build" / "kernels"
 WORDS = 60
 VOCABULARY = 64
 _SPECIAL = ["<pad>", "<unk>", "<cls>", "<sep>"]
@@ -151,6 +152,16 @@ def save_modules(
     return folder
 
 
+def kernels_beside(folder: Path) -> Path:
+    """An empty folder of engines below `folder`, with the compiled kernels where those of a project lie beside it."""
+    target = folder / "engines" / "model"
+    target.mkdir(parents=True, exist_ok=True)
+    if not (kernels := folder / "kernels").exists():
+        KERNELS.mkdir(parents=True, exist_ok=True)
+        kernels.symlink_to(KERNELS)
+    return target
+
+
 def outputs_of_engines(
     reference: Any, texts: Sequence[Ids], folder: Path, provider: str = "openvino"
 ) -> Iterator[list[dict[str, Array]]]:
@@ -159,6 +170,7 @@ def outputs_of_engines(
     All texts share one engine call where the family packs rows.
     """
     made: Any = PROVIDERS[provider]
+    folder = kernels_beside(folder) if provider == "native" else folder
     packs, offset = reference.packs_rows, reference.position_offset
     groups = [list(texts)] if packs else [[text] for text in texts]
     example = pack(groups[0][:2], 1 + sum(map(len, groups[0][:2])), len(groups[0][:2]), offset)

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 FOLDERS = (
-    *("shapeshift/kernels", "shapeshift/fused_decode/model/kernels"),
-    "shapeshift/adapter_cache/lora/kernels",
+    *("shapeshift/kernels", "shapeshift/engines/native/kernels"),
+    *("shapeshift/fused_decode/model/kernels", "shapeshift/adapter_cache/lora/kernels"),
 )
 PLUGIN = "tests.mutation.quick_kernels"
 _DECODE, _LORA = "tests/fused_decode/test_decode_", "tests/adapter_cache/test_lora_"
+_ENCODE = "tests/engines/test_engines_native.py"
 _TESTS: Mapping[tuple[str, ...], tuple[str, ...]] = {
     (f"{_LORA}kernels.py", f"{_LORA}batch.py"): ("low_rank", "terms", "lora"),
     (f"{_DECODE}quantised.py",): ("level_tiles", "levels", "linear_levels", "packed_levels", "quantised_rows", "tiles"),
@@ -27,10 +28,17 @@ _TESTS: Mapping[tuple[str, ...], tuple[str, ...]] = {
         *("linear_bf16", "network", "operand", "packed", "rows", "team", "unrolled", "wide"),
     ),
     (f"{_DECODE}experts.py",): ("experts",),
+    (_ENCODE,): ("encoder", "encoder_attention", "encoder_rows"),
     (f"{_DECODE}sampling.py",): ("draw",),
     (f"{_DECODE}sampling.py", f"{_DECODE}logprobs.py"): ("columns",),
     (f"{_DECODE}logprobs.py",): ("likeliest",),
     (f"{_DECODE}model.py", f"{_LORA}batch.py"): ("added",),
+}
+# Who compiles the kernels of a test, by how its name starts.
+_LIBRARIES = {
+    _LORA: "adapter_cache.lora.native",
+    _DECODE: "fused_decode.model.native_operations",
+    _ENCODE: "engines.native.encoder",
 }
 
 # A condition turned round or moved by one, a sum turned into a difference, a bound chosen from the other end, an index
@@ -106,11 +114,11 @@ def tests_of(file: str) -> tuple[str, ...]:
 def compile_kernel(file: str, cache_dir: Path) -> int:
     """Compile the library of which `file` is a part, as tests with PLUGIN do; 1 where the compiler refuses."""
     importlib.import_module(PLUGIN)
-    adapters: Any = importlib.import_module("shapeshift.adapter_cache.lora.native")
-    decode: Any = importlib.import_module("shapeshift.fused_decode.model.native_operations")
-    library = adapters.library if all(test.startswith(_LORA) for test in tests_of(file)) else decode.library
+    first = tests_of(file)[0]
+    name = next(name for start, name in _LIBRARIES.items() if first.startswith(start))
+    module: Any = importlib.import_module(f"shapeshift.{name}")
     try:
-        library(cache_dir)
+        module.library(cache_dir)
     except subprocess.CalledProcessError as error:
         sys.stdout.write(error.stderr)
         return 1

@@ -17,6 +17,7 @@ from shapeshift.engines.execution.engine_set import MOST_TOKENS, pack, row_slots
 from shapeshift.engines.interfaces import Array, Engine, Ids, Runtime
 from shapeshift.engines.manifest import EngineEntry
 from shapeshift.engines.profile import measure_interleaved
+from shapeshift.engines.providers import lookup
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.engines.verify import LONGEST_KEPT, REFERENCE, Deviation, ReferenceTexts
@@ -99,7 +100,10 @@ class TextEngineBuilder:
             # Tracing warns about every shape that it fixes; the verification below runs other shapes.
             warnings.simplefilter("ignore")
             plan.provider.export(self._reference.module(), example, self._work, plan.precision)
-        static = edges.choose_edges(plan.front, self._probe)
+        if plan.provider.name in lookup.OF_ANY_LENGTH:
+            static = settings.explicit_edges() or []
+        else:
+            static = edges.choose_edges(plan.front, self._probe)
         if plan.device is not None and self._packs:
             static += self.pack_lengths()
         shapes: list[int | None] = [None, *static] if settings.dynamic else [*static]

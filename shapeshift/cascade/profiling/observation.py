@@ -22,7 +22,7 @@ Progress = Callable[[int], None]
 _WARM_UP = 20
 # Providers that compute in this process alone, where processor time is the time on an idle machine: other programs do
 # not count. Engines on a GPU, and emulated ones, are waited for.
-_ON_CPU = ("openvino",)
+_ON_CPU = ("native", "openvino")
 
 
 @dataclass(frozen=True)

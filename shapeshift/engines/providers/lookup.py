@@ -9,6 +9,8 @@ from shapeshift.engines.interfaces import PROVIDERS, Provider
 from shapeshift.errors import UnsupportedError
 
 ON_GPU = ("onnxruntime", "tensorrt", "torch")
+OF_ANY_LENGTH = ("native",)
+"""Those that compile nothing for a length: an engine of one is no faster than that of any."""
 
 
 def resolve(requested: str, gpus: Sequence[int]) -> str:

@@ -31,6 +31,88 @@ class Pack(NamedTuple):
     rows: torch.Tensor
 
 
+class RowOutputs(nn.Module):
+    """The outputs `output_names` of the token vectors of a pack, in that order.
+
+    embedding, tokens: what makes vectors of them; head: of LOGITS, TOKEN_LOGITS or TERM_WEIGHTS, if one of them is
+    wanted; padding: the id that pads texts, None: there is none.
+    """
+
+    def __init__(
+        self,
+        output_names: Sequence[str],
+        embedding: SentenceHead,
+        tokens: TokenVectors,
+        head: nn.Module | None,
+        padding: int | None,
+    ) -> None:
+        super().__init__()
+        self.output_names = tuple(output_names)
+        self.embedding = embedding
+        self.tokens = tokens
+        self.head = head
+        self.padding = padding
+        self._outputs: dict[str, Callable[[torch.Tensor, Pack], torch.Tensor]] = {
+            "EMBEDDING": self._embedding,
+            "LOGITS": self._logits,
+            "TOKEN_LOGITS": self._token_logits,
+            "TOKEN_EMBEDDING": lambda hidden, pack: self.tokens.vectors(hidden, pack.positions),
+            "TOKEN_WEIGHTS": lambda hidden, pack: self.tokens.weights(hidden, pack.ids),
+            "TERM_WEIGHTS": self._term_weights,
+        }
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        input_ids: torch.Tensor,
+        segments: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        attentions: Sequence[torch.Tensor] = (),
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """hidden: [1, tokens, width]; attentions: the probabilities of each layer, for IMPORTANCE."""
+        pack = Pack(input_ids, segments, positions, rows)
+        results = tuple(
+            importance(attentions, pack) if name == "IMPORTANCE" else self._outputs[name](hidden, pack)
+            for name in self.output_names
+        )
+        return results if len(results) > 1 else results[0]
+
+    def _before_padding(self, pack: Pack) -> torch.Tensor:
+        """The segments of the tokens that the head pools: one of the last token takes the last that is no padding, or
+        the first."""
+        if self.padding is None or not isinstance(self.head, SequenceHead) or self.head.pooling != "lasttoken":
+            return pack.segments
+        return torch.where((pack.ids != self.padding) | (pack.positions == 0), pack.segments, 0)
+
+    def _embedding(self, hidden: torch.Tensor, pack: Pack) -> torch.Tensor:
+        return torch.as_tensor(self.embedding(to_f32(hidden), pack.segments, pack.rows))
+
+    def _logits(self, hidden: torch.Tensor, pack: Pack) -> torch.Tensor:
+        assert self.head is not None
+        segments = self._before_padding(pack)
+        if isinstance(self.head, LinearHead):
+            return torch.as_tensor(self.head(self.embedding(to_f32(hidden), segments, pack.rows)))
+        return torch.as_tensor(self.head(pool(to_f32(hidden), segments, pack.rows, [str(self.head.pooling)])))
+
+    def _token_logits(self, hidden: torch.Tensor, _: Pack) -> torch.Tensor:
+        assert self.head is not None
+        return torch.as_tensor(self.head(to_f32(hidden)))
+
+    def _term_weights(self, hidden: torch.Tensor, pack: Pack) -> torch.Tensor:
+        """Of a pack of one row."""
+        weights = term_weights(self._token_logits(hidden, pack), self.embedding.terms)
+        weights = torch.where((pack.segments > 0).unsqueeze(-1), weights, 0.0)
+        return weights.sum(1) if "sum" in self.embedding.terms else weights.amax(1)
+
+
+def importance(attentions: Sequence[torch.Tensor], pack: Pack) -> torch.Tensor:
+    """The attention that each token receives, summed over layers, heads and queries (Tabi, section 4.2)."""
+    queries = (pack.segments > 0).to(torch.float32).unsqueeze(1)
+    layers = [torch.bmm(queries, to_f32(weights.sum(1))) for weights in attentions]
+    return torch.stack(layers).sum(0)[:, 0]
+
+
 class PackedEncoder(nn.Module):
     """Maps a pack of rows (see `interfaces`) to the outputs `output_names`, in that order.
 
@@ -55,29 +137,18 @@ class PackedEncoder(nn.Module):
         super().__init__()
         self.model = model
         self.family = family
-        self.tokens = tokens
-        self.embedding = embedding
         self.output_names = tuple(output_names)
-        self.head = head
         self.type_stride = type_stride
         self._packs_by_offsets = False
         # A decoder's keys and values are of no further use.
         config: Any = model.config
         config.use_cache = False
-        self._outputs: dict[str, Callable[[Any, Pack], torch.Tensor]] = {
-            "EMBEDDING": self._embedding,
-            "LOGITS": self._logits,
-            "TOKEN_LOGITS": self._token_logits,
-            "IMPORTANCE": self._importance,
-            "TOKEN_EMBEDDING": lambda output, pack: self.tokens.vectors(output.last_hidden_state, pack.positions),
-            "TOKEN_WEIGHTS": lambda output, pack: self.tokens.weights(output.last_hidden_state, pack.ids),
-            "TERM_WEIGHTS": self._term_weights,
-        }
+        self.row_outputs = RowOutputs(output_names, embedding, tokens, head, config.pad_token_id)
 
     def cast(self, dtype: torch.dtype) -> PackedEncoder:
         """Compute the model in `dtype`, in place; what follows it, pooling and heads, stays in f32."""
         # A head may share weights with the model.
-        self.head = copy.deepcopy(self.head)
+        self.row_outputs = copy.deepcopy(self.row_outputs)
         self.model.to(dtype)
         return self
 
@@ -100,13 +171,14 @@ class PackedEncoder(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, segments: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        pack = Pack(input_ids, segments, positions, rows)
-        output = self._run(pack)
-        results = tuple(self._outputs[name](output, pack) for name in self.output_names)
-        return results if len(results) > 1 else results[0]
+        output = self._run(input_ids, segments, positions, rows)
+        attentions = output.attentions if "IMPORTANCE" in self.output_names else ()
+        results: torch.Tensor | tuple[torch.Tensor, ...] = self.row_outputs(
+            output.last_hidden_state, input_ids, segments, positions, rows, attentions
+        )
+        return results
 
-    def _run(self, pack: Pack) -> Any:
-        ids, segments, positions, rows = pack
+    def _run(self, ids: torch.Tensor, segments: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> Any:
         options: dict[str, Any] = {}
         if self.type_stride:
             types = (ids >= self.type_stride).to(torch.int64)
@@ -121,15 +193,6 @@ class PackedEncoder(nn.Module):
         else:
             mask = self._attention_mask(segments, positions)
         return self.model(input_ids=ids, attention_mask=mask, position_ids=positions, **options)
-
-    def _before_padding(self, pack: Pack) -> torch.Tensor:
-        """The segments of the tokens that the head pools: one of the last token takes the last that is no padding, or
-        the first."""
-        config: Any = self.model.config
-        padding: int | None = config.pad_token_id
-        if padding is None or not isinstance(self.head, SequenceHead) or self.head.pooling != "lasttoken":
-            return pack.segments
-        return torch.where((pack.ids != padding) | (pack.positions == 0), pack.segments, 0)
 
     def _attention_mask(self, segments: torch.Tensor, positions: torch.Tensor) -> Any:
         """[1, 1, tokens, tokens]; for a model with layers of local attention one for each kind of layer."""
@@ -154,33 +217,3 @@ class PackedEncoder(nn.Module):
         # Added to a score, the lowest number of its type makes its probability zero.
         dtype: Any = self.model.dtype
         return torch.where(mask, 0.0, torch.finfo(dtype).min).to(dtype)
-
-    def _embedding(self, output: Any, pack: Pack) -> torch.Tensor:
-        return self._pooled(output, pack.segments, pack.rows)
-
-    def _pooled(self, output: Any, segments: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return torch.as_tensor(self.embedding(to_f32(output.last_hidden_state), segments, rows))
-
-    def _logits(self, output: Any, pack: Pack) -> torch.Tensor:
-        assert self.head is not None
-        segments = self._before_padding(pack)
-        if isinstance(self.head, LinearHead):
-            return torch.as_tensor(self.head(self._pooled(output, segments, pack.rows)))
-        pooling = [str(self.head.pooling)]
-        return torch.as_tensor(self.head(pool(to_f32(output.last_hidden_state), segments, pack.rows, pooling)))
-
-    def _token_logits(self, output: Any, _: Pack) -> torch.Tensor:
-        assert self.head is not None
-        return torch.as_tensor(self.head(to_f32(output.last_hidden_state)))
-
-    def _term_weights(self, output: Any, pack: Pack) -> torch.Tensor:
-        """Of a pack of one row."""
-        weights = term_weights(self._token_logits(output, pack), self.embedding.terms)
-        weights = torch.where((pack.segments > 0).unsqueeze(-1), weights, 0.0)
-        return weights.sum(1) if "sum" in self.embedding.terms else weights.amax(1)
-
-    def _importance(self, output: Any, pack: Pack) -> torch.Tensor:
-        """The attention that each token receives, summed over layers, heads and queries (Tabi, section 4.2)."""
-        queries = (pack.segments > 0).to(torch.float32).unsqueeze(1)
-        layers = [torch.bmm(queries, to_f32(weights.sum(1))) for weights in output.attentions]
-        return torch.stack(layers).sum(0)[:, 0]

@@ -27,7 +27,8 @@ void attend_tiles(const Layer<T, C>& layer, const Task& task, Scratch& scratch) 
       Form::lay_values(layer.values + part.place, part.count, dim, scratch.values + at / kNumbers * dim);
     }
     std::fill(scratch.scores, scratch.scores + rows * kSeen, 0.0f);
-    add_product<Product>(rows, scratch.queries, dim, scratch.keys, kSeen, dim / kNumbers, scratch.scores);
+    add_product<Product>(rows, scratch.queries, dim, scratch.keys, kSeen, dim / kNumbers, scratch.scores,
+                         kSeen);
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t position = task.position + row / group;
       const int64_t first = std::max(from, position + 1 - reach) - from, last = std::min(to, position + 1) - from;
@@ -49,7 +50,7 @@ void attend_tiles(const Layer<T, C>& layer, const Task& task, Scratch& scratch) 
       for (int64_t d = 0; d < dim; ++d) scratch.sums[row * dim + d] *= keep;
     }
     const int64_t depth = (to - from + kNumbers - 1) / kNumbers;
-    add_product<Product>(rows, scratch.scores, kSeen, scratch.values, dim, depth, scratch.sums);
+    add_product<Product>(rows, scratch.scores, kSeen, scratch.values, dim, depth, scratch.sums, dim);
   }
   finish_rows(layer, task, scratch);
 }

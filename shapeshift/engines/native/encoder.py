@@ -1,0 +1,98 @@
+"""An encoder on native kernels (`kernels/encoder.cpp`), and their compilation."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from shapeshift.engines.interfaces import Array
+from shapeshift.errors import EngineError
+from shapeshift.kernels import kernel_build
+
+KERNELS = Path(__file__).with_name("kernels")
+WEIGHTS, ROWS = "encoder.safetensors", "rows.pt"
+_NAMESPACE, _LIBRARY = "shapeshift_encode", "encode"
+_CLASSES = {"f32": "Encoder", "bf16": "EncoderBFloat16"}
+_lock = threading.Lock()
+
+
+def library(cache_dir: Path) -> Path:
+    """The compiled kernels; see `kernel_build.library`."""
+    return kernel_build.library(cache_dir, KERNELS, _LIBRARY)
+
+
+def load(engines: Path) -> Any:
+    """The operators, compiled beside the folder that holds engines, BUILD/engines/MODEL. Raises EngineError."""
+    operators = getattr(torch.ops, _NAMESPACE)
+    with _lock:
+        if not hasattr(operators, "pack"):
+            try:
+                path = library(engines.resolve().parent.with_name("kernels"))
+                torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
+            except (OSError, subprocess.SubprocessError) as error:
+                raise EngineError(f"provider native: no kernels ({kernel_build.reason(error)})") from error
+    return operators
+
+
+class EncoderFile:
+    """The weights of an encoder and their description, as `export` writes them. All engines of a process share them."""
+
+    def __init__(self, folder: Path, precision: str) -> None:
+        operators = load(folder)
+        with safe_open(folder / WEIGHTS, framework="pt") as opened:
+            content = json.loads(opened.metadata()["description"])
+            self._tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        self._encoder, self._layers, self.outputs = content["encoder"], content["layers"], content["outputs"]
+        self._class = getattr(getattr(torch.classes, _NAMESPACE), _CLASSES[precision])
+        self._rows = folder / ROWS
+        if content["panel"] != operators.panel():
+            self._pack_again(operators, content["panel"], content["sizes"])
+
+    def open(self) -> tuple[Any, Any]:
+        """The native encoder, and the module that makes the outputs of its token vectors; each for one thread."""
+        encoder = self._class(*self._part(self._encoder))
+        for layer in self._layers:
+            encoder.add(*self._part(layer))
+        return encoder, torch.jit.load(str(self._rows))  # type: ignore[no-untyped-call]
+
+    def _part(self, described: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+        return {name: self._tensors[key] for name, key in described["tensors"].items()}, described["numbers"]
+
+    def _pack_again(self, operators: Any, panel: int, sizes: Mapping[str, tuple[int, int]]) -> None:
+        """Lay weights that were packed on a CPU with other vectors as this one reads them."""
+        for name, (outputs, inputs) in sizes.items():
+            if self._tensors[name].dtype == torch.float32:
+                plain = self._tensors[name].view(-1, inputs, panel).transpose(1, 2).reshape(-1, inputs)[:outputs]
+                self._tensors[name] = operators.pack(plain.contiguous())
+
+
+class NativeEngine:
+    """See `interfaces.Engine`: it computes packs of any shape, those of a static one without their padding."""
+
+    def __init__(self, file: EncoderFile, threads: int, tokens: int | None, rows: int | None) -> None:
+        self.tokens, self.rows = tokens, rows
+        self._encoder, self._outputs_of = file.open()
+        self._names = file.outputs
+        self._threads = threads
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if self._threads:
+            # torch's setting is that of the calling thread, which for engines is not the one that loads them.
+            torch.set_num_threads(self._threads)
+            self._threads = 0
+        ids, segments, positions, rows = (
+            torch.from_numpy(inputs[name]) for name in ("INPUT_IDS", "SEGMENTS", "POSITIONS", "ROWS")
+        )
+        with torch.inference_mode():
+            hidden = self._encoder.forward(ids, segments, positions)
+            outputs = self._outputs_of(hidden[None], ids, segments, positions, rows)
+        if isinstance(outputs, torch.Tensor):
+            outputs = (outputs,)
+        return {name: values.numpy() for name, values in zip(self._names, outputs, strict=True)}

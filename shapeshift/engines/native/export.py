@@ -1,0 +1,230 @@
+"""Writes a transformers model as the native encoder reads it. A serving process does not import it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from shapeshift.engines.interfaces import Array
+from shapeshift.engines.native import encoder
+from shapeshift.engines.native.layouts import ACTIVATIONS, LAYOUTS, SAME_ACTIVATION, Layout
+from shapeshift.errors import UnsupportedError
+
+_TYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+_MOST_POSITIONS = 8192
+"""Of a text, of those that turn queries and keys."""
+_EVERY_TOKEN = -1
+# Their cosines depend on the length of the text.
+_ROTATIONS_BY_LENGTH = ("dynamic", "longrope")
+
+
+@dataclass
+class _Part:
+    """tensors: of the file, by their names in the kernels; numbers: by name."""
+
+    tensors: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+def write(module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:
+    """Write a `PackedEncoder` into `folder`. Raises UnsupportedError for a model that the kernels do not compute."""
+    if precision not in _TYPES:
+        raise UnsupportedError(f"precision: provider native computes in {' or '.join(_TYPES)}, not {precision}")
+    if "IMPORTANCE" in module.output_names:
+        raise UnsupportedError("output: provider native keeps no probabilities of attention, as IMPORTANCE needs them")
+    layout = LAYOUTS.get(module.model.config.model_type)
+    if layout is None or not module.family.packs_rows:
+        raise UnsupportedError(f"provider native does not compute a {module.family.name}; it does {', '.join(LAYOUTS)}")
+    with torch.inference_mode():
+        writer = _Writer(module, layout, _TYPES[precision], encoder.load(folder))
+        writer.save(folder)
+        ids, segments, positions, rows = (torch.from_numpy(example[name]) for name in module.input_axes)
+        hidden = torch.zeros(1, ids.shape[1], module.model.config.hidden_size)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = torch.jit.trace(  # type: ignore[no-untyped-call]
+                module.row_outputs, (hidden, ids, segments, positions, rows), check_trace=False
+            )
+        torch.jit.save(traced, str(folder / encoder.ROWS))
+    return [encoder.WEIGHTS, encoder.ROWS]
+
+
+class _Writer:
+    def __init__(self, module: Any, layout: Layout, dtype: torch.dtype, operators: Any) -> None:
+        self._model, self._family, self._layout = module.model, module.family, layout
+        self._config: Any = module.model.config
+        self._outputs = module.output_names
+        self._dtype, self._operators = dtype, operators
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}
+        self._positions = self._count_positions()
+        self._encoder = self._embeddings(module.type_stride)
+        self._layers = self._all_layers()
+
+    def save(self, folder: Path) -> None:
+        description = {
+            "panel": self._operators.panel(),
+            "sizes": self._sizes,
+            "outputs": self._outputs,
+            "encoder": vars(self._encoder),
+            "layers": [vars(layer) for layer in self._layers],
+        }
+        save_file(self._tensors, folder / encoder.WEIGHTS, {"description": json.dumps(description)})
+
+    def _count_positions(self) -> int:
+        if self._layout.positions:
+            return int(self._model.get_submodule(self._layout.positions).num_embeddings)
+        return min(int(self._config.max_position_embeddings), _MOST_POSITIONS)
+
+    def _embeddings(self, type_stride: int) -> _Part:
+        layout, part = self._layout, _Part()
+        words = self._model.get_submodule(layout.words)
+        # Gemma's are scaled by a number of their own.
+        table = words.weight * getattr(words, "embed_scale", 1.0)
+        self._add(part, "", "words", table.to(self._dtype))
+        for name, path in (("places", layout.positions), ("types", layout.types)):
+            if path and (table := self._part_of(self._model, path)) is not None:
+                kinds = 2 if type_stride else 1
+                weight = table.weight[:kinds] if name == "types" else table.weight
+                self._add(part, "", name, weight.float().flatten())
+        self._norm(part, "", "norm", self._model, layout.norm)
+        self._norm(part, "", "last", self._model, layout.last)
+        # Where the embeddings are as wide as the layers, ELECTRA has none.
+        if layout.project and (linear := self._part_of(self._model, layout.project)) is not None:
+            self._linear(part, "", "project", [linear])
+        part.numbers |= {
+            "hidden": self._config.hidden_size,
+            "positions": self._positions,
+            "type_stride": type_stride,
+        }
+        return part
+
+    def _all_layers(self) -> list[_Part]:
+        modules: list[Any] = list(self._model.get_submodule(self._layout.layers))
+        if self._layout.shares_layers:
+            modules = [layer for group in modules for layer in group.albert_layers]
+        parts = [self._layer(f"{number}.", number, layer) for number, layer in enumerate(modules)]
+        if not self._layout.shares_layers:
+            return parts
+        # As transformers spreads them.
+        count, inner = self._config.num_hidden_layers, self._config.inner_group_num
+        groups = [int(number / (count / self._config.num_hidden_groups)) for number in range(count)]
+        return [parts[group * inner + number] for group in groups for number in range(inner)]
+
+    def _layer(self, prefix: str, number: int, layer: Any) -> _Part:
+        layout, config, part = self._layout, self._config, _Part()
+        linears: list[Any] = [layer.get_submodule(path) for path in layout.qkv]
+        heads = int(config.num_attention_heads)
+        outputs = [int(linear.weight.shape[0]) for linear in linears]
+        dim = outputs[0] // heads if len(outputs) > 1 else outputs[0] // 3 // heads
+        kv_heads = outputs[1] // dim if len(outputs) > 1 else heads
+        self._linear(part, prefix, "qkv", linears)
+        self._linear(part, prefix, "output", [layer.get_submodule(layout.output)])
+        ups = [layer.get_submodule(path) for path in layout.up]
+        self._linear(part, prefix, "up", ups)
+        down = layer.get_submodule(layout.down)
+        self._linear(part, prefix, "down", [down])
+        for kind, paths in (("pre", layout.pre), ("after", layout.after), ("post", layout.post)):
+            for branch, path in zip(("attention", "mlp"), paths, strict=True):
+                self._norm(part, prefix, f"{branch}_{kind}", layer, path)
+        self._norm(part, prefix, "query_norm", layer, layout.query_norm)
+        self._norm(part, prefix, "key_norm", layer, layout.key_norm)
+        scale = getattr(layer.get_submodule(layout.scaled), "scaling", None) if layout.scaled else None
+        part.numbers |= {
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "dim": dim,
+            "scale": dim**-0.5 if scale is None else float(scale),
+            "reach": self._reach(number),
+            "causal": int(self._family.causal),
+            "inner": int(down.weight.shape[1]),
+            "activation": self._activation(),
+            "gated": int(layout.gated or len(ups) > 1),
+            "rotated": self._rotation(part, number),
+            "far": self._distances(part),
+        }
+        return part
+
+    def _reach(self, number: int) -> int:
+        kinds = getattr(self._config, "layer_types", None) or ()
+        if number >= len(kinds) or kinds[number] != "sliding_attention":
+            return _EVERY_TOKEN
+        return int(self._config.sliding_window) - (1 if self._family.counts_itself else 0)
+
+    def _activation(self) -> int:
+        name = str(getattr(self._config, self._layout.activation))
+        name = SAME_ACTIVATION.get(name, name)
+        if name not in ACTIVATIONS:
+            raise UnsupportedError(f"{self._layout.activation}: provider native computes {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS.index(name)
+
+    def _rotation(self, part: _Part, number: int) -> int:
+        if not self._layout.rotation:
+            return 0
+        rotation: Any = self._model.get_submodule(self._layout.rotation)
+        kind = self._config.layer_types[number] if self._layout.rotation_by_type else ""
+        ways = rotation.rope_type
+        way = ways[kind] if isinstance(ways, Mapping) else ways
+        if way in _ROTATIONS_BY_LENGTH:
+            raise UnsupportedError(f"rope_parameters: provider native computes no rope_type {way}")
+        part.tensors |= {"cosines": f"cosines{kind}", "sines": f"sines{kind}"}
+        if f"cosines{kind}" not in self._tensors:
+            places = torch.arange(self._positions)[None]
+            values = rotation(torch.zeros(1), places, *([kind] if kind else []))
+            for name, one in zip(("cosines", "sines"), values, strict=True):
+                self._tensors[name + kind] = one[0, :, : one.shape[-1] // 2].float().contiguous()
+        return 2 * int(self._tensors[f"cosines{kind}"].shape[1])
+
+    def _distances(self, part: _Part) -> int:
+        """The bias of each distance, of which there are as many to each side as a text has tokens."""
+        if not self._layout.distances:
+            return 0
+        far = self._positions - 1
+        if "bias" not in self._tensors:
+            distances = torch.arange(-far, far + 1)
+            table: Any = self._model.get_submodule(self._layout.distances)
+            buckets = self._model.encoder.relative_position_bucket(distances, num_buckets=table.num_embeddings)
+            self._tensors["bias"] = table.weight[buckets].T.float().flatten().contiguous()
+        part.tensors["bias"] = "bias"
+        return far
+
+    def _norm(self, part: _Part, prefix: str, name: str, inside: nn.Module, path: str) -> None:
+        norm = self._part_of(inside, path) if path else None
+        if norm is None:
+            return
+        weight = norm.weight.float()
+        self._add(part, prefix, f"{name}.weight", weight + 1.0 if self._layout.norms_add_one else weight)
+        if getattr(norm, "bias", None) is not None:
+            self._add(part, prefix, f"{name}.bias", norm.bias.float())
+        eps = next(getattr(norm, one) for one in ("eps", "variance_epsilon") if hasattr(norm, one))
+        part.numbers |= {f"{name}.eps": eps, f"{name}.centred": int(isinstance(norm, nn.LayerNorm))}
+
+    def _linear(self, part: _Part, prefix: str, name: str, linears: list[Any]) -> None:
+        weight = torch.cat([linear.weight for linear in linears])
+        key = self._add(part, prefix, f"{name}.packed", self._operators.pack(weight.to(self._dtype).contiguous()))
+        self._sizes[key] = (int(weight.shape[0]), int(weight.shape[1]))
+        if any(linear.bias is not None for linear in linears):
+            biases = [torch.zeros(len(one.weight)) if one.bias is None else one.bias.float() for one in linears]
+            self._add(part, prefix, f"{name}.bias", torch.cat(biases))
+
+    def _add(self, part: _Part, prefix: str, name: str, tensor: torch.Tensor) -> str:
+        part.tensors[name] = prefix + name
+        self._tensors[prefix + name] = tensor.contiguous().clone()
+        return prefix + name
+
+    @staticmethod
+    def _part_of(inside: nn.Module, path: str) -> Any:
+        """The module `path` of a model; None where it has none with weights, as ModernBERT before its first layer."""
+        try:
+            part: Any = inside.get_submodule(path)
+        except AttributeError:
+            return None
+        return part if hasattr(part, "weight") else None

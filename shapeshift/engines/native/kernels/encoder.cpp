@@ -1,0 +1,336 @@
+// An encoder as one operation over texts that lie side by side without padding, in float or bfloat16: its threads stay
+// in it from part to part, and it allocates nothing. `export.py` describes what it is made of.
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "encoder_attention.h"
+#include "packed.h"
+#include "team.h"
+
+namespace {
+
+using at::Tensor;
+using Tensors = c10::Dict<std::string, Tensor>;
+using Numbers = c10::Dict<std::string, double>;
+
+constexpr int64_t kShares = 8;  // most calls of the team in a layer, or outside the layers
+
+// What a description names. It holds the tensors, which are read in place.
+class Described {
+ public:
+  Described(Tensors tensors, Numbers numbers) : tensors_(std::move(tensors)), numbers_(std::move(numbers)) {}
+
+  bool has(const std::string& name) const { return tensors_.contains(name); }
+
+  Tensor tensor(const std::string& name, at::ScalarType type, int64_t dimensions) const {
+    TORCH_CHECK(has(name), name, ": missing");
+    Tensor found = tensors_.at(name);
+    check_like(found, type, name.c_str(), dimensions);
+    return found;
+  }
+
+  int64_t number(const std::string& name) const { return static_cast<int64_t>(real(name)); }
+
+  double real(const std::string& name) const {
+    TORCH_CHECK(numbers_.contains(name), name, ": missing");
+    return numbers_.at(name);
+  }
+
+  // Floats [count], or null where there are none of this name.
+  const float* floats(const std::string& name, int64_t count) const {
+    if (!has(name)) return nullptr;
+    const Tensor values = tensor(name, at::kFloat, 1);
+    TORCH_CHECK(values.numel() == count, name, ": must have ", count, " elements");
+    return values.const_data_ptr<float>();
+  }
+
+  Norm norm(const std::string& name, int64_t width) const {
+    Norm made;
+    made.weight = floats(name + ".weight", width);
+    if (!made) return made;
+    made.bias = floats(name + ".bias", width);
+    made.eps = static_cast<float>(real(name + ".eps")), made.centred = number(name + ".centred") != 0;
+    return made;
+  }
+
+  template <typename T>
+  Panels<T> linear(const std::string& name, int64_t inputs, int64_t outputs) const {
+    Panels<T> panels{};
+    panels.inputs = inputs, panels.outputs = outputs;
+    const Tensor packed = tensor(name + ".packed", kType<T>, 1);
+    TORCH_CHECK(packed.numel() == panels.elements(), name, ": must be [", outputs, ", ", inputs, "]");
+    panels.weights = static_cast<const T*>(packed.const_data_ptr());
+    panels.bias = floats(name + ".bias", outputs);
+    if constexpr (std::is_same_v<T, BFloat>) panels.instructions = panels.best();
+    return panels;
+  }
+
+ private:
+  Tensors tensors_;
+  Numbers numbers_;
+};
+
+// Attention or MLP of a layer. pre: of what it takes; after: of what it adds to the state; post: of the state then.
+struct Branch {
+  Norm pre, after, post;
+
+  Branch(const Described& from, const std::string& name, int64_t width)
+      : pre(from.norm(name + "_pre", width)),
+        after(from.norm(name + "_after", width)),
+        post(from.norm(name + "_post", width)) {}
+};
+
+template <typename T>
+struct EncoderLayer {
+  Branch attention, mlp;
+  Panels<T> qkv, output, up, down;
+  AttentionParts parts;
+  Activation activation;
+  bool gated;
+};
+
+// The state is float, weights and all else are T.
+template <typename T>
+class Encoder : public torch::CustomClassHolder {
+ public:
+  Encoder(Tensors tensors, Numbers numbers) : described_(std::move(tensors), std::move(numbers)) {
+    const Tensor words = described_.tensor("words", kType<T>, 2);
+    vocabulary_ = words.size(0), embedded_ = words.size(1), hidden_ = described_.number("hidden");
+    words_ = static_cast<const T*>(words.const_data_ptr());
+    positions_ = described_.number("positions"), type_stride_ = described_.number("type_stride");
+    if (described_.has("places")) places_ = described_.floats("places", positions_ * embedded_);
+    kinds_ = type_stride_ ? 2 : 1;
+    if (described_.has("types")) types_ = described_.floats("types", kinds_ * embedded_);
+    norm_ = described_.norm("norm", embedded_);
+    projects_ = described_.has("project.packed");
+    if (projects_) project_ = described_.template linear<T>("project", embedded_, hidden_);
+    TORCH_CHECK(projects_ || embedded_ == hidden_, "project: missing");
+    last_ = described_.norm("last", hidden_);
+  }
+
+  // Adds a layer, from the first to the last. It may be one that was added before.
+  void add(Tensors tensors, Numbers numbers) {
+    Described own(std::move(tensors), std::move(numbers));
+    AttentionParts parts{};
+    parts.heads = own.number("heads"), parts.kv_heads = own.number("kv_heads"), parts.dim = own.number("dim");
+    TORCH_CHECK(parts.kv_heads > 0 && parts.heads % parts.kv_heads == 0 && parts.dim > 0, "heads: must share keys");
+    parts.reach = own.number("reach") < 0 ? std::numeric_limits<int32_t>::max() : own.number("reach");
+    parts.causal = own.number("causal") != 0, parts.scale = static_cast<float>(own.real("scale"));
+    parts.rotated = own.number("rotated");
+    TORCH_CHECK(parts.rotated % 2 == 0 && parts.rotated <= parts.dim, "rotated: must be even, at most dim");
+    if (parts.rotated) {
+      const Tensor cosines = own.tensor("cosines", at::kFloat, 2), sines = own.tensor("sines", at::kFloat, 2);
+      TORCH_CHECK(cosines.size(0) >= positions_ && cosines.size(1) == parts.rotated / 2, "cosines: must be of positions");
+      TORCH_CHECK(sines.sizes() == cosines.sizes(), "sines: must be as many as cosines");
+      parts.cosines = cosines.const_data_ptr<float>(), parts.sines = sines.const_data_ptr<float>();
+    }
+    parts.query_norm = own.norm("query_norm", parts.dim), parts.key_norm = own.norm("key_norm", parts.dim);
+    parts.far = own.number("far"), parts.bias = own.floats("bias", parts.heads * (2 * parts.far + 1));
+    const int64_t inner = own.number("inner"), activation = own.number("activation");
+    const bool gated = own.number("gated") != 0;
+    TORCH_CHECK(0 <= activation && activation <= 3, "activation: must be 0 to 3");
+    layers_.push_back({Branch(own, "attention", hidden_), Branch(own, "mlp", hidden_),
+                       own.template linear<T>("qkv", hidden_, parts.width()),
+                       own.template linear<T>("output", parts.heads * parts.dim, hidden_),
+                       own.template linear<T>("up", hidden_, gated ? 2 * inner : inner),
+                       own.template linear<T>("down", inner, hidden_), parts, static_cast<Activation>(activation), gated});
+    held_.push_back(std::move(own));
+  }
+
+  // The vectors FLOAT [tokens, hidden] of a pack (`interfaces`), whose texts lie one after another; zeros where no text
+  // is. Valid until the next call.
+  Tensor forward(const Tensor& ids, const Tensor& segments, const Tensor& positions) {
+    TORCH_CHECK(!layers_.empty(), "layers: at least one");
+    check_like(ids, at::kLong, "ids"), check_like(segments, at::kLong, "segments");
+    check_like(positions, at::kLong, "positions");
+    const int64_t tokens = ids.numel();
+    TORCH_CHECK(segments.numel() == tokens && positions.numel() == tokens, "segments, positions: must be of the ids");
+    const int64_t rows = divide(segments.const_data_ptr<int64_t>(), tokens);
+    const int64_t *id = ids.const_data_ptr<int64_t>(), *at = positions.const_data_ptr<int64_t>();
+    check_below(id, rows, kinds_ * vocabulary_, "ids"), check_below(at, rows, positions_, "positions");
+    const Buffers buffers = fit(tokens, rows);
+    const auto shares = kShares * static_cast<int64_t>(layers_.size() + 1);
+    Team::gather(shares, [&](const Team& team) { pass(team, buffers, id, at, rows); });
+    return state_.narrow(0, 0, tokens);
+  }
+
+ private:
+  struct Buffers {
+    float* state;
+    T *normed, *qkv, *mixed, *delta, *inner, *active;
+  };
+
+  static void check_below(const int64_t* list, int64_t count, int64_t limit, const char* name) {
+    const bool inside = std::all_of(list, list + count, [&](int64_t one) { return one >= 0 && one < limit; });
+    TORCH_CHECK(inside, name, ": must be 0 to ", limit - 1);
+  }
+
+  // Finds the texts, and their pieces; returns the number of their tokens.
+  int64_t divide(const int64_t* segments, int64_t tokens) {
+    pieces_.clear();
+    int64_t first = 0;
+    while (first < tokens && segments[first] > 0) {
+      int64_t end = first + 1;
+      while (end < tokens && segments[end] == segments[first]) ++end;
+      add_pieces(first, end - first, pieces_);
+      first = end;
+    }
+    return first;
+  }
+
+  // Memory that later calls reuse.
+  Buffers fit(int64_t tokens, int64_t rows) {
+    int64_t qkv = 0, mixed = 0, inner = 0, gated = 0;
+    for (const EncoderLayer<T>& layer : layers_) {
+      qkv = std::max(qkv, layer.qkv.outputs), mixed = std::max(mixed, layer.output.inputs);
+      inner = std::max(inner, layer.up.outputs), gated = std::max(gated, layer.gated ? layer.down.inputs : 0);
+    }
+    const int64_t widest = std::max(hidden_, embedded_);
+    if (!state_.defined() || state_.size(0) < tokens) state_ = at::empty({tokens, hidden_}, at::kFloat);
+    if (embedded_ > hidden_ && static_cast<int64_t>(embeddings_.size()) < rows * embedded_) {
+      embeddings_.resize(rows * embedded_);
+    }
+    const auto needed = static_cast<size_t>(rows * (widest + qkv + mixed + hidden_ + inner + gated));
+    if (memory_.size() < needed) memory_.resize(needed);
+    T* next = memory_.data();
+    const auto part = [&](int64_t width) { return std::exchange(next, next + rows * width); };
+    Buffers made{};
+    made.state = state_.data_ptr<float>();
+    made.normed = part(widest), made.qkv = part(qkv), made.mixed = part(mixed), made.delta = part(hidden_);
+    made.inner = part(inner), made.active = part(gated);
+    std::fill(made.state + rows * hidden_, made.state + tokens * hidden_, 0.0f);
+    return made;
+  }
+
+  void pass(const Team& team, const Buffers& own, const int64_t* ids, const int64_t* positions, int64_t rows) {
+    embed(team, own, ids, positions, rows);
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const EncoderLayer<T>& layer = layers_[i];
+      multiply(layer.qkv, own.normed, rows, own.qkv, team);
+      const int64_t heads = layer.parts.heads, pieces = static_cast<int64_t>(pieces_.size());
+      team(pieces * heads, [&](int64_t task) {
+        static thread_local AttentionMemory memory;
+        attend_piece(layer.parts, pieces_[task / heads], task % heads, own.qkv, positions, own.mixed, memory);
+      });
+      multiply(layer.output, own.mixed, rows, own.delta, team);
+      finish(team, own, layer.attention, layer.mlp.pre, rows);
+      multiply(layer.up, own.normed, rows, own.inner, team);
+      const int64_t width = layer.up.outputs, inner = layer.down.inputs;
+      T* active = layer.gated ? own.active : own.inner;
+      team(rows, [&](int64_t row) {
+        activate_row(layer.activation, layer.gated, own.inner + row * width, inner, active + row * inner);
+      });
+      multiply(layer.down, active, rows, own.delta, team);
+      finish(team, own, layer.mlp, i + 1 < layers_.size() ? layers_[i + 1].attention.pre : Norm{}, rows);
+    }
+    if (last_) {
+      team(rows, [&](int64_t row) { last_(own.state + row * hidden_, hidden_, own.state + row * hidden_); });
+    }
+  }
+
+  void embed(const Team& team, const Buffers& own, const int64_t* ids, const int64_t* positions, int64_t rows) {
+    float* sums = embedded_ > hidden_ ? embeddings_.data() : own.state;
+    const Norm& next = layers_.front().attention.pre;
+    team(rows, [&](int64_t row) {
+      const int64_t kind = type_stride_ && ids[row] >= type_stride_ ? 1 : 0;
+      const T* word = words_ + (ids[row] - kind * type_stride_) * embedded_;
+      const float* place = places_ == nullptr ? nullptr : places_ + positions[row] * embedded_;
+      const float* type = types_ == nullptr ? nullptr : types_ + kind * embedded_;
+      float* sum = sums + row * embedded_;
+      for (int64_t i = 0; i < embedded_; ++i) sum[i] = widen(word[i]);
+      for (int64_t i = 0; place != nullptr && i < embedded_; ++i) sum[i] += place[i];
+      for (int64_t i = 0; type != nullptr && i < embedded_; ++i) sum[i] += type[i];
+      if (norm_) norm_(sum, embedded_, sum);
+      copy(sum, embedded_, own.normed + row * embedded_);
+      if (!projects_) enter(next, sum, own.normed + row * hidden_);
+    });
+    if (!projects_) return;
+    multiply(project_, own.normed, rows, own.delta, team);
+    team(rows, [&](int64_t row) {
+      float* state = own.state + row * hidden_;
+      for (int64_t i = 0; i < hidden_; ++i) state[i] = widen(own.delta[row * hidden_ + i]);
+      enter(next, state, own.normed + row * hidden_);
+    });
+  }
+
+  // Adds what a branch has computed to the state, and makes of it what the next branch takes, whose norm is `next`.
+  void finish(const Team& team, const Buffers& own, const Branch& branch, const Norm& next, int64_t rows) {
+    team(rows, [&](int64_t row) {
+      static thread_local std::vector<float> memory;
+      float* state = own.state + row * hidden_;
+      const T* delta = own.delta + row * hidden_;
+      if (branch.after) {
+        memory.resize(hidden_);
+        for (int64_t i = 0; i < hidden_; ++i) memory[i] = widen(delta[i]);
+        branch.after(memory.data(), hidden_, memory.data());
+        for (int64_t i = 0; i < hidden_; ++i) state[i] += memory[i];
+      } else {
+#pragma omp simd
+        for (int64_t i = 0; i < hidden_; ++i) state[i] += widen(delta[i]);
+      }
+      if (branch.post) branch.post(state, hidden_, state);
+      enter(next, state, own.normed + row * hidden_);
+    });
+  }
+
+  void enter(const Norm& norm, const float* state, T* normed) const {
+    if (norm) {
+      norm(state, hidden_, normed);
+    } else {
+      copy(state, hidden_, normed);
+    }
+  }
+
+  static void copy(const float* from, int64_t width, T* target) {
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) narrow(from[i], target[i]);
+  }
+
+  Described described_;
+  std::vector<Described> held_;
+  const T* words_;
+  const float *places_ = nullptr, *types_ = nullptr;
+  int64_t vocabulary_, embedded_, hidden_, positions_, type_stride_, kinds_;
+  bool projects_;
+  Panels<T> project_{};
+  Norm norm_, last_;
+  std::vector<EncoderLayer<T>> layers_;
+  std::vector<Piece> pieces_;
+  std::vector<T> memory_;
+  std::vector<float> embeddings_;
+  Tensor state_;
+};
+
+Tensor packed_weight(const Tensor& weight) {
+  return weight.scalar_type() == at::kFloat ? pack<float>(weight) : pack<BFloat>(weight);
+}
+
+// The outputs of a panel of float, by which the packed weights of one kind of CPU differ from those of another.
+int64_t panel() { return kPanel; }
+
+template <typename T>
+void define(torch::Library& library, const std::string& name) {
+  library.class_<Encoder<T>>(name)
+      .def(torch::init<Tensors, Numbers>())
+      .def("add", &Encoder<T>::add)
+      .def("forward", &Encoder<T>::forward);
+}
+
+}  // namespace
+
+TORCH_LIBRARY(shapeshift_encode, library) {
+  library.def("pack(Tensor weight) -> Tensor");
+  library.def("panel() -> int", &panel);
+  define<float>(library, "Encoder");
+  define<BFloat>(library, "EncoderBFloat16");
+}
+
+TORCH_LIBRARY_IMPL(shapeshift_encode, CPU, library) { library.impl("pack", &packed_weight); }

@@ -1,0 +1,158 @@
+"""Engines on the native kernels, compared with the reference model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapeshift.engines.checkpoint import open_checkpoint
+from shapeshift.engines.execution.engine_set import pack, unpack
+from shapeshift.engines.interfaces import PROVIDERS, Array, Engine, Ids
+from shapeshift.engines.native.layouts import LAYOUTS
+from shapeshift.engines.text import sentence_modules
+from shapeshift.engines.text.families import FAMILIES, family_of
+from shapeshift.errors import UnsupportedError
+from shapeshift.kernels import kernel_build
+from tests.engines.families import VOCABULARY, kernels_beside, save_model
+from tests.fused_decode import kernel_tests
+
+FILE = "tests/engines/test_engines_native.py"
+# Of one part of a text's attention, of some, and of many.
+LENGTHS = (5, 1, 17, 129, 64, 330)
+MOST = 400
+
+
+def reference_of(folder: Path, *outputs: str) -> Any:
+    from shapeshift.engines.text.reference_model import ReferenceModel
+
+    checkpoint = open_checkpoint(folder)
+    modules = sentence_modules.read(folder).resolved("auto", "auto", family_of(checkpoint.config).pooling)
+    return ReferenceModel(checkpoint, modules, outputs or ("EMBEDDING",))
+
+
+def exported(reference: Any, folder: Path, precision: str = "f32") -> Path:
+    """The folder of the engines of a model."""
+    target = kernels_beside(folder)
+    offset = reference.position_offset
+    PROVIDERS["native"].export(reference.module(), pack(texts(7, 9), 24, 2, offset), target, precision)
+    return target
+
+
+def opened(folder: Path, precision: str = "f32", tokens: int | None = None, threads: int = 1) -> Engine:
+    return PROVIDERS["native"].open(folder, precision, threads).engine(tokens, None if tokens is None else 16)
+
+
+def texts(*lengths: int) -> list[Ids]:
+    return [np.random.default_rng(length).integers(4, VOCABULARY, length) for length in lengths]
+
+
+def computed(engine: Engine, rows: Sequence[Ids], offset: int = 0) -> dict[str, Array]:
+    """The outputs of a pack of `rows`."""
+    inputs = pack(rows, engine.tokens or sum(map(len, rows)), engine.rows or len(rows), offset)
+    return unpack(engine.run(inputs), rows)
+
+
+@pytest.mark.parametrize("family", LAYOUTS)
+def test_packs_are_computed_as_transformers_computes_each_text(family: str, tmp_path: Path) -> None:
+    task = "AutoModelForSequenceClassification" if FAMILIES[family].classifies else "AutoModel"
+    folder = save_model(tmp_path / "model", family, task, max_position_embeddings=MOST, num_hidden_layers=2)
+    outputs = ("EMBEDDING", "LOGITS") if FAMILIES[family].classifies else ("EMBEDDING",)
+    reference, rows = reference_of(folder, *outputs), texts(*LENGTHS)
+    expected = [reference.compute(row) for row in rows]
+    engines = exported(reference, tmp_path)
+    # One that is longer than its texts, and one whose two threads share the work.
+    for engine in (opened(engines), opened(engines, tokens=600), opened(engines, threads=2)):
+        found = computed(engine, rows, reference.position_offset)
+        for name in outputs:
+            np.testing.assert_allclose(found[name], [one[name] for one in expected], atol=1e-4, rtol=0)
+    vectors = [one["EMBEDDING"] for one in expected]
+    assert np.ptp(vectors, axis=0).max() > 0.05, "the model tells the texts apart"
+
+
+@pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert", "qwen3"])
+def test_bf16_is_as_close_as_its_numbers_allow(family: str, tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", family, max_position_embeddings=MOST, hidden_size=64)
+    reference, rows = reference_of(folder), texts(*LENGTHS)
+    found = computed(opened(exported(reference, tmp_path, "bf16"), "bf16"), rows, reference.position_offset)
+    cosines = [
+        float(one @ reference.compute(row)["EMBEDDING"]) for one, row in zip(found["EMBEDDING"], rows, strict=True)
+    ]
+    assert min(cosines) > 0.995
+
+
+def test_a_text_has_the_same_vector_in_every_pack(tmp_path: Path) -> None:
+    """To the bit: answers depend on no other client."""
+    reference = reference_of(save_model(tmp_path / "model", "modernbert", max_position_embeddings=MOST))
+    for precision in ("f32", "bf16"):
+        engine = opened(exported(reference, tmp_path, precision), precision)
+        rows = texts(*LENGTHS)
+        together = computed(engine, rows)["EMBEDDING"]
+        alone = [computed(engine, [row])["EMBEDDING"][0] for row in rows]
+        np.testing.assert_allclose(together, alone, atol=1e-6 if precision == "f32" else 1e-2, rtol=0)
+
+
+def test_weights_packed_on_another_cpu_are_packed_again(tmp_path: Path) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    reference, rows = reference_of(save_model(tmp_path / "model", "bert")), texts(5, 9)
+    engines = exported(reference, tmp_path)
+    expected = computed(opened(engines), rows)["EMBEDDING"]
+    file = engines / "encoder.safetensors"
+    with safe_open(file, framework="pt") as content:
+        description = json.loads(content.metadata()["description"])
+        tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+    panel, other = description["panel"], description["panel"] // 2
+    for name, (_, inputs) in description["sizes"].items():
+        tensors[name] = tensors[name].view(-1, inputs, 2, other).transpose(1, 2).reshape(-1).contiguous()
+    save_file(tensors, file, {"description": json.dumps({**description, "panel": other})})
+    np.testing.assert_array_equal(computed(opened(engines), rows)["EMBEDDING"], expected)
+    save_file(tensors, file, {"description": json.dumps({**description, "panel": panel})})
+    assert np.abs(computed(opened(engines), rows)["EMBEDDING"] - expected).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("family", "outputs", "precision", "said"),
+    [
+        ("bert", ("EMBEDDING", "IMPORTANCE"), "f32", "IMPORTANCE"),
+        ("bert", ("EMBEDDING",), "f16", "precision: provider native computes in f32 or bf16, not f16"),
+        ("deberta-v2", ("EMBEDDING",), "f32", "provider native does not compute a DeBERTa v2 and v3; it does bert"),
+    ],
+)
+def test_what_the_kernels_do_not_compute_is_refused(
+    family: str, outputs: Sequence[str], precision: str, said: str, tmp_path: Path
+) -> None:
+    reference = reference_of(save_model(tmp_path / "model", family), *outputs)
+    with pytest.raises(UnsupportedError, match=said):
+        exported(reference, tmp_path, precision)
+
+
+def test_ids_and_positions_outside_of_the_tables_are_refused(tmp_path: Path) -> None:
+    engine = opened(exported(reference_of(save_model(tmp_path / "model", "bert")), tmp_path))
+    for wrong in ([VOCABULARY], [-1], [5] * 65):
+        with pytest.raises(RuntimeError, match=f"must be 0 to {VOCABULARY - 1}"):
+            computed(engine, [np.array(wrong)])
+    assert computed(engine, texts(64))["EMBEDDING"].shape == (1, 16)
+
+
+def test_without_a_compiler_there_are_no_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnsupportedError, match=r"provider native: no g\+\+; install a C\+\+ compiler"):
+        PROVIDERS["native"].version()
+
+
+@pytest.mark.long
+@pytest.mark.skipif("avx2" not in kernel_build.cpu_flags().split(), reason="needs AVX2")
+def test_kernels_of_avx2_compute_the_same() -> None:
+    kernel_tests.passed("tests.fused_decode.avx2", FILE, "-m", "not long")
+
+
+@pytest.mark.long
+@pytest.mark.skipif("avx512_bf16" not in kernel_build.cpu_flags().split(), reason="needs avx512_bf16")
+def test_kernels_of_amx_compute_the_same() -> None:
+    kernel_tests.passed("tests.fused_decode.amx", FILE, "-m", "not long")
