@@ -14,7 +14,7 @@ from tests.gateway.test_gateway_answers import calls_of, read, text_of, thought_
 
 pytestmark = pytest.mark.long
 # Forms that no family has.
-WITHOUT = {"Kimi-K3", "MiniMax-M3", "meetkai-functionary-medium-v3.2", "muse-glimmer"}
+WITHOUT = {"muse-glimmer"}
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "more": {"type": "array"}},

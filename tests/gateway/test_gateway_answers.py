@@ -53,6 +53,25 @@ ANSWERS = {
         '<parameter name="days">2</parameter>\n<parameter name="more">[1, {"a": null}]</parameter>\n</invoke>\n'
         '<invoke name="news">\n<parameter name="city">Rom</parameter>\n</invoke>\n</minimax:tool_call>'
     ),
+    "minimax_m3": (
+        'Look:]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="weather">'
+        ']<]minimax[>[<city>Pa"{ris]<]minimax[>[</city>'
+        "]<]minimax[>[<days>2]<]minimax[>[</days>]<]minimax[>[<more>]<]minimax[>[<item>1]<]minimax[>[</item>"
+        "]<]minimax[>[<item>]<]minimax[>[<a>null]<]minimax[>[</a>]<]minimax[>[</item>]<]minimax[>[</more>"
+        ']<]minimax[>[</invoke>\n]<]minimax[>[<invoke name="news">]<]minimax[>[<city>Rom]<]minimax[>[</city>'
+        "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>"
+    ),
+    "kimi_k3": (
+        '<|open|>response<|sep|>Look:<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="weather" index="1"'
+        '<|sep|><|open|>argument key="city" type="string"<|sep|>Pa"{ris<|close|>argument<|sep|><|open|>argument '
+        'key="days" type="number"<|sep|>2<|close|>argument<|sep|><|open|>argument key="more" type="array"<|sep|>'
+        '[1, {"a": null}]<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="news" index="2"<|sep|>'
+        '<|open|>json type="object"<|sep|>{"city": "Rom"}<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+        "<|close|>message<|sep|>"
+    ),
+    "functionary_v3_2": (
+        'all\nLook:>>>weather\n{"city": "Pa\\"{ris", "days": 2, "more": [1, {"a": null}]}>>>news\n{"city": "Rom"}'
+    ),
     "deepseek_v3": (
         "Look:<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
         '{"city": "Pa\\"{ris", "days": 2, "more": [1, {"a": null}]}\n```<｜tool▁call▁end｜>\n'
@@ -187,7 +206,7 @@ def test_a_stream_has_the_arguments_before_they_are_complete(family: str) -> Non
             break
     first = [piece for piece in pieces if not isinstance(piece, TextPiece | ReasoningPiece)]
     assert isinstance(first[0], CallBegun) and first[0].name == "weather"
-    if family not in ("gemma4", "lfm2"):
+    if family not in ("gemma4", "lfm2", "minimax_m3"):
         assert CallEnded(0) not in first
 
 
@@ -196,7 +215,10 @@ def test_a_call_of_no_tool_stays_text(family: str) -> None:
     for step in (0, 1):
         pieces = read(ANSWERS[family], form(family), step=step, tools={"other": {}}, streams=bool(step))
         text = "".join(text_of(pieces).split())
-        whole = "".join(ANSWERS[family].split())
+        whole = ANSWERS[family]
+        for mark in (BY_NAME[family].said, *BY_NAME[family].dropped):
+            whole = whole.replace(mark, "")
+        whole = "".join(whole.split())
         assert calls_of(pieces) == [] and (text == whole or (family == "openai" and "to=functions.weather" in text))
 
 
@@ -279,6 +301,51 @@ def test_values_between_tags_are_of_the_types_that_the_schema_refers_to() -> Non
     answer = f"<tool_call><function=f>{written}</function></tool_call>"
     pieces = read(answer, form("qwen3_coder"), tools={"f": {"properties": refers, "$defs": parts}})
     assert calls_of(pieces) == [("f", {"a": {}, "b": 7, "c": 7, "d": "7", "e": "7"})]
+
+
+@pytest.mark.parametrize("step", [0, 1, 4])
+def test_marks_of_what_is_said_are_no_text_without_tools_too(step: int) -> None:
+    functionary, kimi = form("functionary_v3_2"), form("kimi_k3")
+    for written, how in (("all\nYes.", functionary), ("<|open|>response<|sep|>Yes.<|close|>response<|sep|>", kimi)):
+        assert read(written, how, step=step, tools={}) == read(written, how, step=step) == [TextPiece("Yes.")]
+    assert functionary.before_grammar(thinks=False) == "all\n"
+    ends = form("kimi_k3", ReasoningMarks("<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|close|>think<|sep|>"))
+    assert ends.before_grammar(thinks=True) == "<|close|>think<|sep|><|open|>response<|sep|>"
+    assert ends.before_grammar(thinks=False) == "", "the prompt has it"
+    assert read("call\nYes >>> no", functionary, step=step) == [TextPiece("call\nYes >>> no")]
+    assert read("</think>Yes.", form(None, THINK), step=step) == [TextPiece("Yes.")]
+
+
+@pytest.mark.parametrize("step", [0, 1, 4])
+def test_elements_are_of_the_types_of_the_schema(step: int) -> None:
+    node = {"properties": {"next": {"$ref": "#/$defs/node"}, "names": {"items": {"type": "string"}, "type": "array"}}}
+    types = {
+        "at": {"$ref": "#/$defs/node"},
+        "none": {"type": "array"},
+        "all": {"type": "array", "items": {"type": "object", "properties": {"n": {"type": "string"}}}},
+    }
+    marked = "<at><next><names><item>1</item></names></next></at><none></none><all><item><n>1</n></item></all><x>1</x>"
+    marked = marked.replace("<", "]<]minimax[>[<")
+    answer = (
+        f']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">{marked}]<]minimax[>[</invoke>]<]minimax[>[</tool_call>'
+    )
+    tools = {"f": {"properties": types, "$defs": {"node": node}}}
+    expected = {"at": {"next": {"names": ["1"]}}, "none": [], "all": [{"n": "1"}], "x": "1"}
+    assert calls_of(read(answer, form("minimax_m3"), step=step, tools=tools)) == [("f", expected)]
+    for broken in (
+        answer.replace("</at>", "</to>"),
+        answer.replace("]<]minimax[>[</all>", ""),
+        deep(100),
+        deep(100_000),
+    ):
+        assert calls_of(read(broken, form("minimax_m3"), tools=tools)) == []
+
+
+def deep(levels: int) -> str:
+    inside = "]<]minimax[>[<item>" * levels + "]<]minimax[>[</item>" * levels
+    return (
+        f']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">{inside}]<]minimax[>[</invoke>]<]minimax[>[</tool_call>'
+    )
 
 
 @pytest.mark.parametrize("step", [0, 1, 4])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shapeshift.gateway.answers.steps import Arguments, Braces, Head, Object, Parameters, Python, Step
+from shapeshift.gateway.answers.steps import Arguments, Braces, Elements, Head, Object, Parameters, Python, Step
 from shapeshift.serving.description import TOOL_PARSERS
 
 Steps = Sequence[str | Step]
@@ -21,6 +21,8 @@ class ToolFamily:
     calls   what a call may be, the first one that fits
     end     the text after them; it may be missing
     at_start  whether an answer may also start with a call of the first kind, without `begin`
+    said    what may stand before what is said, at the start of an answer or behind `begin`
+    dropped  further marks that are no text
     """
 
     name: str
@@ -29,6 +31,8 @@ class ToolFamily:
     calls: Sequence[Steps]
     end: str = ""
     at_start: bool = False
+    said: str = ""
+    dropped: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,10 @@ _PARAMS = Parameters('<param name="', '"', ">", "</param>", around=("<![CDATA[",
 _HY = Parameters(
     *("<arg_key:opensource>", "</arg_key:opensource>", "<arg_value:opensource>", "</arg_value:opensource>")
 )
+_M3 = "]<]minimax[>["
+_K3_CALL = Head("<|sep|>", re.compile(r'\s*tool="(?P<name>[^"]+)"[^"]*(?:index="\d+")?\s*'))
+_K3_VALUES = Parameters('<|open|>argument key="', '"', "<|sep|>", "<|close|>argument<|sep|>")
+_K3_JSON = ('<|open|>json type="object"<|sep|>', Arguments(), "<|close|>json<|sep|>")
 _DSML = Parameters('<｜DSML｜parameter name="', '"', ">", "</｜DSML｜parameter>")
 
 # Of two that fit a template the first one counts.
@@ -106,6 +114,33 @@ TOOL_FAMILIES: Sequence[ToolFamily] = (
         "<minimax:tool_call>",
         [('<invoke name="', Head('">', _FUNCTION), _NAMED, "</invoke>")],
         "</minimax:tool_call>",
+    ),
+    ToolFamily(
+        "minimax_m3",
+        [[_M3]],
+        f"{_M3}<tool_call>",
+        [(f'{_M3}<invoke name="', Head('">', _FUNCTION), Elements(_M3, "invoke"))],
+        f"{_M3}</tool_call>",
+    ),
+    ToolFamily(
+        "kimi_k3",
+        [["<|open|>", "<|close|>", "<|sep|>"]],
+        "<|open|>tools<|sep|>",
+        [
+            ("<|open|>call", _K3_CALL, *_K3_JSON, "<|close|>call<|sep|>"),
+            ("<|open|>call", _K3_CALL, _K3_VALUES, "<|close|>call<|sep|>"),
+        ],
+        "<|close|>tools<|sep|>",
+        said="<|open|>response<|sep|>",
+        dropped=("<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    ),
+    ToolFamily(
+        "functionary_v3_2",
+        [[">>>${recipient}"]],
+        ">>>",
+        [(Head("\n"), Arguments())],
+        at_start=True,
+        said="all\n",
     ),
     ToolFamily(
         "deepseek_v32",
@@ -217,6 +252,7 @@ _REASONING: Sequence[ReasoningMarks] = (
     ReasoningMarks("<mm:think>", "</mm:think>", "</mm:think>"),
     ReasoningMarks("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", "\n[BEGIN FINAL RESPONSE]\n"),
     ReasoningMarks("<think:opensource>", "</think:opensource>", "</think:opensource>", "<think{}>"),
+    ReasoningMarks("<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|close|>think<|sep|>", "open_tag('think'"),
     ReasoningMarks("<think>", "</think>", "\n</think>\n\n"),
 )
 
@@ -237,7 +273,10 @@ class AnswerFormat:
         """What a prompt ends with before an answer by a grammar. thinks: whether it has opened reasoning."""
         if self.is_harmony:
             return "<|channel|>final<|message|>"
-        return self.reasoning.closing if thinks and self.reasoning is not None else ""
+        closing = self.reasoning.closing if thinks and self.reasoning is not None else ""
+        # A prompt of a model that thinks, without reasoning, ends with it.
+        says = self.tools is not None and (thinks or self.reasoning is None)
+        return closing + self.tools.said if self.tools is not None and says else closing
 
 
 def format_of(templates: Sequence[str], tool_parser: str = "") -> AnswerFormat:

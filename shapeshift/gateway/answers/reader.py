@@ -15,7 +15,7 @@ from shapeshift.gateway.answers.steps import Arguments, Call, Calls, read_call
 _MOST_VAIN = 16
 # White space that is held back until it is known whether a mark follows.
 _MOST_SPACE = 256
-_BEFORE, _BETWEEN = re.compile(r"[\s\[]*"), re.compile(r"[\s,;\]]*")
+_BEFORE, _BETWEEN, _IN_LIST = re.compile(r"[\s\[]*"), re.compile(r"[\s,;]*"), re.compile(r"[\s,;\]]*")
 # Of gpt-oss.
 _MESSAGE, _ENDS = "<|message|>", ("<|end|>", "<|call|>", "<|return|>")
 _ANALYSIS, _RECIPIENT = "<|channel|>analysis", re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
@@ -38,7 +38,9 @@ class AnswerReader:
     ) -> None:
         self.is_reasoning = False
         self._form = form
-        self._is_plain = not form.is_harmony and form.reasoning is None and (form.tools is None or not tools)
+        family = form.tools
+        is_bare = family is None or not (tools or form.is_harmony or family.said)
+        self._is_plain = form.reasoning is None and is_bare
         self._source = Source()
         self._pieces: list[Piece] = []
         self._calls = Calls(tools, self._pieces.append, streams)
@@ -71,26 +73,42 @@ class AnswerReader:
         return pieces
 
     def _answer(self, thinks: bool) -> Reading[None]:
-        marks, family = self._form.reasoning, self._form.tools if self._calls.tools else None
+        marks, family = self._form.reasoning, self._form.tools
         if marks is not None:
             yield from self._thoughts(marks, thinks)
-        if family is not None and family.at_start:
-            yield from self._section(family, family.calls[:1])
-        begin = (family.begin,) if family is not None and family.begin else ()
-        vain = 0
+        if family is None:
+            yield from self._pass_on((), TextPiece)
+            return
+        calls = family.calls if self._calls.tools else ()
+        if not (yield from self._says(family)) and family.at_start and calls:
+            yield from self._section(family, calls[:1])
+        begins, vain = bool(family.begin and (calls or family.said)), 0
         while True:
-            mark = yield from self._pass_on(begin if vain < _MOST_VAIN else (), TextPiece)
+            begin = (family.begin,) if begins and vain < _MOST_VAIN else ()
+            mark = yield from self._pass_on((*begin, *family.dropped), TextPiece)
             if mark is None:
                 return
-            assert family is not None
-            if not (yield from self._section(family, family.calls)):
+            if mark.lstrip() in family.dropped or (yield from self._says(family)):
+                continue
+            if not (yield from self._section(family, calls)):
                 self._pieces.append(TextPiece(mark))
                 vain += 1
+
+    def _says(self, family: ToolFamily) -> Reading[bool]:
+        """Whether `said` of the family is next, which is read."""
+        start = self._source.at
+        if family.said and (yield from literal(self._source, family.said)):
+            return True
+        self._source.at = start
+        return False
 
     def _thoughts(self, marks: ReasoningMarks, thinks: bool) -> Reading[None]:
         start = self._source.at
         if not thinks and not (yield from literal(self._source, marks.begin)):
             self._source.at = start
+            # Some say so that they do not think.
+            if not (yield from literal(self._source, marks.end)):
+                self._source.at = start
             return
         self.is_reasoning = True
         yield from skip(self._source)
@@ -106,7 +124,7 @@ class AnswerReader:
         end = start
         while (yield from self._call(kinds)):
             end = source.at
-            yield from skip(source, _BETWEEN)
+            yield from skip(source, _IN_LIST if is_list else _BETWEEN)
             if is_list:
                 end = source.text.rfind("]", end, source.at) + 1 or end
             if family.end and (yield from literal(source, family.end)):

@@ -16,13 +16,12 @@ import orjson
 
 from shapeshift.gateway.answers.pieces import ArgumentsPiece, CallBegun, CallEnded, Piece, new_call_id
 from shapeshift.gateway.answers.source import Reading, Source, json_object, json_string, literal, skip, until
+from shapeshift.gateway.answers.values import elements, types_of_each, value
 
 _NAME_KEYS = frozenset(("name", "tool_name"))
 _ARGUMENT_KEYS = frozenset(("arguments", "parameters"))
 _ID_KEYS = frozenset(("id", "tool_call_id"))
 _LONGEST_VALUE = 1 << 22
-# What a JSON schema may consist of.
-_OPTIONS = ("anyOf", "oneOf", "allOf")
 _LITERALS = {"None": "null", "True": "true", "False": "false"}
 
 
@@ -186,7 +185,7 @@ class Parameters:
     around: tuple[str, str] = ("", "")
 
     def read(self, source: Source, call: Call) -> Reading[bool]:
-        types = _types(call.schema)
+        types = types_of_each(call.schema)
         call.put("{")
         comma = ""
         while True:
@@ -203,10 +202,29 @@ class Parameters:
             before, after = self.around
             if text.startswith(before) and text.endswith(after):
                 text = text.removeprefix(before).removesuffix(after)
-            call.put(f"{comma}{json.dumps(name)}: {_value(text, types.get(name, ('string',)))}")
+            call.put(f"{comma}{json.dumps(name)}: {value(text, types.get(name, ('string',)))}")
             comma = ", "
         source.at = mark
         call.put("}")
+        return True
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Arguments as elements, `mark` before each tag, before the end of the element `last`.
+
+    They are read as `values.elements` says.
+    """
+
+    mark: str
+    last: str
+
+    def read(self, source: Source, call: Call) -> Reading[bool]:
+        text = yield from until(source, f"{self.mark}</{self.last}>", _LONGEST_VALUE)
+        arguments = None if text is None else elements(text, self.mark, call.schema)
+        if arguments is None:
+            return False
+        call.put(arguments)
         return True
 
 
@@ -267,56 +285,6 @@ def _is_object(text: str) -> bool:
         return isinstance(orjson.loads(text), dict)
     except orjson.JSONDecodeError:
         return False
-
-
-def _types(schema: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """The types that each parameter may have; of one whose schema names none, a text."""
-    properties = schema.get("properties")
-    return (
-        {name: _types_of(one, schema) or ("string",) for name, one in properties.items()}
-        if isinstance(properties, Mapping)
-        else {}
-    )
-
-
-def _types_of(schema: Any, root: Any) -> tuple[str, ...]:
-    """The types that a part of the schema `root` may have, also by way of others that it consists of or refers to."""
-    types: list[str] = []
-    parts, seen = [schema], set()
-    while parts:
-        part = parts.pop()
-        # Schemas may refer to themselves.
-        if not isinstance(part, Mapping) or id(part) in seen:
-            continue
-        seen.add(id(part))
-        if isinstance(pointer := part.get("$ref"), str):
-            parts.append(_pointed_at(pointer, root))
-        names = part.get("type")
-        types += [names] if isinstance(names, str) else map(str, names) if isinstance(names, list) else ()
-        for name in _OPTIONS if not names else ():
-            parts += options if isinstance(options := part.get(name), list) else ()
-    return tuple(types)
-
-
-def _pointed_at(pointer: str, root: Any) -> Any:
-    """What a reference within the schema `root` leads to; None: to nothing there."""
-    for name in pointer.removeprefix("#/").split("/") if pointer.startswith("#/") else ():
-        root = root.get(name) if isinstance(root, Mapping) else None
-    return root if pointer.startswith("#") else None
-
-
-def _value(text: str, types: Sequence[str]) -> str:
-    """The JSON of a value: what it says where its types allow for more than texts."""
-    if "string" not in types or (text.strip() == "null" and "null" in types):
-        try:
-            return orjson.dumps(orjson.loads(text)).decode()
-        except orjson.JSONDecodeError:
-            pass
-        try:
-            return orjson.dumps(ast.literal_eval(text.strip())).decode()
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            pass
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _as_json(match: re.Match[str]) -> str:
