@@ -82,6 +82,8 @@ SATISFIED_BY_NOTHING = {"type": "string", "minLength": 5, "maxLength": 2}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"json": SATISFIED_BY_NOTHING}, 'structured_outputs json: got \'{"type": "string", '),
     ({"json": "{"}, "structured_outputs json: got '{'; "),
+    ({"json": {"$ref": "#"}}, 'structured_outputs json: got \'{"$ref": "#"}\'; one that a text can satisfy'),
+    ({"json": {"type": "object", "properties": {"a": {"$ref": "#", "type": "object"}}}}, "circular references"),
     ({"json": False, "regex": None}, "structured_outputs: got []; one of json, json_object, regex, choice, grammar"),
     ({"json": {}, "regex": "a"}, "structured_outputs: got ['json', 'regex']; one of json, "),
     ({"structural_tag": "a"}, "structured_outputs: got ['structural_tag']; one of json, "),

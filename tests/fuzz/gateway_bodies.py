@@ -48,6 +48,17 @@ _MESSAGES = {
     "thinking": {"type": "adaptive"},
     "output_config": {"effort": "low"},
 }
+_CHAT = {
+    "model": "agent",
+    "messages": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": [{"type": "text", "text": "b"}]},
+    ],
+    "tools": [{"type": "function", "function": _FUNCTION}],
+    "continue_final_message": True,
+    "add_generation_prompt": False,
+    "chat_template_kwargs": {"enable_thinking": True},
+}
 VALID: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {
         "model": "encode",
@@ -92,6 +103,11 @@ VALID: dict[str, dict[str, Any]] = {
         "tools": [{"type": "function", **_FUNCTION}],
         "top_p": 0.9,
     },
+    "/v1/chat/completions/input_tokens": {**_CHAT, "prompt_logprobs": 2, "reasoning_effort": "low"},
+    "/v1/responses/input_tokens": {"model": "agent", "input": "a", "instructions": "b", "personality": None},
+    "/apply-template": _CHAT,
+    "/tokenize": {**_CHAT, "add_special_tokens": True, "return_token_strs": True},
+    "/detokenize": {"model": "agent", "tokens": [1, 2]},
     "/v1/messages": {
         **_MESSAGES,
         "max_tokens": 4,
