@@ -152,6 +152,7 @@ PARTS: list[tuple[str, dict[str, Any], str]] = [
         said({"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image", "source": SOURCE}]}),
         "messages[0].content[1].content[0].type",
     ),
+    (MESSAGES, {"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "context_management"),
     (MESSAGES, {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
 ]
 
@@ -161,7 +162,9 @@ def test_what_no_model_reads(url: str, route: str, fields: dict[str, Any], param
     assert refusal(url, route, "plain", **fields) == (400, "unsupported_parameter", param)
 
 
-@pytest.mark.parametrize("value", [{}, {"edits": []}])
+@pytest.mark.parametrize(
+    "value", [{}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}]
+)
 def test_a_context_that_is_not_edited(url: str, value: dict[str, Any]) -> None:
     body = {"model": "plain", "max_tokens": 9, **TEXTS, "context_management": value, "metadata": {"user_id": "a"}}
     assert httpx2.post(f"{url}{MESSAGES}", json=body, timeout=30).status_code == 200

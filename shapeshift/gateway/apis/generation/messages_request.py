@@ -41,6 +41,12 @@ _BLOCKS_OF = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
 }
+# Context managements that leave all as it is, of which coding tools send the last one.
+_KEEPS: Sequence[dict[str, Any]] = (
+    {},
+    {"edits": []},
+    {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+)
 _CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
 
 
@@ -213,7 +219,7 @@ class CountRequest(ModelRequest):
     workspace_id: str | None = None
     # Not served.
     container: Annotated[Any, not_served()] = None
-    context_management: Annotated[Any, not_served({}, {"edits": []})] = None
+    context_management: Annotated[Any, not_served(*_KEEPS)] = None
     diagnostics: Annotated[Any, not_served()] = None
     mcp_servers: Annotated[Any, not_served([])] = None
     speed: Annotated[Any, not_served("standard")] = None
