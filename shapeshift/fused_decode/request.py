@@ -50,6 +50,7 @@ class Request:
     preempted   tokens of its answer from before it was preempted, INT32 [n]
     chunks      where the chunks began and ended in which its prompt was computed, in order
     shared      tokens of its prompt that others had computed
+    contents    of its full blocks when it was preempted, see `blocks.BlockPool.contents`: it shares no others again
     hashes      of the first blocks of its text, as far as they were computed, see `blocks.PrefixChains`
     parts       text of the answer, piece by piece
     token_ids   tokens of the answer; logprobs: theirs, where they are asked for
@@ -83,6 +84,7 @@ class Request:
     preempted: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     chunks: list[int] = field(default_factory=list)
     shared: int = 0
+    contents: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     parts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)

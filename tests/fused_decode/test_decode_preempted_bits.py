@@ -88,3 +88,29 @@ def test_a_preempted_answer_is_the_same_to_the_last_bit(model: DecodeModel, fiel
         for place in PREEMPTED_AT:
             assert answer(model, caching, (place,), **fields) == expected, f"preempted after {place} tokens"
         assert answer(model, caching, PREEMPTED_AT, **fields) == expected, "preempted several times"
+
+
+@pytest.mark.parametrize("model", [("f32", "auto", "gpt_oss")], indirect=True)
+def test_a_preempted_answer_takes_no_block_that_another_text_has_computed_otherwise(model: DecodeModel) -> None:
+    """A prompt of one block, which its own request computes alone, and another one as a part of a longer piece."""
+
+    def bits(beside: bool) -> Any:
+        pool = BlockPool(model.blocks, caching=True)
+        loop = DecodeLoop(model, FirstComeFirstServed(9), lambda _: None, print, pool=pool, prefill_tokens=48)
+        short = request_of(16, NEW, **GREEDY)
+        if beside:
+            longer = np.concatenate([short.prompt, request_of(20, 3).prompt])
+            params = SamplingParams(max_tokens=NEW, ignore_eos=True, **GREEDY)
+            loop.submit(Request("", longer, params, TextStream([b""] * VOCAB), max_length=LENGTH))
+            loop.step()
+        loop.submit(short)
+        while not short.is_finished:
+            loop.step()
+            loop.check_integrity()
+            if beside and short.generated == 6 and not short.joined_with:
+                loop.slots.preempt(short)
+                loop.admission.preempted(short)
+        assert bool(short.joined_with) == beside
+        return short.token_ids, [(one.logprob, one.top_logprobs.tolist()) for one in short.logprobs]
+
+    assert bits(True) == bits(False)

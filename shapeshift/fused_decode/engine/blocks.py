@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,9 @@ class BlockPool:
         self._by_hash: dict[bytes, int] = {}
         self._hashes: dict[int, bytes] = {}
         self._unheld: OrderedDict[int, None] = OrderedDict()
+        # The number of what each block holds, 0 where nobody can share it.
+        self._contents = np.zeros(count, np.int64)
+        self._numbers = itertools.count(1)
 
     @property
     def free(self) -> int:
@@ -81,6 +84,7 @@ class BlockPool:
             self._forget(next(iter(self._unheld)))
         blocks = np.flatnonzero(self._references == _FREE)[:count].astype(np.int32)
         self._references[blocks] = 1
+        self._contents[blocks] = 0
         self._empty -= count
         return blocks
 
@@ -102,11 +106,18 @@ class BlockPool:
                 else:
                     self._empty += 1
 
-    def share(self, hashes: Iterable[bytes]) -> list[int]:
-        """The blocks with these hashes, up to the first that there is none of; a text holds them from now on."""
+    def contents(self, blocks: Blocks) -> list[int]:
+        """What these blocks hold, as numbers that are never used again: other blocks with equal texts have others."""
+        return list(self._contents[blocks].tolist())
+
+    def share(self, hashes: Iterable[bytes], contents: Sequence[int] = ()) -> list[int]:
+        """The blocks with these hashes, up to the first that there is none of; a text holds them from now on.
+
+        contents: of the first of them; where a block holds another one, it is not shared.
+        """
         blocks = []
-        for one in hashes:
-            block = self._by_hash.get(one)
+        for one, content in itertools.zip_longest(hashes, contents):
+            block = self._shared(one, content)
             if block is None:
                 break
             if block in self._unheld:
@@ -116,9 +127,9 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
-    def count_held(self, hashes: Iterable[bytes]) -> int:
-        """How many of the blocks with these hashes texts hold, up to the first that none holds."""
-        blocks = (self._by_hash.get(one) for one in hashes)
+    def count_held(self, hashes: Iterable[bytes], contents: Sequence[int] = ()) -> int:
+        """How many of the blocks with these hashes and `contents` texts hold, up to the first that none holds."""
+        blocks = (self._shared(*both) for both in itertools.zip_longest(hashes, contents))
         held = (block is not None and self._references[block] > 0 for block in blocks)
         return sum(1 for _ in itertools.takewhile(bool, held))
 
@@ -127,6 +138,7 @@ class BlockPool:
         if name not in self._by_hash:
             self._by_hash[name] = block
             self._hashes[block] = name
+            self._contents[block] = next(self._numbers)
 
     def clear(self) -> None:
         """No text holds a block, whatever was counted, and none can be shared. What is borrowed stays so."""
@@ -168,6 +180,10 @@ class BlockPool:
         assert all(self._references[block] not in (_FREE, _BORROWED) for block in self._hashes), "a hash is out of date"
         if self.borrower is not None:
             self.borrower.check_integrity()
+
+    def _shared(self, name: bytes | None, content: int | None) -> int | None:
+        block = None if name is None else self._by_hash.get(name)
+        return block if block is None or content is None or self._contents[block] == content else None
 
     def _forget(self, block: int) -> None:
         """Nobody can share the kept `block` any longer."""

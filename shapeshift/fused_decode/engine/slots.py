@@ -175,7 +175,8 @@ class SlotTable:
             return
         request = self.owners[slot]
         assert request is not None
-        blocks = self.pool.share(self.chains.chain(slot, self._shareable(slot), int(self.adapters[slot]))[first:])
+        hashes = self.chains.chain(slot, self._shareable(slot), int(self.adapters[slot]))
+        blocks = self.pool.share(hashes[first:], request.contents[first:])
         count = max(_whole_chunks(request, first + len(blocks)) - first, 0)
         self.pool.release(np.array(blocks[count:], np.int32))
         blocks = blocks[:count]
@@ -216,6 +217,8 @@ class SlotTable:
         assert slot is not None
         if request.beams is None:
             request.preempted = self.tokens[slot, len(request.prompt) : self.length[slot]].copy()
+            # Equal texts that others have computed in other pieces differ in their last bits.
+            request.contents = self.pool.contents(self.blocks[slot, : self.cached[slot] // BLOCK_TOKENS])
         self.release(request)
 
     def clear(self) -> None:
@@ -318,7 +321,7 @@ class SlotTable:
         text = request.prompt if request.beams is not None else np.concatenate([request.prompt, request.preempted])
         count = self._shareable_of(request, len(text))
         add_hashes(request.hashes, text.astype(np.int32), count, request.adapter_id)
-        blocks = _whole_chunks(request, self.pool.count_held(request.hashes[:count]))
+        blocks = _whole_chunks(request, self.pool.count_held(request.hashes[:count], request.contents))
         return request.texts * blocks * BLOCK_TOKENS
 
     def _take(self, slot: int, request: Request) -> None:
