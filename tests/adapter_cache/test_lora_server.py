@@ -52,6 +52,7 @@ def project(small_base: Path, mixed_adapters: dict[str, Path], tmp_path_factory:
         config = model_config.read(PROJECT / "tests" / "model_repository" / name / "config.pbtxt")
         if name == "generate_lora":
             stated = {"checkpoint": small_base, "starter_dir": starters, "precision": "f32", "adapter_mb": 1}
+            stated |= {"adapter_sources": root / "shelf"}
             for key, value in {**stated, "max_length": 256, "max_concurrency": 8}.items():
                 model_config.set_parameter(config, key, str(value))
         (paths.repository / name / "1").mkdir(parents=True)
@@ -134,6 +135,21 @@ def test_every_way_says_what_peft_says(server: TritonServer, peft_answers: dict[
         assert plain(server, name) == text
     named = json.dumps({"lora_name": "small"})
     assert post(server, None, sampling_parameters=named)[1]["text_output"] == peft_answers["small"]
+
+
+def test_an_adapter_of_an_allowed_folder_is_fetched_when_a_request_names_it(
+    server: TritonServer, project: Path, small_base: Path
+) -> None:
+    from tests.adapter_cache.lora_models import peft_texts
+
+    shelf = project.parent / "shelf"
+    folders = {name: make_adapter(shelf / name, small_base, Spec(7), seed=30) for name in ("first", "second")}
+    expected = peft_texts(small_base, folders, PROMPT, COUNT)
+    status, answer = post(server, "first")
+    assert (status, answer.get("text_output")) == (200, expected["first"]), answer
+    assert plain(server, "second") == expected["second"]
+    status, answer = post(server, "third")
+    assert status == 400 and "no adapter 'third'; neither registered nor a folder of adapter_sources" in answer["error"]
 
 
 def test_many_at_once_say_what_each_says_alone(server: TritonServer, peft_answers: dict[str | None, str]) -> None:
