@@ -122,6 +122,8 @@ class Manifest:
     cross_encoder: bool = False
     # Added to the ids of a pair's second text, so that engines can tell its token type; 0: token types are unused.
     type_stride: int = 0
+    # Widths to which vectors may be cut, with commas, or any; empty: none is stated.
+    dimensions: str = ""
     # Texts that a client may have put before its own, by name, and the one for requests that name none.
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""

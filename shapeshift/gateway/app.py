@@ -16,7 +16,7 @@ import shapeshift
 from shapeshift.gateway.adapter_commands import AdapterCommands
 from shapeshift.gateway.apis import adapters, models, probes, tokenize
 from shapeshift.gateway.apis.generation import chat, completions, messages, prompts, responses
-from shapeshift.gateway.apis.pooling import classify, embeddings, rerank
+from shapeshift.gateway.apis.pooling import classify, embeddings, pooling, rerank, scores
 from shapeshift.gateway.catalogue import Catalogue
 from shapeshift.gateway.conversation import ChatRenderer
 from shapeshift.gateway.endpoint import Gateway
@@ -34,7 +34,7 @@ from shapeshift.triton.endpoint import tls_from_environment
 _LOG = logging.getLogger("shapeshift.gateway")
 _APIS = (
     *(models, chat, responses, messages, prompts, completions),
-    *(embeddings, rerank, classify, tokenize, adapters, probes),
+    *(embeddings, pooling, rerank, scores, classify, tokenize, adapters, probes),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from shapeshift.triton.async_client import ModelCall, Tensors
 
 # Calls of one request that are in flight at once.
 _AT_ONCE = 8
+_MOST_INPUTS = 2048
+# Tokens of a row for a front that states no limit of its own.
+_MOST_TOKENS = 8192
 _ROW = re.compile(r"\brow (\d+)\b")
 
 Columns = Mapping[str, NDArray[Any]]
@@ -61,6 +64,25 @@ class TokenRows:
         return {"INPUT_IDS": ids, "ATTENTION_MASK": mask.astype(np.int64)}
 
 
+async def infer_texts(
+    context: Context,
+    target: Target,
+    inputs: Sequence[str] | Sequence[Sequence[int]],
+    outputs: Sequence[str],
+    parameters: Mapping[str, Any],
+    param: str = "input",
+) -> tuple[Tensors, int]:
+    """As `infer_rows`, of 1 to 2048 texts, or of their tokens. Raises ApiError naming `param`, too."""
+    if not 1 <= len(inputs) <= _MOST_INPUTS:
+        raise invalid(param, f"{len(inputs)} inputs", f"1 to {_MOST_INPUTS}")
+    rows: Columns | TokenRows
+    if isinstance(inputs[0], str):
+        rows = {"TEXT": text_column(cast("Sequence[str]", inputs), param)}
+    else:
+        rows = TokenRows(cast("Sequence[Sequence[int]]", inputs), target.front.number("max_tokens", _MOST_TOKENS))
+    return await infer_rows(context, target, rows, outputs, parameters)
+
+
 async def infer_rows(
     context: Context, target: Target, rows: Columns | TokenRows, outputs: Sequence[str], parameters: Mapping[str, Any]
 ) -> tuple[Tensors, int]:
@@ -96,10 +118,19 @@ async def infer_rows(
         finally:
             for task in tasks:
                 task.cancel()
-        tensors = {name: np.concatenate([one[name] for one in parts]) for name in names}
+        tensors = {name: _joined([one[name] for one in parts]) for name in names}
     tokens = int(tensors[NUM_TOKENS.name].sum()) if NUM_TOKENS.name in tensors else 0
     context.meter.count(front.name, tokens)
     return tensors, tokens
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The rows of all parts; those of a part that is padded to fewer tokens get more zeros."""
+    if parts[0].ndim < 2:
+        return np.concatenate(parts)
+    longest = max(part.shape[1] for part in parts)
+    rest = [(0, 0)] * (parts[0].ndim - 2)
+    return np.concatenate([np.pad(part, [(0, 0), (0, longest - part.shape[1]), *rest]) for part in parts])
 
 
 def renumbered(error: ModelError, place_of: Callable[[int], int]) -> ModelError:

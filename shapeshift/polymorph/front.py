@@ -120,6 +120,7 @@ class TextFront(Front[TextJob]):
         engines.check_files(folder, manifest.hashes_file(folder))
         self._engines = engines
         self._pairs = TEXT_PAIR in args.inputs
+        self._dimensions = polymorph.dimensions or engines.dimensions
         self._tokenizer = TextTokenizer(
             folder / FILE_NAME,
             engines.max_tokens,
@@ -214,7 +215,7 @@ class TextFront(Front[TextJob]):
         }
 
     def describe(self) -> Description:
-        return _describe(self.args, self._engines, self._pairs)
+        return _describe(self.args, self._engines, self._pairs, self._dimensions)
 
     def load(self) -> float:
         return self.executor.waiting + self.executor.running
@@ -234,7 +235,8 @@ class TextFront(Front[TextJob]):
         self.executor.close()
 
 
-def _describe(args: ModelArgs, engines: Manifest, pairs: bool) -> Description:
+def _describe(args: ModelArgs, engines: Manifest, pairs: bool, dimensions: str) -> Description:
+    widths = dimensions if dimensions in ("", "any") else [int(width) for width in dimensions.split(",")]
     sizes = {output.name: output.dims[-1] for output in engines.outputs}
     kind, *also = _kinds(sizes, pairs, engines.cross_encoder)
     return Description(
@@ -244,6 +246,8 @@ def _describe(args: ModelArgs, engines: Manifest, pairs: bool) -> Description:
         precision=engines.precision,
         max_tokens=engines.max_tokens,
         embedding_size=sizes.get("EMBEDDING"),
+        dimensions=widths or None,
+        pooling=args.parameters.get("pooling") if "EMBEDDING" in sizes else None,
         labels=engines.labels or None,
         activation=engines.activation or None,
         pairs=pairs,

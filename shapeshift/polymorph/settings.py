@@ -43,6 +43,7 @@ class PolymorphSettings(ExecutorSettings):
     workers         workers at first; 0: one for each GPU, else two
     min_workers     fewest workers that the sidecar keeps; 0: `workers`
     max_workers     most workers; 0: `workers`
+    dimensions      widths to which clients may cut vectors, "64,128", or any; empty: those that the checkpoint states
     dispatch        how the front chooses a worker: one of DISPATCHERS
     allocation      how the sidecar divides the workers among the bins: one of ALLOCATIONS
     curve           latency curve of the allocation: md1, or clamped. With clamped, as in the paper, the longest bin
@@ -54,6 +55,7 @@ class PolymorphSettings(ExecutorSettings):
     workers: int = 0
     min_workers: int = 0
     max_workers: int = 0
+    dimensions: str = ""
     dispatch: str = "earliest_finish"
     allocation: str = "exact"
     curve: str = "md1"
@@ -65,6 +67,9 @@ class PolymorphSettings(ExecutorSettings):
         for field, allowed in (("placement", PLACEMENTS), ("curve", CURVES)):
             value = getattr(self, field)
             require(value in allowed, field, value, f"one of {', '.join(allowed)}")
+        parts = self.dimensions.split(",") if self.dimensions not in ("", "any") else []
+        valid = all(part.strip().isdecimal() and int(part) for part in parts)
+        require(valid, "dimensions", self.dimensions, "any, or whole numbers above 0 with commas")
         require(self.slo_ms >= 0, "slo_ms", self.slo_ms, "0 or more")
         self._check_workers()
 

@@ -40,6 +40,8 @@ class Description:
     also               further kinds that it serves as
     max_tokens         of the longest text; of a model that generates: prompt and answer together
     embedding_size     numbers in an EMBEDDING
+    dimensions         fewer numbers to which a vector may be cut; "any": whatever is below
+    pooling            what makes one vector of those of the tokens
     labels             names of the classes, in the order of their values; of images: those of the default task
     activation         what makes scores of LOGITS: identity, sigmoid or softmax
     pairs              whether rows may be pairs of texts; only_pairs: whether they must be
@@ -65,6 +67,8 @@ class Description:
     precision: str | None = None
     max_tokens: int | None = None
     embedding_size: int | None = None
+    dimensions: Sequence[int] | str | None = None
+    pooling: str | None = None
     labels: Sequence[str] | None = None
     activation: str | None = None
     pairs: bool | None = None

@@ -178,9 +178,24 @@ class FakeTriton(AsyncClient):
             "LOGITS": np.stack([0 * lengths, lengths - 5.0], 1).astype(np.float32),
             "NUM_TOKENS": lengths[:, None].astype(np.int32),
         }
+        made |= _of_tokens(lengths.astype(int))
         if name == "LOGITS" and self.fronts[call.model]["labels"] == ["score"]:
             return (lengths[:, None] - 5.0).astype(np.float32)
         return made[name]
+
+
+def _of_tokens(lengths: Any) -> dict[str, Any]:
+    """Of a text of n characters n - 1 vectors, behind a token without one, and weights 1 to n of the terms 1 to n."""
+    places = np.arange(lengths.max()) + 1
+    there = places <= lengths[:, None]
+    vectors = np.stack([places, lengths.max() - places, places % 2], 1).astype(np.float32)
+    return {
+        "TOKEN_EMBEDDING": np.where((there & (places > 1))[:, :, None], vectors / 8, 0).astype(np.float32),
+        "SPARSE_INDICES": np.where(there, places, -1).astype(np.int32),
+        "SPARSE_VALUES": np.where(there, places / 2, 0).astype(np.float32),
+        "TOKEN_LOGITS": np.where(there[:, :, None], np.stack([places, 0 * places], 1), 0).astype(np.float32),
+        "ENTITIES": np.array([[json.dumps([{"end": int(length)}]).encode()] for length in lengths], dtype=object),
+    }
 
 
 def _listed(call: ModelCall) -> list[str]:

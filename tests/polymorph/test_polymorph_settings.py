@@ -96,7 +96,8 @@ def test_a_front_lists_what_its_configuration_chooses() -> None:
         ]
         assert [one.name for one in found.outputs if one.listed] == [
             *({"EMBEDDING", "LOGITS"} - {default}),
-            *("TOKEN_LOGITS", "IMPORTANCE", "OFFSETS", "ENGINE_MS"),
+            *("TOKEN_LOGITS", "IMPORTANCE", "TOKEN_EMBEDDING", "TOKEN_WEIGHTS", "TERM_WEIGHTS"),
+            *("SPARSE_INDICES", "SPARSE_VALUES", "ENTITIES", "OFFSETS", "ENGINE_MS"),
         ]
         shapes = {one.name: one.dims for one in found.outputs}
         assert (shapes["TOKEN_LOGITS"], shapes["IMPORTANCE"], shapes["OFFSETS"]) == ((-1, None), (-1,), (-1, 2))

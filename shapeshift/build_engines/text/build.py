@@ -23,7 +23,7 @@ from shapeshift.engines.manifest import EngineEntry, Latency, Manifest, Output
 from shapeshift.engines.policy.packs import expected_ms
 from shapeshift.engines.providers.emulated import FILE_NAME, PROVIDER
 from shapeshift.engines.text import tokenizer_files
-from shapeshift.engines.text.families import hidden_size, vocabulary_size
+from shapeshift.engines.text.families import hidden_size, stated_dimensions, vocabulary_size
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.verify import MIN_COSINE, VerificationError
 from shapeshift.errors import InvalidInputError
@@ -163,6 +163,7 @@ def _manifest(planned: Plan, work: Path, built: BuildResult, precision: str, not
         cross_encoder=planned.cross_encoder,
         prompts=planned.modules.prompts,
         default_prompt=planned.modules.default_prompt,
+        dimensions=stated_dimensions(planned.checkpoint.config),
         type_stride=built.type_stride,
         note=note,
         checkpoint_origin=planned.checkpoint.origin,

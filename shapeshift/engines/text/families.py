@@ -105,6 +105,14 @@ def hidden_size(config: Mapping[str, Any]) -> int:
     return value
 
 
+def stated_dimensions(config: Mapping[str, Any]) -> str:
+    """The widths to which vectors may be cut, with commas, or any, in vLLM's words; empty: none is stated."""
+    widths = config.get("matryoshka_dimensions")
+    if isinstance(widths, list) and all(isinstance(width, int) and width > 0 for width in widths):
+        return ",".join(map(str, widths))
+    return "any" if config.get("is_matryoshka") else ""
+
+
 def vocabulary_size(config: Mapping[str, Any]) -> int:
     """The number of ids that the model embeds. Raises InvalidInputError if config.json does not state it."""
     value = config.get("vocab_size")

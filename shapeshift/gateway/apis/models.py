@@ -18,14 +18,28 @@ from shapeshift.serving.description import (
     GENERATION,
     IMAGE_CLASSIFICATION,
     RERANKING,
+    SPARSE_EMBEDDING,
     TEXT_CLASSIFICATION,
+    TOKEN_CLASSIFICATION,
+    TOKEN_EMBEDDING,
 )
 
 router = APIRouter(tags=["models"])
 
 # Of a front's description, what stands beside OpenAI's fields.
 _SHOWN = (
-    *("kind", "also", "version", "max_batch_size", "embedding_size", "outputs", "labels", "activation", "pairs"),
+    *(
+        "kind",
+        "also",
+        "version",
+        "max_batch_size",
+        "embedding_size",
+        "dimensions",
+        "outputs",
+        "labels",
+        "activation",
+        "pairs",
+    ),
     *("only_pairs", "tasks", "prompts", "levels", "precision"),
 )
 _PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -37,6 +51,9 @@ _CHAT: tuple[str, Mapping[str, Any]] = (
 _EXAMPLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     EMBEDDING: ("v1/embeddings", {"input": ["A text of any length.", "Another one."]}),
     RERANKING: ("v1/rerank", {"query": "a cat", "documents": ["a dog", "a kitten"]}),
+    SPARSE_EMBEDDING: ("embed_sparse", {"inputs": ["A text of any length."]}),
+    TOKEN_EMBEDDING: ("v1/pooling", {"input": ["A text of any length."]}),
+    TOKEN_CLASSIFICATION: ("predict", {"inputs": "A text of any length.", "aggregation_strategy": "simple"}),
     TEXT_CLASSIFICATION: ("v1/classify", {"input": "A text of any length."}),
     IMAGE_CLASSIFICATION: ("v1/classify", {"input": f"data:image/png;base64,{_PNG}"}),
     GENERATION: ("v1/completions", {"prompt": "Once upon a time", "max_tokens": 40}),

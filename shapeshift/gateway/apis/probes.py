@@ -1,4 +1,4 @@
-"""GET /health and GET /metrics."""
+"""GET /health, GET /metrics, and GET /info of text-embeddings-inference (TEI)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Request, Response
 
 from shapeshift.errors import ShapeshiftError
+from shapeshift.gateway.apis.fields import MOST_ITEMS
 from shapeshift.gateway.endpoint import gateway_of, json_answer
+from shapeshift.serving.description import EMBEDDING, RERANKING, SPARSE_EMBEDDING, TEXT_CLASSIFICATION
 from shapeshift.triton import metrics
 from shapeshift.triton.endpoint import tls_from_environment
 
 router = APIRouter(tags=["probes"])
 
 _TIMEOUT_S = 2.0
+_TYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(\{)?")
 
 
@@ -45,6 +48,35 @@ async def pass_metrics(request: Request) -> Response:
     passed = _merged(servers) if len(urls) > 1 else "".join(pages)
     gateway.metrics.broken_key_lines = 0 if gateway.keys is None else gateway.keys.num_broken
     return Response(gateway.metrics.page() + passed, media_type="text/plain; version=0.0.4")
+
+
+@router.get("/info")
+async def tei_info(request: Request, model: str | None = None) -> Response:
+    """What TEI says of its model; model: which front is asked, None: the only one that embeds, ranks or classifies."""
+    gateway = gateway_of(request)
+    front = (await gateway.catalogue.only(model, (EMBEDDING, SPARSE_EMBEDDING, RERANKING, TEXT_CLASSIFICATION))).front
+    facts = front.description
+    labels = {str(place): name for place, name in enumerate(front.names("labels"))}
+    named = {"id2label": labels, "label2id": {name: int(place) for place, name in labels.items()}}
+    pooling = "splade" if front.kind == SPARSE_EMBEDDING else str(facts.get("pooling"))
+    kinds = {RERANKING: {"reranker": named}, TEXT_CLASSIFICATION: {"classifier": named}}
+    info = {
+        "model_id": facts.get("checkpoint") or front.name,
+        "model_sha": facts.get("checkpoint_version"),
+        "model_dtype": _TYPES.get(str(facts.get("precision")), "float32"),
+        "model_type": kinds.get(front.kind, {"embedding": {"pooling": pooling.replace("lasttoken", "last_token")}}),
+        "max_concurrent_requests": gateway.settings.max_requests,
+        "max_input_length": facts.get("max_tokens"),
+        "max_batch_tokens": front.number("max_batch_size", 1) * front.number("max_tokens", 1),
+        "max_batch_requests": facts.get("max_batch_size"),
+        "max_client_batch_size": MOST_ITEMS,
+        "auto_truncate": False,
+        "tokenization_workers": 1,
+        "version": facts.get("shapeshift"),
+        "sha": None,
+        "docker_label": None,
+    }
+    return json_answer(info)
 
 
 def _page(url: str) -> str:

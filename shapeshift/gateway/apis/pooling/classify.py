@@ -9,25 +9,34 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
+import orjson
 from fastapi import APIRouter
 from numpy.typing import NDArray
 from pydantic import Field
 
 from shapeshift.errors import ModelError
-from shapeshift.gateway.apis.fields import Int32, ModelRequest, Rows, TeiRequest
+from shapeshift.gateway.apis.fields import ApiRequest, Int32, ModelRequest, Rows, TeiRequest, not_served
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.endpoint import BodyRoute, Context
 from shapeshift.gateway.errors import ApiError, invalid
-from shapeshift.gateway.text_rows import infer_rows, renumbered, require_output, text_column
-from shapeshift.serving.description import IDENTITY, IMAGE_CLASSIFICATION, SIGMOID, SOFTMAX, TEXT_CLASSIFICATION
+from shapeshift.gateway.text_rows import infer_rows, infer_texts, renumbered, require_output, text_column
+from shapeshift.serving.description import (
+    IDENTITY,
+    IMAGE_CLASSIFICATION,
+    SIGMOID,
+    SOFTMAX,
+    TEXT_CLASSIFICATION,
+    TOKEN_CLASSIFICATION,
+)
 from shapeshift.triton.async_client import Tensors
 
 router = APIRouter(route_class=BodyRoute, tags=["classify"])
 
 _DATA_URL = re.compile(r"data:image/(?:png|jpeg|jpg);base64,", re.IGNORECASE)
+Strategy = Literal["none", "simple", "first", "average", "max"]
 _MOST_ROWS = 2048
 # What stands beside the label where a front has it, in lower case.
 _FURTHER = ("CONFIDENCE", "LEVEL", "GAMMA", "OUTCOME")
@@ -54,13 +63,34 @@ class ClassifyRequest(ModelRequest):
         return [[row] if isinstance(row, str) else row for row in texts]
 
 
+class EntityParameters(ApiRequest):
+    """Where huggingface_hub's client has it. ignore_labels: by default O."""
+
+    aggregation_strategy: Strategy | None = None
+    ignore_labels: Annotated[list[str] | None, not_served(["O"])] = None
+    stride: Annotated[int | None, not_served(0)] = None
+
+
 class PredictRequest(TeiRequest):
-    """TEI's."""
+    """TEI's; with the aggregation_strategy of transformers' pipeline for a model that classifies tokens."""
 
     made_of: ClassVar[Mapping[str, str]] = {"TEXT": "inputs", "TEXT_PAIR": "inputs"}
 
     inputs: Rows = Field(description="a text, a pair of texts, or a list of lists with one text or one pair each")
     raw_scores: bool = False
+    aggregation_strategy: Strategy | None = None
+    parameters: EntityParameters | None = None
+
+    @property
+    def strategy(self) -> str | None:
+        """How tokens become entities."""
+        nested = None if self.parameters is None else self.parameters.aggregation_strategy
+        return self.aggregation_strategy or nested
+
+    def texts(self) -> list[str]:
+        """The texts, for a model that reads no pairs."""
+        rows = [self.inputs] if isinstance(self.inputs, str) else self.inputs
+        return [text for row in rows for text in ([row] if isinstance(row, str) else row)]
 
     def rows(self) -> tuple[list[list[str]], bool]:
         """Rows of one text or two, and whether there were several rows."""
@@ -95,7 +125,12 @@ async def create_classification(body: ClassifyRequest, context: Context) -> dict
 @router.post("/predict")
 async def tei_predict(body: PredictRequest, context: Context) -> list[Any]:
     """All labels with their scores, the most likely first; a list of such lists for several inputs."""
-    target = await context.gateway.catalogue.only(body.model, (TEXT_CLASSIFICATION,))
+    target = await context.gateway.catalogue.only(body.model, (TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION))
+    if target.front.kind == TOKEN_CLASSIFICATION:
+        return await _entities(body, context, target)
+    strategy = body.strategy
+    if strategy is not None:
+        raise invalid("aggregation_strategy", strategy, f"left out: {target.name} classifies whole texts")
     rows, several = body.rows()
     classified = await _classify(context, target, rows, body.request_parameters(), body.raw_scores)
     ranked = [
@@ -103,6 +138,16 @@ async def tei_predict(body: PredictRequest, context: Context) -> list[Any]:
         for row in classified.scores
     ]
     return ranked if several else ranked[0]
+
+
+async def _entities(body: PredictRequest, context: Context, target: Target) -> list[Any]:
+    """The entities of a text, or a list of those of each."""
+    require_output(target, "ENTITIES")
+    parameters = body.request_parameters()
+    parameters |= {} if body.strategy is None else {"aggregation_strategy": body.strategy}
+    outputs, _ = await infer_texts(context, target, body.texts(), ["ENTITIES"], parameters, "inputs")
+    entities = [orjson.loads(row) for row in outputs["ENTITIES"].reshape(-1)]
+    return entities[0] if isinstance(body.inputs, str) else entities
 
 
 @dataclass(frozen=True)
@@ -169,7 +214,8 @@ def activated(target: Target, logits: NDArray[np.float32]) -> NDArray[np.float64
     return _ACTIVATIONS[name](logits.astype(np.float64))
 
 
-def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each row."""
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
@@ -177,7 +223,7 @@ def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 _ACTIVATIONS: Mapping[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
     IDENTITY: lambda logits: logits,
     SIGMOID: lambda logits: 1.0 / (1.0 + np.exp(-logits)),
-    SOFTMAX: _softmax,
+    SOFTMAX: softmax,
 }
 
 

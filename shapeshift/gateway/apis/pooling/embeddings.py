@@ -1,41 +1,48 @@
-"""POST /v1/embeddings, and /embed of text-embeddings-inference (TEI)."""
+"""POST /v1/embeddings, /v2/embed of Cohere, and /embed of text-embeddings-inference (TEI)."""
 
 from __future__ import annotations
 
-import base64
+import uuid
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from fastapi import APIRouter
 from numpy.typing import NDArray
 from pydantic import Field
 
-from shapeshift.gateway.apis.fields import TEXTS, ModelRequest, TeiRequest, Texts, listed
+from shapeshift.gateway.apis.fields import TEXTS, Int32, ModelRequest, TeiRequest, Texts, bounded, listed, not_served
+from shapeshift.gateway.apis.pooling.vectors import VectorType, in_base64, of_length_1, of_type, shortened
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.endpoint import BodyRoute, Context
-from shapeshift.gateway.errors import invalid
-from shapeshift.gateway.text_rows import Columns, TokenRows, infer_rows, text_column
+from shapeshift.gateway.text_rows import infer_texts
 from shapeshift.serving.description import EMBEDDING
 
 router = APIRouter(route_class=BodyRoute, tags=["embeddings"])
 
 OUTPUT = "EMBEDDING"
-_MOST_INPUTS = 2048
-# Tokens of a row for a front that states no limit of its own.
-_MOST_TOKENS = 8192
+Types = Annotated[list[VectorType], bounded(1, 6)]
+# Names of prompts for each of Cohere's purposes, the likeliest first.
+_PROMPTS: Mapping[str, Sequence[str]] = {
+    "search_query": ("search_query", "query"),
+    "search_document": ("search_document", "document", "passage"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
 
 
 class EmbeddingRequest(ModelRequest):
-    """OpenAI's; prompt_name and truncate are request parameters of the technique `polymorph`."""
+    """OpenAI's, with Cohere's embedding_types; the last four are request parameters of the technique `polymorph`."""
 
     made_of: ClassVar[Mapping[str, str]] = {"TEXT": "input", "INPUT_IDS": "input"}
 
     input: Texts = Field(description=TEXTS)
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
+    embedding_types: Types | None = None
     prompt_name: str | None = None
     truncate: bool | None = None
+    truncate_prompt_tokens: Int32 | None = None
 
 
 class EmbedRequest(TeiRequest):
@@ -49,25 +56,74 @@ class EmbedRequest(TeiRequest):
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
 
+class CohereEmbedRequest(ModelRequest):
+    """Cohere's, of texts. input_type: the prompt of this purpose, where the model has one."""
+
+    made_of: ClassVar[Mapping[str, str]] = {"TEXT": "texts"}
+
+    texts: Annotated[list[str], bounded(1)]
+    input_type: Literal["search_query", "search_document", "classification", "clustering"] | None = None
+    embedding_types: Types = ["float"]
+    output_dimension: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    truncate: Annotated[Literal["NONE", "START", "END"], not_served("NONE", "END")] = "END"
+    images: Annotated[Any, not_served()] = None
+    inputs: Annotated[Any, not_served()] = None
+    priority: Annotated[int | None, not_served(0)] = None
+
+    def field_of(self, name: str) -> str:
+        """As of every request; another name of the same parameter."""
+        return {"truncate_prompt_tokens": "max_tokens"}.get(name, super().field_of(name))
+
+
 @router.post("/v1/embeddings")
 async def create_embeddings(body: EmbeddingRequest, context: Context) -> dict[str, Any]:
-    """Vectors of texts, as lists of numbers or in base64 (float32, little-endian)."""
+    """Vectors of texts, as lists of numbers or in base64 (float32, little-endian), or of `embedding_types`."""
     target = await context.gateway.catalogue.find(body.model, (EMBEDDING,))
-    parameters = body.request_parameters("prompt_name", "truncate")
+    parameters = body.request_parameters("prompt_name", "truncate", "truncate_prompt_tokens")
     vectors, tokens = await _embed(context, target, listed(body.input), parameters)
-    vectors = _cut(target, vectors, body.dimensions)
-    packed = [_base64(row) for row in vectors] if body.encoding_format == "base64" else vectors
-    data = [{"object": "embedding", "index": place, "embedding": row} for place, row in enumerate(packed)]
+    vectors = shortened(target, vectors, body.dimensions)
+    in_text = body.encoding_format == "base64"
+    packed: Mapping[str, Any] = {"float": in_base64(vectors) if in_text else vectors}
+    if body.embedding_types is not None:
+        packed = {kind: of_type(vectors, kind, "embedding_types") for kind in body.embedding_types}
+        packed = {kind: in_base64(rows) if in_text and kind != "base64" else rows for kind, rows in packed.items()}
+    rows = [dict(zip(packed, row, strict=True)) for row in zip(*packed.values(), strict=True)]
+    by_type = len(packed) > 1
+    data = [
+        {"object": "embedding", "index": place, "embedding": row if by_type else [*row.values()][0]}
+        for place, row in enumerate(rows)
+    ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "data": data, "model": body.model, "usage": usage}
+
+
+@router.post("/v2/embed")
+async def cohere_embed(body: CohereEmbedRequest, context: Context) -> dict[str, Any]:
+    """Vectors of each type, as Cohere has them."""
+    target = await context.gateway.catalogue.find(body.model, (EMBEDDING,))
+    parameters = body.request_parameters()
+    prompts = target.front.description.get("prompts") or {}
+    name = next((one for one in _PROMPTS.get(body.input_type or "", ()) if one in prompts), None)
+    parameters |= {"truncate": body.truncate == "END"} | ({} if name is None else {"prompt_name": name})
+    parameters |= {} if body.max_tokens is None else {"truncate_prompt_tokens": body.max_tokens}
+    vectors, tokens = await _embed(context, target, body.texts, parameters, "texts")
+    vectors = shortened(target, vectors, body.output_dimension, "output_dimension")
+    return {
+        "id": f"embed-{uuid.uuid4().hex}",
+        "embeddings": {kind: of_type(vectors, kind, "embedding_types") for kind in body.embedding_types},
+        "texts": body.texts,
+        "response_type": "embeddings_by_type",
+        "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}},
+    }
 
 
 @router.post("/embed")
 async def tei_embed(body: EmbedRequest, context: Context) -> list[NDArray[Any]]:
     """A vector for each input."""
     target = await context.gateway.catalogue.only(body.model, (EMBEDDING,))
-    vectors, _ = await _embed(context, target, listed(body.inputs), body.request_parameters("prompt_name"))
-    vectors = _cut(target, vectors, body.dimensions)
+    vectors, _ = await _embed(context, target, listed(body.inputs), body.request_parameters("prompt_name"), "inputs")
+    vectors = shortened(target, vectors, body.dimensions)
     # TEI's default; nothing changes where the model does it already.
     return list(vectors if body.normalize is False else of_length_1(vectors))
 
@@ -77,42 +133,8 @@ async def _embed(
     target: Target,
     inputs: Sequence[str] | Sequence[Sequence[int]],
     parameters: Mapping[str, Any],
+    param: str = "input",
 ) -> tuple[NDArray[np.float32], int]:
-    """The vectors [n, width] of texts, or of their tokens, and how many tokens the model read.
-
-    Raises ApiError, and as `infer_rows`.
-    """
-    if not 1 <= len(inputs) <= _MOST_INPUTS:
-        raise invalid("input", f"{len(inputs)} inputs", f"1 to {_MOST_INPUTS}")
-    rows: Columns | TokenRows
-    if isinstance(inputs[0], str):
-        rows = {"TEXT": text_column(cast("Sequence[str]", inputs))}
-    else:
-        rows = TokenRows(cast("Sequence[Sequence[int]]", inputs), target.front.number("max_tokens", _MOST_TOKENS))
-    outputs, tokens = await infer_rows(context, target, rows, [OUTPUT], parameters)
+    """The vectors [n, width], and how many tokens the model read. Raises as `infer_texts`."""
+    outputs, tokens = await infer_texts(context, target, inputs, [OUTPUT], parameters, param)
     return outputs[OUTPUT], tokens
-
-
-def _cut(target: Target, vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
-    """The first `dimensions` numbers of each vector, of length 1, where the model was trained for that.
-
-    Raises ApiError for a number that it does not allow.
-    """
-    width = vectors.shape[1]
-    if dimensions is None or dimensions == width:
-        return vectors
-    allowed = [int(one) for one in target.front.description.get("dimensions") or []]
-    if dimensions not in allowed:
-        widths = ", ".join(map(str, sorted({*allowed, width})))
-        raise invalid("dimensions", dimensions, f"one of {widths}, which {target.name} was trained for")
-    return of_length_1(vectors[:, :dimensions])
-
-
-def of_length_1(vectors: NDArray[Any]) -> NDArray[Any]:
-    """The vectors [n, width] divided by their lengths."""
-    scaled: NDArray[Any] = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return scaled
-
-
-def _base64(row: NDArray[np.float32]) -> str:
-    return base64.b64encode(row.astype("<f4").tobytes()).decode("ascii")
