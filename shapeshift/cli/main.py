@@ -17,6 +17,7 @@ COMMANDS = {
     "setup": ("shapeshift.cli.setup", "download and unpack Triton, perf_analyzer and the demo checkpoints"),
     "engines": ("shapeshift.cli.engines", "build, verify and publish the models of a model repository"),
     "add": ("shapeshift.cli.add", "serve a checkpoint: write its models, build and load them if a server runs"),
+    "convert": ("shapeshift.cli.convert", "make safetensors of weights in pickles, without running their code"),
     "validate": ("shapeshift.cli.validate", "check the models of a model repository without building them"),
     "doctor": ("shapeshift.cli.doctor", "show what this machine and installation can do, and why not"),
     "serve": ("shapeshift.cli.serve", "start Triton with the generated models"),

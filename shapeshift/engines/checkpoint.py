@@ -100,7 +100,7 @@ def open_checkpoint(
         unsafe = sorted(path.name for path in folder.iterdir() if path.suffix in _UNSAFE_SUFFIXES)
         listing = f"found only {', '.join(unsafe)}, which can execute code when read; " if unsafe else ""
         raise InvalidInputError(
-            "checkpoint", str(folder), f"{listing}weights must be *.safetensors (convert with safetensors)"
+            "checkpoint", str(folder), f"{listing}weights must be *.safetensors (`shapeshift convert {folder}`)"
         )
     try:
         config = json.loads((folder / "config.json").read_text())

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from shapeshift.engines.checkpoint import INDEX, SINGLE
 from shapeshift.engines.gguf.files import SUFFIX as GGUF
 from shapeshift.engines.gguf.files import chosen as gguf_files
+from shapeshift.engines.text.sentence_modules import TOKEN_HEADS
 from shapeshift.errors import InvalidInputError, listed
 
 Read = Callable[[str], str]
@@ -40,6 +41,7 @@ def of_checkpoint(names: Sequence[str], read: Read, variant: str = "") -> list[s
         here = [name for name in names if str(PurePosixPath(name).parent) == (folder or ".")]
         needed += [name for name in here if name.endswith(_TEXT_SUFFIXES) and not name.endswith(".index.json")]
         needed += _weights(here, folder, read)
+        needed += [name for name in here if name in TOKEN_HEADS and name not in needed]
     if not any(PurePosixPath(name).name == "config.json" for name in needed):
         raise InvalidInputError(
             "files of the repository", listed(names, _MOST_LISTED), "config.json; this is no model of transformers"
@@ -48,7 +50,7 @@ def of_checkpoint(names: Sequence[str], read: Read, variant: str = "") -> list[s
         raise InvalidInputError(
             "files of the repository",
             listed(names, _MOST_LISTED),
-            "weights as *.safetensors (convert them with safetensors), or GGUF",
+            "weights as *.safetensors (download the folder and `shapeshift convert` it), or GGUF",
         )
     return sorted(needed)
 

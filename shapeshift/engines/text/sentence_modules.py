@@ -256,7 +256,9 @@ def _dense(folder: Path) -> DenseLayer:
     where = f"in {folder / 'config.json'}"
     if not weights.is_file():
         raise InvalidInputError(
-            "checkpoint", str(folder), f"must hold {folder.name}/{_DENSE_WEIGHTS} (convert with safetensors)"
+            "checkpoint",
+            str(folder),
+            f"must hold {folder.name}/{_DENSE_WEIGHTS} (`shapeshift convert {folder.parent}` makes it)",
         )
     if config.get("use_residual") or config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
         raise UnsupportedError(
