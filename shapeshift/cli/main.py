@@ -32,6 +32,7 @@ COMMANDS = {
     "tasks": ("shapeshift.cli.registries.tasks", "the tasks of an image model: train, register, list, remove"),
     "cascade": ("shapeshift.cli.registries.cascade", "profile cascades of models and choose which one serves"),
     "policy": ("shapeshift.cli.policy", "compute one decision of a policy, from JSON"),
+    "simulate": ("shapeshift.cli.planning.simulate", "serve a load in simulation, by the policies that serve"),
 }
 # Option that a former version of a command had: what to do instead, the end of a sentence.
 REMOVED_OPTIONS: dict[str, dict[str, str]] = {

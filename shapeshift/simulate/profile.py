@@ -115,18 +115,19 @@ def _stated(
 def front(
     parameters: Mapping[str, object], engines: Manifest, edges: Sequence[int], weights: Sequence[float], nodes: int = 1
 ) -> Front:
-    """A front with these parameters of config.pbtxt, as the sidecar reads it, on so many nodes.
+    """A front with these parameters, as the sidecar reads them from a generated config.pbtxt, on so many nodes.
 
     edges: longest texts of the bins; weights: share of the texts of each bin that the first plan assumes. Raises
     InvalidInputError naming a parameter.
     """
+    workers = {name: parameters.get("workers", 2) for name in ("workers", "min_workers", "max_workers")}
     settings = read_front(
         NAME,
         {
             "bin_edges": json.dumps([*edges]),
             "plan_histogram": json.dumps([*weights]),
             "profile": sidecar_profile(engines),
-            **{name: str(value) for name, value in parameters.items()},
+            **{name: str(value) for name, value in {**workers, **parameters}.items()},
         },
     )
     if not settings.has_workers:

@@ -73,9 +73,9 @@ class Load:
         for name in ("latency_ms", "drift"):
             value = getattr(self, name)
             require(math.isfinite(value) and value >= 0, name, value, "must be at least 0")
-        for name in ("length_factor", "duration_s"):
-            value = getattr(self, name)
-            require(math.isfinite(value) and value > 0, name, value, "must be above 0")
+        require(self.duration_s > 0, "duration_s", self.duration_s, "must be above 0")
+        valid = math.isfinite(self.length_factor) and self.length_factor > 0
+        require(valid, "length_factor", self.length_factor, "must be above 0")
         require(self.adapters >= 0, "adapters", self.adapters, "must be at least 0")
         if not self.trace and not self.lengths.endswith(".csv"):
             law(self.lengths)

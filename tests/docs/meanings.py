@@ -153,8 +153,8 @@ PACKAGES_HOLD = {
     "shapeshift.fleet": "many servers as one: nodes, membership, workers and requests of other nodes, Ray, Kubernetes",
     "shapeshift.sidecar": "the process beside the server: scrapes, plans, acts through model control",
     "shapeshift.live": "the page of `shapeshift live`: one module a panel, plots as SVG",
-    "shapeshift.simulate": "discrete-event simulation over the policies that serve",
-    "shapeshift.workloads": "traces, lengths and arrival processes",
+    "shapeshift.simulate": "fronts, sidecar and loops as discrete events, over the policies that serve",
+    "shapeshift.workloads": "loads by law and from traces: arrivals, lengths, adapters, queries",
     "shapeshift.build_engines": "the steps of `make engines`: export, compile, verify, profile, publish",
     "shapeshift.cli": "the `shapeshift` command",
 }

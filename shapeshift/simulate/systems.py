@@ -1,0 +1,295 @@
+"""The systems that a scenario may name: a front of each technique, with its parameters of config.pbtxt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from shapeshift import settings
+from shapeshift.adapter_cache.policy.length_prediction import LengthPredictor, Oracle, RunningMean
+from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
+from shapeshift.adapter_cache.settings import SCHEDULERS, AdapterCacheSettings
+from shapeshift.engines.manifest import Manifest
+from shapeshift.errors import InvalidInputError
+from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
+from shapeshift.settings import require
+from shapeshift.sidecar.front_config import Front
+from shapeshift.simulate import adapter_cache, planner, profile, token_adapt
+from shapeshift.simulate.adapter_cache import Machine, SimulatedRequest
+from shapeshift.simulate.adapter_pool import CacheOptions
+from shapeshift.simulate.events import Progress
+from shapeshift.simulate.outcome import Outcome, in_time, latencies, shares
+from shapeshift.simulate.planner import Pace
+from shapeshift.simulate.polymorph import OUTCOMES
+from shapeshift.token_adapt.policy.costs import Costs, GammaProfile, efficient_batch_size
+from shapeshift.token_adapt.settings import TokenAdaptSettings
+from shapeshift.triton import model_config
+from shapeshift.workloads import adapters
+from shapeshift.workloads.trace import Trace
+
+_MOST_IMAGES, _THROUGHPUT_SHARE = 64, 0.9
+
+
+@dataclass(frozen=True)
+class TextEngines:
+    """The engines of a simulated front of texts.
+
+    profile  a file of `profiles/`, {lengths, latency_ms}, or the generated config.pbtxt of a front, whose parameters
+             are then the defaults of this section
+    bins     longest texts of the static engines, separated by commas; a config.pbtxt has its own
+    dynamic  whether there is an engine for any length beside them
+    packing  whether texts share a call
+    slower   factor on all latencies
+    nodes    machines that have the front, each with `workers`
+    """
+
+    profile: str
+    bins: str = ""
+    dynamic: bool = True
+    packing: bool = True
+    slower: float = 1.0
+    nodes: int = 1
+
+    def __post_init__(self) -> None:
+        require(bool(self.profile), "profile", self.profile, "a file of latencies")
+        require(self.slower > 0, "slower", self.slower, "above 0")
+        require(1 <= self.nodes <= 1000, "nodes", self.nodes, "1 to 1000")
+
+    def edges(self) -> list[int]:
+        """The bins. Raises InvalidInputError."""
+        try:
+            edges = [int(part) for part in self.bins.split(",") if part.strip()]
+        except ValueError:
+            edges = [0]
+        ascend = all(low < high for low, high in zip([0, *edges], edges, strict=False))
+        require(ascend, "bins", self.bins, "whole numbers of tokens, ascending, separated by commas")
+        return edges
+
+
+@dataclass(frozen=True)
+class TextSystem:
+    """A front of texts, its workers and its sidecar."""
+
+    SETTINGS: ClassVar[Sequence[type]] = (TextEngines, PolymorphSettings)
+
+    parameters: Mapping[str, str]
+    engines: Manifest
+    edges: Sequence[int]
+    nodes: int
+    pace: Pace
+
+    @classmethod
+    def read(cls, values: Mapping[str, str]) -> TextSystem:
+        """Raises InvalidInputError naming a field."""
+        engine_options = settings.read(TextEngines, values)
+        parameters = {name: text for name, text in values.items() if name in settings.names(PolymorphSettings)}
+        file, edges = Path(engine_options.profile), engine_options.edges()
+        if file.suffix == ".pbtxt":
+            config = model_config.parameters(model_config.read(file))
+            allowed = "a config.pbtxt that `shapeshift engines` has written"
+            require("profile" in config, "profile", engine_options.profile, allowed)
+            measured = json.loads(config["profile"])
+            parameters = {name: config[name] for name in settings.names(PolymorphSettings) & config.keys()} | parameters
+            edges = edges or settings.read(PlacementSettings, config).edges()
+            edges = edges or sorted(one["tokens"] for one in measured["engines"] if one["tokens"])
+        else:
+            measured = profile.read(file)
+        engines = profile.engines(
+            measured, edges, engine_options.dynamic, engine_options.packing, engine_options.slower
+        )
+        system = cls(
+            parameters, engines, edges or [engines.max_tokens], engine_options.nodes, settings.read(Pace, values)
+        )
+        system.front([1.0] * len(system.edges))
+        return system
+
+    def front(self, weights: Sequence[float], **parameters: object) -> Front:
+        """The front, with other parameters if given. weights: of the first plan. Raises InvalidInputError."""
+        merged = {"placement": "inline", **self.parameters, **parameters}
+        return profile.front(merged, self.engines, self.edges, weights, self.nodes)
+
+    def run(self, trace: Trace, progress: Progress | None = None, **parameters: object) -> planner.Served:
+        """Serve a trace, with other parameters if given. Raises InvalidInputError for a text that is too long."""
+        longest = self.engines.max_tokens
+        if (too_long := np.flatnonzero(trace.length > longest)).size:
+            row = int(too_long[0])
+            allowed = f"at most {longest} tokens, the longest of the profile's bins; or set max_length in [load]"
+            raise InvalidInputError(f"length of request {row + 1}", int(trace.length[row]), allowed)
+        front = self.front(profile.weights(self.edges, trace.length), **parameters)
+        return planner.run(front, self.engines, trace, self.pace, progress)
+
+    def serve(self, trace: Trace, progress: Progress | None = None) -> Outcome:
+        """See `scenario.System`."""
+        served = self.run(trace, progress)
+        slo_ms = float(self.parameters.get("slo_ms", 0.0))
+        timely = in_time(served.latency_ms, trace, slo_ms)
+        figures = {
+            "requests": len(trace),
+            **shares(served.outcome, OUTCOMES),
+            "in time": float(timely.mean()),
+            "utility": float((timely * trace.utility).sum() / trace.utility.sum()),
+            **latencies(served.latency_ms),
+            "workers": served.mean_workers,
+        }
+        return Outcome(figures, served.latency_ms, [(at, reason) for at, _, reason in served.plans])
+
+
+@dataclass(frozen=True)
+class ImageProfile:
+    """The profile of a simulated image model: a file of `profiles/` with latencies by gamma. slower: factor on them."""
+
+    profile: str
+    slower: float = 1.0
+
+
+@dataclass(frozen=True)
+class ImageSystem:
+    """A front of images over one device. accuracy: by task and gamma."""
+
+    SETTINGS: ClassVar[Sequence[type]] = (ImageProfile, TokenAdaptSettings)
+
+    settings: TokenAdaptSettings
+    profiles: Mapping[int, GammaProfile]
+    accuracy: Mapping[str, Mapping[int, float]]
+
+    @classmethod
+    def read(cls, values: Mapping[str, str], tasks: Mapping[str, Mapping[str, float]] | None = None) -> ImageSystem:
+        """tasks: accuracies by task and gamma, in the place of the profile's. Raises InvalidInputError."""
+        engine_options, serving = settings.read(ImageProfile, values), settings.read(TokenAdaptSettings, values)
+        try:
+            entries = json.loads(Path(engine_options.profile).read_text(encoding="utf-8"))["profiles"]
+            profiles = {int(one["gamma"]): _gamma(one, engine_options.slower) for one in entries}
+            accuracy: dict[str, dict[int, float]] = {}
+            for one in entries if tasks is None else ():
+                for task, share in one.get("accuracy", {}).items():
+                    accuracy.setdefault(task, {})[int(one["gamma"])] = float(share)
+            for task, shares_of in (tasks or {}).items():
+                accuracy[task] = {int(gamma): float(share) for gamma, share in shares_of.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            allowed = f"a JSON file with profiles: gamma, latency_ms by images, memory_mb ({error!r})"
+            raise InvalidInputError("profile", engine_options.profile, allowed) from None
+        require(bool(accuracy), "tasks", "", "a section [tasks.NAME] with accuracies by gamma: the profile has none")
+        for gamma in serving.gammas(tuple(profiles)):
+            require(gamma in profiles, "use_gammas", gamma, f"gammas of the profile: {', '.join(map(str, profiles))}")
+        return cls(serving, profiles, accuracy)
+
+    def costs(self) -> Costs:
+        """What batches cost."""
+        gammas = self.settings.gammas(tuple(self.profiles))
+        plain = min((self.profiles[gamma] for gamma in gammas), key=lambda one: abs(one.gamma))
+        size = self.settings.batch_size or efficient_batch_size(plain, _MOST_IMAGES, _THROUGHPUT_SHARE)
+        return Costs(self.profiles, gammas, size, float(self.settings.memory_mb or np.inf))
+
+    def serve(self, trace: Trace, progress: Progress | None = None) -> Outcome:
+        """See `scenario.System`."""
+        require(bool((trace.latency_ms > 0).all()), "latency_ms", 0, "above 0 of each request: set it in [load]")
+        costs = self.costs()
+        rows = {task: [of.get(gamma, np.nan) for gamma in costs.gammas] for task, of in self.accuracy.items()}
+        default = next(iter(self.accuracy)) if len(self.accuracy) == 1 else self.settings.task
+        named = [task or default for task in trace.task.tolist()]
+        for task in sorted({*named} - {*rows}):
+            raise InvalidInputError("task", task, f"one of {', '.join(rows)}")
+        accuracy = np.array([rows[task] for task in named])
+        result = token_adapt.run(costs, self.settings, trace, accuracy, progress=progress)
+        ran = result.gamma >= 0
+        latency_ms = np.where(ran, result.done_ms - trace.at_s * 1e3, np.nan)
+        figures = {
+            "requests": len(trace),
+            **shares(result.outcome, token_adapt.OUTCOMES),
+            "utility": result.total_utility(trace, accuracy) / float(trace.utility.sum()),
+            **latencies(latency_ms),
+            "mean gamma": float(np.array(costs.gammas)[result.gamma[ran]].mean()) if ran.any() else 0.0,
+            "images a batch": float(np.mean([size for _, _, size, _ in result.batches])) if result.batches else 0.0,
+        }
+        return Outcome(figures, latency_ms)
+
+
+def _gamma(entry: Mapping[str, Any], slower: float) -> GammaProfile:
+    latency_ms = {int(count): slower * float(ms) for count, ms in entry["latency_ms"].items()}
+    return GammaProfile(int(entry["gamma"]), int(entry.get("tokens", 0)), latency_ms, float(entry["memory_mb"]))
+
+
+@dataclass(frozen=True)
+class AdapterLaw:
+    """The adapters of a simulated generator. rank_bytes: of each rank of one; predictor: mean, or oracle:SHARE."""
+
+    rank_bytes: int = 2 * 2**20
+    predictor: str = "mean"
+
+
+@dataclass(frozen=True)
+class AdapterSystem:
+    """A decode loop with adapters, whose iterations take a linear time (`adapter_cache.Machine`)."""
+
+    SETTINGS: ClassVar[Sequence[type]] = (Machine, AdapterLaw, AdapterCacheSettings)
+
+    machine: Machine
+    law: AdapterLaw
+    settings: AdapterCacheSettings
+    is_cache_stated: bool = field(default=False)
+
+    @classmethod
+    def read(cls, values: Mapping[str, str]) -> AdapterSystem:
+        """Raises InvalidInputError naming a field."""
+        machine, law = settings.read(Machine, values), settings.read(AdapterLaw, values)
+        for name in [one.name for one in fields(Machine)]:
+            require(getattr(machine, name) >= 0, name, getattr(machine, name), "0 or more")
+        for name in ("slots", "prefill_tokens", "base_s", "load_bytes_s", "pool_bytes", "token_bytes"):
+            require(getattr(machine, name) > 0, name, getattr(machine, name), "above 0")
+        system = cls(machine, law, settings.read(AdapterCacheSettings, values), "adapter_mb" in values)
+        system.predictor(0)
+        return system
+
+    def predictor(self, seed: int) -> LengthPredictor:
+        """A new one."""
+        kind, _, share = self.law.predictor.partition(":")
+        if kind == "mean" and not share:
+            return RunningMean()
+        if kind == "oracle" and share.replace(".", "", 1).isdecimal() and float(share) <= 1:
+            return Oracle(float(share), seed)
+        raise InvalidInputError("predictor", self.law.predictor, "mean, or oracle: and a share, such as oracle:0.8")
+
+    def serve(self, trace: Trace, progress: Progress | None = None) -> Outcome:
+        """See `scenario.System`."""
+        require(bool((trace.output_length > 0).all()), "output_length", 0, "at least 1 of each request")
+        largest = int((trace.length + trace.output_length).max()) * self.machine.token_bytes
+        infos = {name: AdapterInfo(name, rank, rank * self.law.rank_bytes) for name, rank in self._ranks(trace).items()}
+        needed = largest + max((info.bytes for info in infos.values()), default=0)
+        require(needed <= self.machine.pool_bytes, "pool_bytes", self.machine.pool_bytes, f"at least {needed}")
+        share = min(1.0, self.settings.adapter_mb * 2**20 / self.machine.pool_bytes) if self.is_cache_stated else 1.0
+        options = CacheOptions(self.settings.eviction, self.settings.prefetch, share)
+        columns = (trace.at_s, trace.lora_name, trace.length, trace.output_length)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        requests = [SimulatedRequest(at, name or None, prompt, answer) for at, name, prompt, answer in rows]
+        scheduler = SCHEDULERS[self.settings.scheduler]
+        result = adapter_cache.run(self.machine, infos, requests, scheduler, options, self.predictor(0), progress)
+        first_ms, last_ms = result.first_s * 1e3, result.last_s * 1e3
+        timely = in_time(first_ms, trace)
+        figures = {
+            "requests": len(trace),
+            "in time": float(timely.mean()),
+            "utility": float((timely * trace.utility).sum() / trace.utility.sum()),
+            **latencies(first_ms, "first "),
+            "last p98 ms": float(np.percentile(last_ms, 98)),
+            "between p99 ms": float(np.percentile(result.between_s, 99)) * 1e3 if len(result.between_s) else 0.0,
+            "hit ratio": result.hits / max(1, result.hits + result.misses),
+            "MiB loaded a request": result.loaded_bytes / len(trace) / 2**20,
+        }
+        return Outcome(figures, first_ms)
+
+    def _ranks(self, trace: Trace) -> dict[str, int]:
+        """The rank of each adapter that is named: `r8-03` has rank 8."""
+        ranks = {}
+        for name in sorted({*trace.lora_name.tolist()} - {""}):
+            rank = name.partition("-")[0].removeprefix("r")
+            is_named = rank.isdecimal() and 0 < int(rank) <= self.settings.max_rank
+            most = self.settings.max_rank
+            allowed = f"names that begin with their rank, such as r{adapters.RANKS[0]}-00, at most {most}"
+            require(is_named, "lora_name", name, allowed)
+            ranks[name] = int(rank)
+        return ranks
