@@ -5,8 +5,8 @@
 #include "attention_scores.h"
 
 constexpr int64_t kSeen = 64;       // keys that a tile of queries scores and mixes together
-constexpr int64_t kQueries = 4;     // rows of a product that stay in registers
-constexpr int64_t kColumns = wide::kLanes == 16 ? 4 : 2;  // vectors of its columns that do
+constexpr int64_t kQueries = wide::kLanes == 16 ? 8 : 4;  // rows of a product that stay in registers
+constexpr int64_t kColumns = 2;                           // vectors of its columns that do
 
 // Products in float.
 struct Singles {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "tiles.h"
+#include "wide.h"
 
 constexpr int64_t kBlock = 32;  // inputs of a tile
 constexpr int64_t kStep = kBlock * kWide;
@@ -171,19 +172,17 @@ inline void sum_by_vectors(const Panels<BFloat>& own, const BFloat* panel, const
   });
 }
 
-template <int64_t kWidth, typename Out>
-void write_lanes(const float* sums, int64_t width, Out* target) {
-#pragma omp simd
-  for (int64_t lane = 0; lane < (kWidth ? kWidth : width); ++lane) narrow(sums[lane], target[lane]);
-}
-
-// Writes the first `width` sums of a row of a panel, at most kWide.
+// Writes the first `width` sums of a row of a panel, at most kWide, plus bias, unless it is null.
 template <typename Out>
-void write_sums(const float* sums, int64_t width, Out* target) {
+__attribute__((always_inline)) inline void write_sums(const float* sums, const float* bias, int64_t width, Out* target) {
   if (width == kWide) {
-    write_lanes<kWide>(sums, kWide, target);
+    for (int64_t lane = 0; lane < kWide; lane += wide::kLanes) {
+      wide::Wide values = wide::load(sums + lane);
+      if (bias != nullptr) values += wide::load(bias + lane);
+      wide::store(values, target + lane);
+    }
   } else {
-    write_lanes<0>(sums, width, target);
+    for (int64_t lane = 0; lane < width; ++lane) narrow(sums[lane] + (bias ? bias[lane] : 0.0f), target[lane]);
   }
 }
 
@@ -201,12 +200,8 @@ void multiply_panel(const Panels<BFloat>& own, int64_t index, const BFloat* from
   {
     sum_by_vectors(own, panel, from, rows, sums);
   }
-  if (own.bias != nullptr) {
-    for (int64_t i = 0; i < rows * kWide; ++i) sums[i] += i % kWide < width ? own.bias[first + i % kWide] : 0.0f;
-  }
-  for (int64_t i = 0; i < rows; ++i) {
-    write_sums(sums + i * kWide, width, out + i * own.outputs + first);
-  }
+  const float* bias = own.bias == nullptr ? nullptr : own.bias + first;
+  for (int64_t i = 0; i < rows; ++i) write_sums(sums + i * kWide, bias, width, out + i * own.outputs + first);
 }
 
 // out [rows, outputs] = rows [rows, inputs] times the weights, plus bias.

@@ -14,11 +14,12 @@ from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.execution.engine_set import pack, unpack
 from shapeshift.engines.interfaces import PROVIDERS, Array, Engine, Ids
 from shapeshift.engines.native.layouts import LAYOUTS
+from shapeshift.engines.settings import POOLINGS
 from shapeshift.engines.text import sentence_modules
 from shapeshift.engines.text.families import FAMILIES, family_of
 from shapeshift.errors import UnsupportedError
 from shapeshift.kernels import kernel_build
-from tests.engines.families import VOCABULARY, kernels_beside, save_model
+from tests.engines.families import VOCABULARY, kernels_beside, save_model, save_modules
 from tests.fused_decode import kernel_tests
 
 FILE = "tests/engines/test_engines_native.py"
@@ -83,6 +84,15 @@ def test_bf16_is_as_close_as_its_numbers_allow(family: str, tmp_path: Path) -> N
         float(one @ reference.compute(row)["EMBEDDING"]) for one, row in zip(found["EMBEDDING"], rows, strict=True)
     ]
     assert min(cosines) > 0.995
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_each_pooling_is_that_of_the_library(pooling: str, tmp_path: Path) -> None:
+    folder = save_modules(save_model(tmp_path / "model", "bert"), pooling, normalize=pooling == "mean")
+    reference, rows = reference_of(folder), texts(5, 1, 17)
+    for engine in (opened(exported(reference, tmp_path)), opened(exported(reference, tmp_path), tokens=64)):
+        found = computed(engine, rows)["EMBEDDING"]
+        np.testing.assert_allclose(found, [reference.compute(row)["EMBEDDING"] for row in rows], atol=1e-4, rtol=0)
 
 
 def test_a_text_has_the_same_vector_in_every_pack(tmp_path: Path) -> None:

@@ -50,16 +50,20 @@ class EncoderFile:
             content = json.loads(opened.metadata()["description"])
             self._tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         self._encoder, self._layers, self.outputs = content["encoder"], content["layers"], content["outputs"]
+        self.pooling = content["pooling"]
         self._class = getattr(getattr(torch.classes, _NAMESPACE), _CLASSES[precision])
         self._rows = folder / ROWS
         if content["panel"] != operators.panel():
             self._pack_again(operators, content["panel"], content["sizes"])
 
     def open(self) -> tuple[Any, Any]:
-        """The native encoder, and the module that makes the outputs of its token vectors; each for one thread."""
+        """The native encoder, and the module that makes the outputs of its token vectors, None where it pools itself;
+        each for one thread."""
         encoder = self._class(*self._part(self._encoder))
         for layer in self._layers:
             encoder.add(*self._part(layer))
+        if self.pooling is not None:
+            return encoder, None
         return encoder, torch.jit.load(str(self._rows))  # type: ignore[no-untyped-call]
 
     def _part(self, described: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
@@ -79,7 +83,7 @@ class NativeEngine:
     def __init__(self, file: EncoderFile, threads: int, tokens: int | None, rows: int | None) -> None:
         self.tokens, self.rows = tokens, rows
         self._encoder, self._outputs_of = file.open()
-        self._names = file.outputs
+        self._names, self._pooling = file.outputs, file.pooling
         self._threads = threads
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -87,12 +91,15 @@ class NativeEngine:
             # torch's setting is that of the calling thread, which for engines is not the one that loads them.
             torch.set_num_threads(self._threads)
             self._threads = 0
-        ids, segments, positions, rows = (
-            torch.from_numpy(inputs[name]) for name in ("INPUT_IDS", "SEGMENTS", "POSITIONS", "ROWS")
-        )
+        tokens = [torch.from_numpy(inputs[name]) for name in ("INPUT_IDS", "SEGMENTS", "POSITIONS")]
+        if self._pooling is not None:
+            count, pooling = len(inputs["ROWS"]), self._pooling
+            vectors: Array = self._encoder.pool(*tokens, count, pooling["modes"], pooling["normalize"]).numpy()
+            return {"EMBEDDING": vectors}
+        rows = torch.from_numpy(inputs["ROWS"])
         with torch.inference_mode():
-            hidden = self._encoder.forward(ids, segments, positions)
-            outputs = self._outputs_of(hidden[None], ids, segments, positions, rows)
+            hidden = self._encoder.forward(*tokens)
+            outputs = self._outputs_of(hidden[None], *tokens, rows)
         if isinstance(outputs, torch.Tensor):
             outputs = (outputs,)
         return {name: values.numpy() for name, values in zip(self._names, outputs, strict=True)}

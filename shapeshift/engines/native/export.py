@@ -16,6 +16,7 @@ from torch import nn
 from shapeshift.engines.interfaces import Array
 from shapeshift.engines.native import encoder
 from shapeshift.engines.native.layouts import ACTIVATIONS, LAYOUTS, SAME_ACTIVATION, Layout
+from shapeshift.engines.settings import POOLINGS
 from shapeshift.errors import UnsupportedError
 
 _TYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -44,8 +45,10 @@ def write(module: Any, example: Mapping[str, Array], folder: Path, precision: st
     if layout is None or not module.family.packs_rows:
         raise UnsupportedError(f"provider native does not compute a {module.family.name}; it does {', '.join(LAYOUTS)}")
     with torch.inference_mode():
-        writer = _Writer(module, layout, _TYPES[precision], encoder.load(folder))
-        writer.save(folder)
+        pooling = _pooling(module)
+        _Writer(module, layout, _TYPES[precision], encoder.load(folder)).save(folder, pooling)
+        if pooling is not None:
+            return [encoder.WEIGHTS]
         ids, segments, positions, rows = (torch.from_numpy(example[name]) for name in module.input_axes)
         hidden = torch.zeros(1, ids.shape[1], module.model.config.hidden_size)
         with warnings.catch_warnings():
@@ -55,6 +58,14 @@ def write(module: Any, example: Mapping[str, Array], folder: Path, precision: st
             )
         torch.jit.save(traced, str(folder / encoder.ROWS))
     return [encoder.WEIGHTS, encoder.ROWS]
+
+
+def _pooling(module: Any) -> dict[str, Any] | None:
+    """How the kernels pool, where nothing follows but the length of 1; None: the outputs are a module of torch."""
+    embedding = module.row_outputs.embedding
+    if module.output_names != ("EMBEDDING",) or len(embedding.dense):
+        return None
+    return {"modes": [POOLINGS.index(mode) for mode in embedding.pooling], "normalize": embedding.normalize}
 
 
 class _Writer:
@@ -69,8 +80,9 @@ class _Writer:
         self._encoder = self._embeddings(module.type_stride)
         self._layers = self._all_layers()
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, pooling: dict[str, Any] | None) -> None:
         description = {
+            "pooling": pooling,
             "panel": self._operators.panel(),
             "sizes": self._sizes,
             "outputs": self._outputs,

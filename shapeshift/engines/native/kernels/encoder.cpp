@@ -4,6 +4,7 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
@@ -162,6 +163,26 @@ class Encoder : public torch::CustomClassHolder {
     return state_.narrow(0, 0, tokens);
   }
 
+  // The vectors FLOAT [count, hidden x poolings] of the texts of a pack; zeros where there is no text.
+  Tensor pool(const Tensor& ids, const Tensor& segments, const Tensor& positions, int64_t count,
+              const std::vector<int64_t>& poolings, bool normalised) {
+    for (const int64_t pooling : poolings) TORCH_CHECK(0 <= pooling && pooling <= 5, "poolings: must be 0 to 5");
+    forward(ids, segments, positions);
+    TORCH_CHECK(count >= static_cast<int64_t>(texts_.size()), "count: fewer than texts");
+    const int64_t width = hidden_ * static_cast<int64_t>(poolings.size());
+    Tensor vectors = at::zeros({count, width}, at::kFloat);
+    float* target = vectors.data_ptr<float>();
+    for (size_t text = 0; text < texts_.size(); ++text, target += width) {
+      const auto [first, tokens] = texts_[text];
+      for (size_t i = 0; i < poolings.size(); ++i) {
+        pool_rows(static_cast<Pooling>(poolings[i]), state_.data_ptr<float>() + first * hidden_, tokens, hidden_,
+                  target + i * hidden_);
+      }
+      if (normalised) normalise(target, width);
+    }
+    return vectors;
+  }
+
  private:
   struct Buffers {
     float* state;
@@ -175,12 +196,13 @@ class Encoder : public torch::CustomClassHolder {
 
   // Finds the texts, and their pieces; returns the number of their tokens.
   int64_t divide(const int64_t* segments, int64_t tokens) {
-    pieces_.clear();
+    pieces_.clear(), texts_.clear();
     int64_t first = 0;
     while (first < tokens && segments[first] > 0) {
       int64_t end = first + 1;
       while (end < tokens && segments[end] == segments[first]) ++end;
       add_pieces(first, end - first, pieces_);
+      texts_.emplace_back(first, end - first);
       first = end;
     }
     return first;
@@ -304,6 +326,7 @@ class Encoder : public torch::CustomClassHolder {
   Norm norm_, last_;
   std::vector<EncoderLayer<T>> layers_;
   std::vector<Piece> pieces_;
+  std::vector<std::pair<int64_t, int64_t>> texts_;  // first row, and tokens
   std::vector<T> memory_;
   std::vector<float> embeddings_;
   Tensor state_;
@@ -321,7 +344,8 @@ void define(torch::Library& library, const std::string& name) {
   library.class_<Encoder<T>>(name)
       .def(torch::init<Tensors, Numbers>())
       .def("add", &Encoder<T>::add)
-      .def("forward", &Encoder<T>::forward);
+      .def("forward", &Encoder<T>::forward)
+      .def("pool", &Encoder<T>::pool);
 }
 
 }  // namespace

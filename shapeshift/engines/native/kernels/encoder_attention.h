@@ -9,6 +9,7 @@
 #include "encoder_rows.h"
 
 constexpr int64_t kQueryTokens = 128;  // of a piece of work
+constexpr float kHidden = -std::numeric_limits<float>::max();
 
 // The attention of a layer. Rows of qkv hold `heads` queries, then kv_heads keys and as many values, of `dim` elements.
 //
@@ -102,6 +103,30 @@ void prepare_head(const AttentionParts& parts, const Norm& norm, const T* from, 
   for (int64_t i = 0; i < dim; ++i) narrow(values[i] * scale, target[i]);
 }
 
+// As `soften`, for whole vectors of scores; those of kHidden have the weight 0.
+inline float soften_vectors(float* scores, int64_t count, float& best, float& keep) {
+  using wide::kLanes, wide::Wide;
+  Wide tops = Wide{} + best;
+  for (int64_t k = 0; k < count; k += kLanes) tops = wide::larger(tops, wide::load(scores + k));
+  const float top = wide::largest(tops);
+  keep = best == top ? 1.0f : exponential(best - top);
+  best = top;
+  Wide sums{};
+  for (int64_t k = 0; k < count; k += kLanes) {
+    float* own = scores + k;
+#pragma omp simd
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const float weight = exponential(own[lane] - top);
+      own[lane] = own[lane] == kHidden ? 0.0f : weight;
+    }
+    sums += wide::load(own);
+  }
+  if constexpr (kLanes > 8) sums += wide::turned<8>(sums);
+  sums += wide::turned<4>(sums);
+  sums += wide::turned<2>(sums);
+  return sums[0] + sums[1];
+}
+
 // Writes the attention of one head's queries of a piece, with a running softmax over its keys and values.
 template <typename T>
 void attend_piece(const AttentionParts& parts, const Piece& piece, int64_t head, const T* qkv,
@@ -120,7 +145,7 @@ void attend_piece(const AttentionParts& parts, const Piece& piece, int64_t head,
     prepare_head(parts, parts.query_norm, text + (piece.from + i) * width + head * dim, places[piece.from + i],
                  parts.scale, padded, query);
     Form::lay_row(query, padded);
-    memory.best[i] = -std::numeric_limits<float>::max(), memory.total[i] = 0.0f;
+    memory.best[i] = kHidden, memory.total[i] = 0.0f;
   }
   std::fill(memory.sums, memory.sums + tokens * padded, 0.0f);
   auto* rows = reinterpret_cast<Element*>(memory.rows);
@@ -137,12 +162,10 @@ void attend_piece(const AttentionParts& parts, const Piece& piece, int64_t head,
     const T* values = keys + parts.kv_heads * dim;
     for (int64_t k = 0; k < seen; ++k) {
       Element* target = rows + k * padded;
-      for (int64_t d = 0; d < dim; ++d) {
-        if constexpr (std::is_same_v<T, Element>) {
-          target[d] = values[k * width + d];
-        } else {
-          target[d] = widen(values[k * width + d]);
-        }
+      if constexpr (std::is_same_v<T, Element>) {
+        std::memcpy(target, values + k * width, dim * sizeof(T));
+      } else {
+        for (int64_t d = 0; d < dim; ++d) target[d] = widen(values[k * width + d]);
       }
     }
     Form::lay_values(rows, seen, padded, memory.values);
@@ -163,8 +186,8 @@ void attend_piece(const AttentionParts& parts, const Piece& piece, int64_t head,
         for (int64_t k = first; k < last; ++k) scores[k] += bias[k];
       }
       float keep;
-      const float sum = soften(scores + first, last - first, memory.best[i], keep);
-      std::fill(scores, scores + first, 0.0f), std::fill(scores + last, scores + columns, 0.0f);
+      std::fill(scores, scores + first, kHidden), std::fill(scores + last, scores + columns, kHidden);
+      const float sum = soften_vectors(scores, columns, memory.best[i], keep);
       Form::lay_row(scores, columns);
       memory.total[i] = memory.total[i] * keep + sum;
       if (keep == 1.0f || from == begin) continue;

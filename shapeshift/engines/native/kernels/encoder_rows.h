@@ -35,6 +35,46 @@ struct Norm {
   }
 };
 
+// In the order of `settings.POOLINGS`.
+enum class Pooling { kFirst, kMean, kMost, kMeanOfRoot, kWeighted, kLast };
+
+// target [width] = the rows [count, width] of a text as one vector.
+inline void pool_rows(Pooling pooling, const float* rows, int64_t count, int64_t width, float* target) {
+  if (pooling == Pooling::kFirst || pooling == Pooling::kLast) {
+    const float* from = rows + (pooling == Pooling::kFirst ? 0 : count - 1) * width;
+    std::copy(from, from + width, target);
+    return;
+  }
+  if (pooling == Pooling::kMost) {
+    std::copy(rows, rows + width, target);
+    for (int64_t row = 1; row < count; ++row) {
+      for (int64_t i = 0; i < width; ++i) target[i] = std::max(target[i], rows[row * width + i]);
+    }
+    return;
+  }
+  const bool weighted = pooling == Pooling::kWeighted;
+  const auto tokens = static_cast<float>(count);
+  const float total = weighted ? tokens * (tokens + 1.0f) / 2.0f : pooling == Pooling::kMean ? tokens : std::sqrt(tokens);
+  std::fill(target, target + width, 0.0f);
+  for (int64_t row = 0; row < count; ++row) {
+    const float weight = weighted ? static_cast<float>(row + 1) : 1.0f;
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) target[i] += weight * rows[row * width + i];
+  }
+#pragma omp simd
+  for (int64_t i = 0; i < width; ++i) target[i] /= total;
+}
+
+// Scales a vector to length 1.
+inline void normalise(float* vector, int64_t width) {
+  float squares = 0.0f;
+#pragma omp simd reduction(+ : squares)
+  for (int64_t i = 0; i < width; ++i) squares += vector[i] * vector[i];
+  const float inverse = 1.0f / std::max(std::sqrt(squares), 1e-12f);
+#pragma omp simd
+  for (int64_t i = 0; i < width; ++i) vector[i] *= inverse;
+}
+
 // In the order of `layouts.ACTIVATIONS`.
 enum class Activation { kGelu, kGeluTanh, kSilu, kRelu };
 
