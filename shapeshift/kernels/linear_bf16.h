@@ -8,7 +8,7 @@
 
 constexpr int64_t kBlock = 32;  // inputs of a tile
 constexpr int64_t kStep = kBlock * kWide;
-constexpr int64_t kPairRows = 8;  // rows of a tile of vectors
+constexpr int64_t kPairRows = 12;  // rows of a tile of vectors
 constexpr int64_t kAhead = 4096;  // elements between what tiles read and what they fetch into the cache
 constexpr int64_t kFetchInputs = 8;  // inputs between two fetches of vectors
 constexpr int64_t kFetchBytes = kFetchInputs * kWide * static_cast<int64_t>(sizeof(BFloat));
@@ -113,20 +113,34 @@ inline uint32_t pair_of(const BFloat* row, int64_t input, int64_t inputs) {
 template <int64_t kRows>
 void sum_pairs(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, Fetch next, float* sums) {
   __m512 held[kRows][kTiles] = {};
-  for (int64_t input = 0; input < own.inputs; input += 2) {
-    if (input % kFetchInputs == 0) next.step(panel + input * kWide, kFetchBytes);
+  const auto add = [&](int64_t input, const auto& pair) {
     const BFloat* place = panel + input * kWide;
     __m512bh weights[kTiles];
     for (int64_t tile = 0; tile < kTiles; ++tile) {
       weights[tile] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(place + tile * kBlock));
     }
     for (int64_t row = 0; row < kRows; ++row) {
-      const auto both = static_cast<int>(pair_of(from + row * own.inputs, input, own.inputs));
+      const auto both = static_cast<int>(pair(from + row * own.inputs, input));
       const auto given = reinterpret_cast<__m512bh>(_mm512_set1_epi32(both));
       for (int64_t tile = 0; tile < kTiles; ++tile) {
         held[row][tile] = _mm512_dpbf16_ps(held[row][tile], given, weights[tile]);
       }
     }
+  };
+  int64_t input = 0;
+  for (; input + kFetchInputs <= own.inputs; input += kFetchInputs) {
+    next.step(panel + input * kWide, kFetchBytes);
+#pragma GCC unroll 4
+    for (int64_t ahead = 0; ahead < kFetchInputs; ahead += 2) {
+      add(input + ahead, [](const BFloat* row, int64_t at) {
+        uint32_t both;
+        std::memcpy(&both, row + at, sizeof both);
+        return both;
+      });
+    }
+  }
+  for (; input < own.inputs; input += 2) {
+    add(input, [&](const BFloat* row, int64_t at) { return pair_of(row, at, own.inputs); });
   }
   for (int64_t row = 0; row < kRows; ++row) {
     for (int64_t tile = 0; tile < kTiles; ++tile) {
