@@ -162,9 +162,7 @@ def test_what_no_model_reads(url: str, route: str, fields: dict[str, Any], param
     assert refusal(url, route, "plain", **fields) == (400, "unsupported_parameter", param)
 
 
-@pytest.mark.parametrize(
-    "value", [{}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}]
-)
+@pytest.mark.parametrize("value", [{}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}])
 def test_a_context_that_is_not_edited(url: str, value: dict[str, Any]) -> None:
     body = {"model": "plain", "max_tokens": 9, **TEXTS, "context_management": value, "metadata": {"user_id": "a"}}
     assert httpx2.post(f"{url}{MESSAGES}", json=body, timeout=30).status_code == 200
