@@ -94,6 +94,13 @@ class Tensor:
     def as_numpy(self) -> np.ndarray:
         return self._values
 
+    def to_dlpack(self) -> np.ndarray:
+        return self._values
+
+    @classmethod
+    def from_dlpack(cls, name: str, capsule: np.ndarray) -> Tensor:
+        return cls(name, capsule)
+
 
 class InferenceResponse:
     """Output tensors, or an error."""
@@ -229,7 +236,7 @@ class PbUtils:
         self.models: dict[str, Any] = {}
         self.Logger = Logger()
         self.InferenceResponse = InferenceResponse
-        self.Tensor = Tensor
+        self.Tensor: triton.Tensors = Tensor
         self.TritonError: triton.TritonErrors = TritonError
         self.TritonModelException = TritonModelException
         self.InferenceRequest: Callable[..., triton.BlsRequest] = partial(InferenceRequest, self)

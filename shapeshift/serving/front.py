@@ -365,6 +365,7 @@ class EntryPoint:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         try:
+            _require_numpy(self.pb_utils)
             self._front = self.open(model_args.read(args))
         except ShapeshiftError as error:
             raise self.pb_utils.TritonModelException(str(error)) from error
@@ -390,6 +391,18 @@ def tracer_of(name: str) -> Tracer | None:
         return cast(Tracer, importlib.import_module("shapeshift.serving.traces").Tracer(name))
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"traces need {error.name}: pip install 'shapeshift[trace]'") from None
+
+
+def _require_numpy(pb_utils: PbUtils) -> None:
+    """Raise UnsupportedError where Triton's stub reads this numpy's arrays wrongly: that of 24.10 does so with numpy 2,
+    without an error."""
+    sent = np.arange(3, dtype=np.int32)
+    received = pb_utils.Tensor.from_dlpack("numpy", pb_utils.Tensor("numpy", sent).to_dlpack()).as_numpy()
+    if not np.array_equal(received, sent):
+        raise UnsupportedError(
+            f"this server's Python stub reads arrays of numpy {np.__version__} wrongly; install numpy<2, or use a newer"
+            " server"
+        )
 
 
 def _peers(front: Front[Any]) -> Peers:

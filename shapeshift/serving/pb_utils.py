@@ -20,6 +20,10 @@ class Tensor(Protocol):
         """The values; of a request's input in memory that Triton frees once `execute` has returned."""
         ...
 
+    def to_dlpack(self) -> Any:
+        """A capsule of DLPack."""
+        ...
+
 
 class TritonError(Protocol):
     """The text and the code of a failure."""
@@ -130,6 +134,14 @@ class MetricFamilies(Protocol):
     def __call__(self, name: str, description: str, kind: Any) -> MetricFamily: ...
 
 
+class Tensors(Protocol):
+    """The class Tensor."""
+
+    def __call__(self, name: str, values: NDArray[Any], /) -> Tensor: ...
+
+    def from_dlpack(self, name: str, capsule: Any, /) -> Tensor: ...
+
+
 class TritonErrors(Protocol):
     """The class TritonError; its codes came over time, so that `getattr` looks for all but this one."""
 
@@ -171,7 +183,8 @@ class PbUtils(Protocol):
     @property
     def TritonModelException(self) -> type[Exception]: ...  # noqa: N802  Triton's name
 
-    def Tensor(self, name: str, values: NDArray[Any], /) -> _Tensor: ...  # noqa: N802  Triton's name
+    @property
+    def Tensor(self) -> Tensors: ...  # noqa: N802  Triton's name
 
     def InferenceResponse(  # noqa: N802  Triton's name
         self, output_tensors: Sequence[_Tensor] = ..., error: _TritonError | None = ...
