@@ -198,8 +198,8 @@ class LoraFront(GenerateFront):
         super().ended(job, line, trace, code)
 
     def describe(self) -> Description:
-        hashes = {adapter.label: adapter.sha256 for adapter in self.catalogue.all()}
-        return replace(super().describe(), adapters=sorted(hashes), registry=registry_version(hashes))
+        names = sorted(adapter.label for adapter in self.catalogue.all())
+        return replace(super().describe(), adapters=names, registry=registry_version(self.catalogue.registered()))
 
     def metrics(self) -> Sequence[Metric]:
         cache = self.cache

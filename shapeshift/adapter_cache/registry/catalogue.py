@@ -85,6 +85,10 @@ class Catalogue:
                 oldest = min((one for one in self._fetched.values() if one is not adapter), key=lambda one: one.last)
                 self._forget(oldest)
 
+    def registered(self) -> dict[str, str]:
+        """The hashes of the adapters that were not fetched, by name."""
+        return {name: adapter.sha256 for name, adapter in self._adapters.items() if name not in self._fetched}
+
     def find(self, name: str) -> Adapter:
         """The current adapter of `name`. Raises NotFoundError, which lists some names."""
         adapter = self._adapters.get(name)

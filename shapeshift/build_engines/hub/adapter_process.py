@@ -62,8 +62,8 @@ def _of_hub(hub_id: HubId, most_bytes: int, record: Path) -> Path:
 
 def _require_hash(hub_id: HubId, file: Path) -> None:
     """Raise the error for a file that is not what the hub states. Its cache names files by their hashes: SHA-256, and
-    for small ones that of Git."""
-    blob = file.resolve()
+    for small ones that of Git; they may be links again, to what several repositories share under other names."""
+    blob = file.parent / file.readlink() if file.is_symlink() else file
     require(len(blob.name) in _DIGESTS, f"hub id {hub_id}: {file.name}", blob.name, "a hub that states hashes of files")
     digest = _DIGESTS[len(blob.name)]()
     if len(blob.name) == 40:
