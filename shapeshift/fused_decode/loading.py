@@ -193,5 +193,5 @@ def need_of(
     cache = ranks * cache_bytes(share, slots, decode.max_length, precision, blocks, decode.kv_precision)
     tokens = decode.prefill_tokens + slots * (1 + decode.num_speculative_tokens)
     weights = weight_bytes(architecture, precision, decode.group_size, ranks)
-    weights += experts_bytes(architecture, precision, tokens)
-    return MemoryNeed(decode, weights / _MIB, cache / _MIB, adapter_bytes / _MIB)
+    working = experts_bytes(architecture, precision, tokens)
+    return MemoryNeed(decode, weights / _MIB, cache / _MIB, adapter_bytes / _MIB, working / _MIB)

@@ -117,32 +117,38 @@ class MemoryNeed:
     """MiB that a model with the settings `params` allocates when it is loaded, of all ranks together.
 
     weights_mb: in the precision and the layouts of the computation. cache_mb: of `kv_cache_tokens` where they are
-    stated, else of all slots. adapters_mb: reserved for adapters.
+    stated, else of all slots. adapters_mb: reserved for adapters. working_mb: in which the experts of a layer compute.
     """
 
     params: FusedDecodeSettings
     weights_mb: float
     cache_mb: float
     adapters_mb: float = 0.0
+    working_mb: float = 0.0
+
+    @property
+    def fixed_mb(self) -> float:
+        """All but the cache."""
+        return self.weights_mb + self.adapters_mb + self.working_mb
 
     @property
     def total_mb(self) -> float:
         """All of it."""
-        return self.weights_mb + self.cache_mb + self.adapters_mb
+        return self.fixed_mb + self.cache_mb
 
     def parts(self) -> dict[str, float]:
         """By part, as in `device_plan`."""
-        parts = {"engines": self.weights_mb, "KV": self.cache_mb, "adapters": self.adapters_mb}
+        parts = {"engines": self.weights_mb + self.working_mb, "KV": self.cache_mb, "adapters": self.adapters_mb}
         return {name: size for name, size in parts.items() if size or name != "adapters"}
 
     def fitting(self, mb: float, of: int) -> int:
         """How many of the cache's `of` slots or tokens fit in `mb` MiB; negative where not even the weights do."""
-        return int((mb - self.weights_mb - self.adapters_mb) * of // self.cache_mb)
+        return int((mb - self.fixed_mb) * of // self.cache_mb)
 
     def line(self, available_mb: float, place: str = "available") -> str:
         """The bound, beside what there is; place: what is said of `available_mb`."""
         allowed, source = self._allowed(available_mb, place)
-        params, fixed = self.params, self.weights_mb + self.adapters_mb
+        params, fixed = self.params, self.fixed_mb
         tokens = params.kv_cache_tokens
         slots = f"{params.max_concurrency} slots of {params.max_length} tokens"
         cache = f"KV cache of {tokens} tokens" if tokens else slots

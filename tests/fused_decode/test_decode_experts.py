@@ -161,8 +161,9 @@ def test_the_memory_plan_counts_what_the_experts_compute_in(
     chosen = architecture.experts.chosen
     decode = FusedDecodeSettings(checkpoint="c", prefill_tokens=tokens, max_concurrency=2)
     computed_together = (tokens + 2) * chosen if pairs else 4096 // chosen * chosen
-    held = need_of(architecture, decode, "f32").weights_mb * 2**20 - weight_bytes(architecture, "f32")
-    assert held == pytest.approx(4 * computed_together * (hidden + 3 * width))
+    need = need_of(architecture, decode, "f32")
+    working = need.total_mb - need.cache_mb - weight_bytes(architecture, "f32") / 2**20
+    assert working * 2**20 == pytest.approx(4 * computed_together * (hidden + 3 * width))
 
 
 def test_a_mixture_that_does_not_fit_is_refused_before_it_is_read(
