@@ -65,13 +65,23 @@ inline float soften(float* scores, int64_t count, float& best, float& keep) {
   for (; first < count; ++first) top = std::max(top, scores[first]);
   keep = exponential(best - top);
   best = top;
-  float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t k = 0; k < count; ++k) {
-    scores[k] = exponential(scores[k] - top);
-    sum += scores[k];
+  // Of a reduction the compiler adds the lanes one after another, which takes as long as the weights themselves.
+  wide::Wide sums{};
+  int64_t k = 0;
+  for (; k + wide::kLanes <= count; k += wide::kLanes) {
+    const wide::Wide weights = wide::exponential(wide::load(scores + k) - top);
+    wide::store(weights, scores + k);
+    sums += weights;
   }
-  return sum;
+  if (k < count) {
+    float rest[wide::kLanes] = {};
+    std::copy(scores + k, scores + count, rest);
+    wide::store(wide::exponential(wide::load(rest) - top), rest);
+    std::fill(rest + (count - k), std::end(rest), 0.0f);
+    std::copy(rest, rest + (count - k), scores + k);
+    sums += wide::load(rest);
+  }
+  return wide::sum(sums);
 }
 
 // The elements at `source` as float; in `target`, where they are of another type.

@@ -111,6 +111,30 @@ inline float largest(Wide values) {
   return larger(values, turned<1>(values))[0];
 }
 
+inline float sum(Wide values) {
+  if constexpr (kLanes > 8) values += turned<8>(values);
+  if constexpr (kLanes > 4) values += turned<4>(values);
+  values += turned<2>(values);
+  return values[0] + values[1];
+}
+
+// As the function of one number.
+inline Wide exponential(const Wide& given) {
+  const Wide most = Wide{} + 88.0f, least = Wide{} - 87.0f;
+  const Wide x = given < least ? least : given > most ? most : given;
+  const Wide shifted = x * 1.44269504f + 0.5f, near = numbers(__builtin_convertvector(shifted, Ints));
+  const Wide turns = near > shifted ? near - 1.0f : near;
+  const Wide rest = (x - turns * 0.693359375f) + turns * 2.12194440e-4f;
+  Wide sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
+  sum = sum * rest + 8.3334519073e-3f;
+  sum = sum * rest + 4.1665795894e-2f;
+  sum = sum * rest + 1.6666665459e-1f;
+  sum = sum * rest + 5.0000001201e-1f;
+  sum = sum * rest * rest + rest + 1.0f;
+  const Wide power = reinterpret_cast<Wide>((__builtin_convertvector(turns, Ints) + 127) << 23);
+  return given == given ? sum * power : given;
+}
+
 inline float total(const Wide& values) {
   float sum = 0.0f;
   for (int64_t i = 0; i < kLanes; ++i) sum += values[i];

@@ -96,7 +96,7 @@ struct Held {
   }
 };
 
-constexpr int32_t kTaskTokens = 32;  // of a prefill task
+constexpr int32_t kTaskTokens = 64;  // of a prefill task
 
 // The tasks of a step: prefill tiles first, since they take longest, then single tokens head by head. The queries of one
 // tile, and those of one key-value head's group, read keys and values together.

@@ -9,19 +9,21 @@
 
 // Working memory of one thread, for `rows` query rows and chunks of `chunk` keys, with scores of `scored` rows.
 struct Scratch {
+  static constexpr int64_t kLine = 16;  // floats
+
   std::vector<float> memory;
   float *queries, *sums, *best, *total, *keys, *values, *scores;
 
+  // Each part begins a cache line: a vector that lies in two takes twice as long to read or write.
   void fit(int64_t rows, int64_t dim, int64_t chunk, int64_t scored = 1) {
-    const auto needed = static_cast<size_t>(rows * (2 * dim + 2) + chunk * (2 * dim + scored));
-    if (memory.size() < needed) memory.resize(needed);
-    queries = memory.data();
-    sums = queries + rows * dim;
-    best = sums + rows * dim;
-    total = best + rows;
-    keys = total + rows;
-    values = keys + chunk * dim;
-    scores = values + chunk * dim;
+    const int64_t sizes[] = {rows * dim, rows * dim, rows, rows, chunk * dim, chunk * dim, chunk * scored};
+    float** const parts[] = {&queries, &sums, &best, &total, &keys, &values, &scores};
+    const auto whole = [](int64_t size) { return (size + kLine - 1) / kLine * kLine; };
+    int64_t needed = kLine;
+    for (const int64_t size : sizes) needed += whole(size);
+    if (memory.size() < static_cast<size_t>(needed)) memory.resize(needed);
+    auto next = reinterpret_cast<float*>(whole(reinterpret_cast<intptr_t>(memory.data()) / sizeof(float)) * sizeof(float));
+    for (size_t i = 0; i < std::size(sizes); next += whole(sizes[i++])) *parts[i] = next;
   }
 };
 
