@@ -16,6 +16,7 @@ from shapeshift.errors import OverloadedError
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.sampling.logit_edits import TokenRules
 from shapeshift.fused_decode.engine.sampling.sampler import TokenLogprobs
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.settings import Choices
 
@@ -164,6 +165,16 @@ class Request:
     def longest(self) -> int:
         """The most tokens of its prompt and an answer."""
         return len(self.prompt) + self.limit
+
+    def whole_chunks(self, blocks: int) -> int:
+        """So many of its first `blocks` blocks can it share, if it computes again what it has lost.
+
+        The tokens of a chunk are computed together, as they were before: their last bits depend on it.
+        """
+        tokens, chunks = blocks * BLOCK_TOKENS, self.chunks
+        if not chunks or tokens >= min(chunks[-1], len(self.prompt)):
+            return blocks
+        return max((end for end in chunks if end <= tokens and end % BLOCK_TOKENS == 0), default=0) // BLOCK_TOKENS
 
     def timings_ms(self) -> dict[str, float]:
         """The time of a finished request: waiting for a slot, prefill, decode."""

@@ -177,7 +177,7 @@ class SlotTable:
         assert request is not None
         hashes = self.chains.chain(slot, self._shareable(slot), int(self.adapters[slot]))
         blocks = self.pool.share(hashes[first:], request.contents[first:])
-        count = max(_whole_chunks(request, first + len(blocks)) - first, 0)
+        count = max(request.whole_chunks(first + len(blocks)) - first, 0)
         self.pool.release(np.array(blocks[count:], np.int32))
         blocks = blocks[:count]
         end = first + count
@@ -321,7 +321,7 @@ class SlotTable:
         text = request.prompt if request.beams is not None else np.concatenate([request.prompt, request.preempted])
         count = self._shareable_of(request, len(text))
         add_hashes(request.hashes, text.astype(np.int32), count, request.adapter_id)
-        blocks = _whole_chunks(request, self.pool.count_held(request.hashes[:count], request.contents))
+        blocks = request.whole_chunks(self.pool.count_held(request.hashes[:count], request.contents))
         return request.texts * blocks * BLOCK_TOKENS
 
     def _take(self, slot: int, request: Request) -> None:
@@ -400,14 +400,3 @@ def require_memory(request: Request, blocks: int, held: int = 0) -> None:
         holds = f"the texts of {tokens} tokens that kv_cache_tokens ({blocks * BLOCK_TOKENS}) holds"
         beside = f" beside an adapter of {held * BLOCK_TOKENS}" if held else ""
         require(rows <= most, "num_beams", rows, f"at most {most}, {holds}{beside}")
-
-
-def _whole_chunks(request: Request, blocks: int) -> int:
-    """So many of its first `blocks` blocks can `request` share, which computes again what it has lost.
-
-    The tokens of a chunk are computed together, as they were before: their last bits depend on it.
-    """
-    tokens, chunks = blocks * BLOCK_TOKENS, request.chunks
-    if not chunks or tokens >= min(chunks[-1], len(request.prompt)):
-        return blocks
-    return max((end for end in chunks if end <= tokens and end % BLOCK_TOKENS == 0), default=0) // BLOCK_TOKENS
