@@ -191,6 +191,10 @@ class LoraFront(GenerateFront):
         facts = {"adapter": request.label, "adapter_hit": is_hit}
         return {**super().facts(job), **facts, "predicted_tokens": request.predicted_tokens}
 
+    def recorded(self, job: GenerateJob) -> Sequence[RequestLine]:
+        rows = zip(super().recorded(job), _requests(job), strict=True)
+        return [{**row, "lora_name": request.label} for row, request in rows]
+
     def ended(self, job: GenerateJob, line: RequestLine | None, trace: Trace | None, code: str) -> None:
         request = _requests(job)[0]
         if trace is not None and request.source is not None and request.source.load[1] > request.arrived:

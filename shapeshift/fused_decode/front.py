@@ -172,6 +172,13 @@ class GenerateFront(Front[GenerateJob]):
             "compute_ms": times["prefill_ms"] + times["decode_ms"],
         }
 
+    def recorded(self, job: GenerateJob) -> Sequence[RequestLine]:
+        slo_class = job.parameters.slo_class or ""
+        return [
+            {"length": len(request.prompt), "output_length": request.generated, "slo_class": slo_class}
+            for request in job.requests
+        ]
+
     def describe(self) -> Description:
         return Description(
             GENERATION,

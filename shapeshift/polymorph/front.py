@@ -214,6 +214,10 @@ class TextFront(Front[TextJob]):
             "compute_ms": float(job.engine_ms.max(initial=0.0)),
         }
 
+    def recorded(self, job: TextJob) -> Sequence[RequestLine]:
+        limits = {"latency_ms": job.latency_ms or 0.0, "slo_class": job.slo_class or ""}
+        return [{"length": row.tokens, **limits} for row in job.rows]
+
     def describe(self) -> Description:
         return _describe(self.args, self._engines, self._pairs, self._dimensions)
 

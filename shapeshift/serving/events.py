@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,8 @@ _MAGIC = b"SHAPERG1"
 # Of the file: magic, and how many records have been written.
 _HEAD = struct.Struct("<8sQ")
 _WRITTEN, _WRITTEN_AT = struct.Struct("<Q"), 8
+# Until when, on the monotonic clock, a reader wants a record of each request.
+_WANTED, _WANTED_AT = struct.Struct("<d"), 16
 _START = 64
 # Of a record: its number, a checksum of number and text, and the length of the text.
 _RECORD = struct.Struct("<QIH")
@@ -99,9 +101,9 @@ class Ring:
             self._memory[start : start + len(record)] = record
             _WRITTEN.pack_into(self._memory, _WRITTEN_AT, number + 1)
 
-    def write_rows(self, kind: str, rows: Iterable[Sequence[Any]]) -> None:
+    def write_rows(self, kind: str, rows: Iterable[Any]) -> None:
         """Add records with a list `rows`, as many as fit in each. A row that is too long alone is left out."""
-        part, size = list[Sequence[Any]](), 0
+        part, size = list[Any](), 0
         for row in rows:
             length = len(encode(row)) + 1
             if size + length > _MOST_ROWS:
@@ -112,6 +114,11 @@ class Ring:
                 size += length
         if part:
             self.write(kind, {"rows": part})
+
+    @property
+    def wants_requests(self) -> bool:
+        """Whether a reader has asked for a record of each request."""
+        return time.monotonic() < float(_WANTED.unpack_from(self._memory, _WANTED_AT)[0])
 
 
 class RingReader:
@@ -160,6 +167,11 @@ class RingReader:
             self._next += 1
         return events
 
+    def want_requests(self, seconds: float) -> None:
+        """Ask for a record of each request that ends in the next seconds. Raises OSError."""
+        with self._file.open("r+b") as opened:
+            os.pwrite(opened.fileno(), _WANTED.pack(time.monotonic() + seconds), _WANTED_AT)
+
     def close(self) -> None:
         """End the reading."""
         self._memory.close()
@@ -202,10 +214,15 @@ def record(kind: str, **values: Any) -> None:
         ring.write(kind, values)
 
 
-def record_rows(kind: str, rows: Iterable[Sequence[Any]]) -> None:
+def record_rows(kind: str, rows: Iterable[Any]) -> None:
     """Record rows, as many in a record as fit."""
     if (ring := _ring) is not None:
         ring.write_rows(kind, rows)
+
+
+def wants_requests() -> bool:
+    """Whether a reader has asked for a record of each request."""
+    return (ring := _ring) is not None and ring.wants_requests
 
 
 def is_recording() -> bool:

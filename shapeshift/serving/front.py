@@ -235,8 +235,10 @@ class Front(ABC, Generic[J]):
             self.responder.send(sender, partial(self.respond, job), job.arrived, ended, before, code)
 
     def ended(self, job: J, line: RequestLine | None, trace: Trace | None, code: str) -> None:
-        """Log and trace a job that has its last answer, as it was counted. Called on the thread that sent it."""
+        """Record, log and trace a job that has its last answer, as it was counted. On the thread that sent it."""
         self.answered(job)
+        if events.wants_requests() and code not in CHECKS.values():
+            events.record_rows("requests", ({"at": job.arrived, **row} for row in self.recorded(job)))
         if line is None and trace is None:
             return
         ms = (time.monotonic() - job.arrived) * 1e3
@@ -275,6 +277,10 @@ class Front(ABC, Generic[J]):
     def facts(self, job: J) -> RequestLine:
         """What the log says of a job that has ended. queue_ms: all but compute_ms, where it is left out."""
         return {}
+
+    def recorded(self, job: J) -> Sequence[RequestLine]:
+        """What a job that has ended asked for: of each text or image the columns of a trace (`workloads.trace`)."""
+        return ()
 
     def describe(self) -> Description:
         """What the front is. Called on any thread, unless the front overrides `handle`."""

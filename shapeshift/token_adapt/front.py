@@ -161,6 +161,11 @@ class ImageFront(Front[ImageJob]):
             "compute_ms": job.compute_ms,
         }
 
+    def recorded(self, job: ImageJob) -> Sequence[RequestLine]:
+        options = job.options
+        worth = {"task": options.task.name, "latency_ms": options.latency_ms, "utility": options.utility}
+        return [{"length": 1, **worth, "slo_class": options.slo_class or ""}] * job.num_images
+
     def describe(self) -> Description:
         tasks, parameters = self._model.tasks, self.args.parameters
         default = tasks.get(self._default_task())

@@ -1,0 +1,152 @@
+"""`shapeshift record`: the requests of a front in this process, and those of all fronts of a server."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+from PIL import Image
+
+from shapeshift.cli.main import main
+from shapeshift.polymorph.front import TextFront
+from shapeshift.serving import events
+from shapeshift.triton.embedded.server import TritonServer
+from shapeshift.workloads import trace
+from tests.fakes import ids_request
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The build folder of a server whose fronts have rings."""
+    folder = tmp_path / "build" / "run" / "events"
+    monkeypatch.setenv(events.VARIABLE, str(folder))
+    return tmp_path / "build"
+
+
+def test_what_arrives_is_written_without_texts(
+    recording: Path, tmp_path: Path, make_front: Callable[..., TextFront], capsys: pytest.CaptureFixture[str]
+) -> None:
+    front = make_front()
+    before = ids_request([101] * 9)
+    front.execute([before])
+    before.vectors()
+    stop = threading.Event()
+
+    def send() -> None:
+        while not stop.wait(0.02):
+            limits = {"latency_ms": 900.0, "slo_class": "batch"}
+            front.execute([ids_request([101] * 5, [101] * 30, parameters=limits)])
+
+    client = threading.Thread(target=send)
+    client.start()
+    status = main(["record", "front", str(tmp_path / "trace.csv"), "--seconds", "0.8", "--build", str(recording)])
+    stop.set()
+    client.join()
+    recorded = trace.read(tmp_path / "trace.csv")
+    assert status == 0 and "requests of front in 0.8 s" in capsys.readouterr().out
+    assert len(recorded) >= 10 and recorded.at_s[-1] < 0.8
+    assert sorted({*recorded.length.tolist()}) == [5, 30], "not the one before"
+    assert {*recorded.latency_ms.tolist()} == {900.0} and {*recorded.slo_class.tolist()} == {"batch"}
+    # Nobody asks any more.
+    (file,) = (recording / "run" / "events").glob("front.*")
+    reader = events.RingReader(file)
+    reader.read()
+    reader.want_requests(0.0)
+    front.execute([after := ids_request([101] * 4)])
+    after.vectors()
+    time.sleep(0.2)
+    assert [event for event in reader.read() if event.kind == "requests"] == []
+
+
+def test_a_request_of_many_texts_loses_no_length(
+    recording: Path, tmp_path: Path, make_front: Callable[..., TextFront]
+) -> None:
+    front = make_front()
+    lengths = [*range(2, 40)]
+    timer = threading.Timer(0.3, lambda: front.execute([ids_request(*([101] * length for length in lengths))]))
+    timer.start()
+    assert main(["record", "front", str(tmp_path / "t.csv"), "--seconds", "0.7", "--build", str(recording)]) == 0
+    assert sorted(trace.read(tmp_path / "t.csv").length.tolist()) == lengths
+
+
+def test_a_model_that_records_nothing_is_named(
+    recording: Path, tmp_path: Path, make_front: Callable[..., TextFront], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(tmp_path / "t.csv")
+    assert main(["record", "front", file, "--build", str(recording)]) == 2
+    assert "is there a server" in capsys.readouterr().err
+    make_front()
+    assert main(["record", "fornt", file, "--build", str(recording)]) == 2
+    assert "those that do: front" in capsys.readouterr().err
+    assert main(["record", "front", file, "--seconds", "0.2", "--build", str(recording)]) == 2
+    assert "no request arrived and was answered" in capsys.readouterr().err
+    assert main(["record", "front", file, "--seconds", "-1", "--build", str(recording)]) == 2
+
+
+@pytest.mark.server
+def test_every_kind_of_front_of_a_server_is_recorded(make_server: Callable[..., TritonServer], tmp_path: Path) -> None:
+    models = ("classify_image", "generate_lora", "encode")
+    repository = PROJECT / "build" / "repository"
+    if any(not (repository / model / "config.pbtxt").is_file() for model in models):
+        pytest.skip("run `make engines`")
+    build = tmp_path / "build"
+    with make_server((repository,), models, build / "run") as server:
+        server.wait_ready()
+        client = grpc_client.InferenceServerClient(server.grpc_url)
+        Image.effect_noise((64, 64), 60).convert("RGB").save(tmp_path / "image.jpg")
+        stop = threading.Event()
+
+        def call(model: str, inputs: dict[str, np.ndarray], **parameters: object) -> None:
+            tensors = []
+            for name, value in inputs.items():
+                kind = "BYTES" if value.dtype == object else "INT32"
+                tensors.append(grpc_client.InferInput(name, value.shape, kind))
+                tensors[-1].set_data_from_numpy(value)
+            client.infer(model, tensors, parameters=parameters)
+
+        def text(value: str) -> np.ndarray:
+            return np.array([[value.encode()]], dtype=object)
+
+        def send() -> None:
+            image = np.array([[(tmp_path / "image.jpg").read_bytes()]], dtype=object)
+            while not stop.wait(0.1):
+                call("encode", {"TEXT": text("two words")}, latency_ms=5000)
+                call("classify_image", {"IMAGE": image}, task="animal", latency_ms=700, utility=2)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        for model in ("encode", "classify_image"):
+            assert main(["record", model, str(tmp_path / f"{model}.csv"), "--seconds", "2", "--build", str(build)]) == 0
+        stop.set()
+        sender.join()
+        texts, images = (trace.read(tmp_path / f"{model}.csv") for model in ("encode", "classify_image"))
+        assert {*texts.length.tolist()} == {4} and {*texts.latency_ms.tolist()} == {5000.0}
+        assert {*images.task.tolist()} == {"animal"} and {*images.utility.tolist()} == {2.0}
+
+        def generate() -> None:
+            body = {"text_input": "Hello", "max_tokens": 5, "lora_name": "intent", "ignore_eos": True}
+            for _ in range(3):
+                server_post(server.http_url, body)
+
+        sender = threading.Timer(0.5, generate)
+        sender.start()
+        assert main(["record", "generate_lora", str(tmp_path / "g.csv"), "--seconds", "4", "--build", str(build)]) == 0
+        sender.join()
+        generated = trace.read(tmp_path / "g.csv")
+        assert {*generated.output_length.tolist()} == {5} and {*generated.lora_name.tolist()} == {"intent"}
+
+
+def server_post(url: str, body: dict[str, object]) -> None:
+    import urllib.request
+
+    request = urllib.request.Request(f"http://{url}/v2/models/generate_lora/generate_stream", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        answer.read()
