@@ -32,6 +32,8 @@ COMMANDS = {
     "tasks": ("shapeshift.cli.registries.tasks", "the tasks of an image model: train, register, list, remove"),
     "cascade": ("shapeshift.cli.registries.cascade", "profile cascades of models and choose which one serves"),
     "policy": ("shapeshift.cli.policy", "compute one decision of a policy, from JSON"),
+    "plan": ("shapeshift.cli.planning.plan", "the cheapest workers that hold an objective for a load"),
+    "record": ("shapeshift.cli.planning.record", "write a trace of what arrives at a running server, without texts"),
     "simulate": ("shapeshift.cli.planning.simulate", "serve a load in simulation, by the policies that serve"),
 }
 # Option that a former version of a command had: what to do instead, the end of a sentence.

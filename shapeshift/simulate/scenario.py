@@ -74,53 +74,64 @@ class Scenario:
 
 def read(path: Path, load: Load | None = None) -> Scenario:
     """The scenario in the file `path`, with another load if given. Raises ShapeshiftError naming file and field."""
+    with named(str(path)):
+        return _parse(read_toml(path), path.parent, load)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a file. Raises ShapeshiftError."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ShapeshiftError(f"{path}: {error}") from None
-    with _named(str(path)):
-        return _parse(data, path.parent, load)
+        raise ShapeshiftError(f"it cannot be read: {error}") from None
+
+
+def seed_of(data: Mapping[str, Any]) -> int:
+    """The seed of a scenario. Raises InvalidInputError."""
+    seed = data.get("seed", 0)
+    require(type(seed) is int and seed >= 0, "seed", seed, "a whole number of at least 0")
+    return int(seed)
 
 
 def _parse(data: Mapping[str, Any], folder: Path, load: Load | None) -> Scenario:
     settings.refuse_unknown(data, ("seed", "load", "sidecar", "tasks", "compare", *SYSTEMS))
     techniques = [name for name in SYSTEMS if name in data]
     require(len(techniques) == 1, "technique", techniques, f"exactly one section of [{'], ['.join(SYSTEMS)}]")
-    seed = data.get("seed", 0)
-    require(type(seed) is int and seed >= 0, "seed", seed, "a whole number of at least 0")
+    seed = seed_of(data)
     (technique,) = techniques
     kind = SYSTEMS[technique]
     sidecar = (Pace,) if technique == "polymorph" else ()
     base = {
-        **_texts(data.get("sidecar", {}), "sidecar", sidecar, folder),
-        **_texts(data[technique], technique, kind.SETTINGS, folder),
+        **texts(data.get("sidecar", {}), "sidecar", sidecar, folder),
+        **texts(data[technique], technique, kind.SETTINGS, folder),
     }
     tasks = data.get("tasks", {})
     require(not tasks or technique == "token_adapt", "tasks", technique, "only with [token_adapt]")
     systems = {BASE: base}
     for name, different in _table(data.get("compare", {})).items():
-        systems[name] = {**base, **_texts(different, f"compare.{name}", (*kind.SETTINGS, *sidecar), folder)}
+        systems[name] = {**base, **texts(different, f"compare.{name}", (*kind.SETTINGS, *sidecar), folder)}
     read_systems = {}
     for name, values in systems.items():
-        with _named(f"[{technique}]" if name == BASE else f"[compare.{name}]"):
+        with named(f"[{technique}]" if name == BASE else f"[compare.{name}]"):
             read_systems[name] = kind.read(values, tasks) if tasks else kind.read(values)
-    return Scenario(load or _load(data.get("load", {}), folder), read_systems, seed)
+    return Scenario(load or load_of(data.get("load", {}), folder), read_systems, seed)
 
 
-def _load(data: Any, folder: Path) -> Load:
-    texts = _texts(data, "load", (Load,), folder)
-    if texts.get("lengths", "").endswith(".csv"):
-        texts["lengths"] = str(folder / texts["lengths"])
-    with _named("[load]"):
-        return settings.read(Load, texts)
+def load_of(data: Any, folder: Path) -> Load:
+    """The load that a section [load] states. Raises ShapeshiftError."""
+    values = texts(data, "load", (Load,), folder)
+    if values.get("lengths", "").endswith(".csv"):
+        values["lengths"] = str(folder / values["lengths"])
+    with named("[load]"):
+        return settings.read(Load, values)
 
 
-def _texts(data: Any, section: str, classes: Sequence[type], folder: Path) -> dict[str, str]:
+def texts(data: Any, section: str, classes: Sequence[type], folder: Path) -> dict[str, str]:
     """The values of a section as texts, as in config.pbtxt."""
-    with _named(f"[{section}]"):
+    with named(f"[{section}]"):
         settings.refuse_unknown(_table(data), settings.names(*classes))
-        texts = {name: _text(name, value) for name, value in data.items()}
-        return {name: str(folder / text) if name in _PATHS and text else text for name, text in texts.items()}
+        values = {name: _text(name, value) for name, value in data.items()}
+        return {name: str(folder / text) if name in _PATHS and text else text for name, text in values.items()}
 
 
 def _text(name: str, value: Any) -> str:
@@ -138,7 +149,7 @@ def _table(data: Any) -> Mapping[str, Any]:
 
 
 @contextmanager
-def _named(place: str) -> Iterator[None]:
+def named(place: str) -> Iterator[None]:
     """An InvalidInputError becomes a ShapeshiftError that names the place."""
     try:
         yield

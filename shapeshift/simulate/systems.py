@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shapeshift import settings
 from shapeshift.adapter_cache.policy.length_prediction import LengthPredictor, Oracle, RunningMean
@@ -16,7 +17,8 @@ from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
 from shapeshift.adapter_cache.settings import SCHEDULERS, AdapterCacheSettings
 from shapeshift.engines.manifest import Manifest
 from shapeshift.errors import InvalidInputError
-from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings
+from shapeshift.polymorph.router.placement import queues
+from shapeshift.polymorph.settings import MAX_WORKERS, PlacementSettings, PolymorphSettings
 from shapeshift.settings import require
 from shapeshift.sidecar.front_config import Front
 from shapeshift.simulate import adapter_cache, planner, profile, token_adapt
@@ -108,19 +110,30 @@ class TextSystem:
         system.front([1.0] * len(system.edges))
         return system
 
-    def front(self, weights: Sequence[float], **parameters: object) -> Front:
-        """The front, with other parameters if given. weights: of the first plan. Raises InvalidInputError."""
-        merged = {"placement": "inline", **self.parameters, **parameters}
-        return profile.front(merged, self.engines, self.edges, weights, self.nodes)
+    def front(self, weights: Sequence[float], workers: int = 0) -> Front:
+        """The front, with so many workers if given. weights: of the first plan. Raises InvalidInputError."""
+        parameters: dict[str, object] = {"placement": "inline", **self.parameters}
+        if not workers:
+            return profile.front(parameters, self.engines, self.edges, weights, self.nodes)
+        # A front has at most so many on one machine.
+        nodes = max(self.nodes, -(-workers // MAX_WORKERS))
+        parameters |= dict.fromkeys(("workers", "min_workers", "max_workers"), -(-workers // nodes))
+        front = profile.front(parameters, self.engines, self.edges, weights, nodes)
+        return replace(front, workers=workers, min_workers=workers, max_workers=workers)
 
-    def run(self, trace: Trace, progress: Progress | None = None, **parameters: object) -> planner.Served:
-        """Serve a trace, with other parameters if given. Raises InvalidInputError for a text that is too long."""
+    def least_ms(self, lengths: NDArray[np.int64]) -> float:
+        """Engine time of texts, if all calls were full."""
+        _, times = queues(self.engines, self.front([1.0] * len(self.edges)).settings, self.edges)
+        return float(np.array(times.rows[0])[lengths].sum())
+
+    def run(self, trace: Trace, progress: Progress | None = None, workers: int = 0) -> planner.Served:
+        """Serve a trace, by so many workers if given. Raises InvalidInputError for a text that is too long."""
         longest = self.engines.max_tokens
         if (too_long := np.flatnonzero(trace.length > longest)).size:
             row = int(too_long[0])
             allowed = f"at most {longest} tokens, the longest of the profile's bins; or set max_length in [load]"
             raise InvalidInputError(f"length of request {row + 1}", int(trace.length[row]), allowed)
-        front = self.front(profile.weights(self.edges, trace.length), **parameters)
+        front = self.front(profile.weights(self.edges, trace.length), workers)
         return planner.run(front, self.engines, trace, self.pace, progress)
 
     def serve(self, trace: Trace, progress: Progress | None = None) -> Outcome:
