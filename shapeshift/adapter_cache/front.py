@@ -130,7 +130,8 @@ class LoraFront(GenerateFront):
         most_bytes = (params.adapter_mb << 20) * 4 // element_bytes
         self.first_use: Any = None
         if params.sources:
-            self.first_use = FIRST_USE["process"](params.sources, folder, most_bytes, self._add_fetched, self.fetch_s)
+            add = self.catalogue.add_fetched
+            self.first_use = FIRST_USE["process"](params.sources, folder, most_bytes, add, self.fetch_s)
         self._awaiting: set[GenerateJob] = set()
         self.prefetcher = PREFETCHERS["gaps"]() if params.prefetch else None
         self._prefetching = threading.Lock()
@@ -262,10 +263,6 @@ class LoraFront(GenerateFront):
                 if self.prefetcher is not None:
                     with self._prefetching:
                         self.prefetcher.record(request.adapter, request.arrived)
-
-    def _add_fetched(self, name: str, folder: Path, sha256: str) -> None:
-        self.catalogue.add_fetched(name, folder, sha256)
-        self.log.info(f"adapter {name} is from {folder}, {sha256[:12]}")
 
     def _fetched(self, job: GenerateJob, error: Exception | None) -> None:
         """The adapter that the job waits for is there, or it fails; the first call counts. Any thread."""

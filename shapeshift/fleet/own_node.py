@@ -15,7 +15,7 @@ from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError,
 from shapeshift.fleet import settings as fleet_settings
 from shapeshift.fleet.metrics_proxy import MetricsProxy
 from shapeshift.fleet.node import Node
-from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE
+from shapeshift.serving.model_args import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.settings import require
 from shapeshift.triton import metrics
 from shapeshift.triton.metrics import Samples

@@ -12,8 +12,7 @@ from shapeshift.fleet.node_clients import NodeClients
 from shapeshift.fleet.polling import NodePoll
 from shapeshift.polymorph.router import bls_transport
 from shapeshift.polymorph.router.transport import Exchange, Transport
-from shapeshift.serving.front import fleet_file, own_node
-from shapeshift.serving.model_args import Log
+from shapeshift.serving.model_args import Log, fleet_file, own_node
 from shapeshift.serving.pb_utils import PbUtils
 from shapeshift.triton.async_client import AsyncClient
 from shapeshift.triton.names import qualified, split, worker_front

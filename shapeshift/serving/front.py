@@ -9,7 +9,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
@@ -21,7 +20,15 @@ from shapeshift.serving import description, error_codes, events, model_args, par
 from shapeshift.serving.description import Description
 from shapeshift.serving.liveness import Liveness, StepCounter
 from shapeshift.serving.metrics import CHECKS, Metric, MetricsFlusher, RequestMetrics
-from shapeshift.serving.model_args import DESCRIPTION, TOKENS, FrontSettings, ModelArgs, Signature, model_log
+from shapeshift.serving.model_args import (
+    DESCRIPTION,
+    TOKENS,
+    FrontSettings,
+    ModelArgs,
+    Signature,
+    fleet_file,
+    model_log,
+)
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import (
     InferenceRequest,
@@ -30,23 +37,9 @@ from shapeshift.serving.pb_utils import (
     PbUtils,
     ResponseSender,
     Returned,
+    require_numpy,
 )
 from shapeshift.serving.responses import CancellationWatch, Responder, SingleResponse
-
-FLEET_FILE_VARIABLE = "SHAPESHIFT_FLEET"
-NODE_VARIABLE = "SHAPESHIFT_NODE"
-"""The environment with which the server of a fleet's node is started."""
-
-
-def fleet_file() -> Path | None:
-    """The fleet file of the server that this process belongs to; None outside a fleet."""
-    file = os.environ.get(FLEET_FILE_VARIABLE)
-    return Path(file) if file else None
-
-
-def own_node() -> str:
-    """The name of the node that this process belongs to; empty outside a fleet."""
-    return os.environ.get(NODE_VARIABLE, "")
 
 
 class Affinity(NamedTuple):
@@ -371,7 +364,7 @@ class EntryPoint:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         try:
-            _require_numpy(self.pb_utils)
+            require_numpy(self.pb_utils)
             self._front = self.open(model_args.read(args))
         except ShapeshiftError as error:
             raise self.pb_utils.TritonModelException(str(error)) from error
@@ -397,18 +390,6 @@ def tracer_of(name: str) -> Tracer | None:
         return cast(Tracer, importlib.import_module("shapeshift.serving.traces").Tracer(name))
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"traces need {error.name}: pip install 'shapeshift[trace]'") from None
-
-
-def _require_numpy(pb_utils: PbUtils) -> None:
-    """Raise UnsupportedError where Triton's stub reads this numpy's arrays wrongly: that of 24.10 does so with numpy 2,
-    without an error."""
-    sent = np.arange(3, dtype=np.int32)
-    received = pb_utils.Tensor.from_dlpack("numpy", pb_utils.Tensor("numpy", sent).to_dlpack()).as_numpy()
-    if not np.array_equal(received, sent):
-        raise UnsupportedError(
-            f"this server's Python stub reads arrays of numpy {np.__version__} wrongly; install numpy<2, or use a newer"
-            " server"
-        )
 
 
 def _peers(front: Front[Any]) -> Peers:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,9 @@ from shapeshift.settings import require
 
 Log = Callable[[str], None]
 """Writes one line, at the level that its caller chose: `log.warning` of a `model_log`."""
+FLEET_FILE_VARIABLE = "SHAPESHIFT_FLEET"
+NODE_VARIABLE = "SHAPESHIFT_NODE"
+"""The environment with which the server of a fleet's node is started."""
 _BATCH = 64
 # What Triton shows for a type that is left out.
 _NO_TYPE = "TYPE_INVALID"
@@ -263,3 +267,14 @@ def _completed(kind: str, entries: Sequence[Mapping[str, Any]], declared: Sequen
         if one.get("name") not in tensors:
             raise InvalidInputError(kind, one.get("name"), f"one of {', '.join(tensors)}")
     return [tensors[one["name"]].complete(kind, one) for one in entries]
+
+
+def fleet_file() -> Path | None:
+    """The fleet file of the server that this process belongs to; None outside a fleet."""
+    file = os.environ.get(FLEET_FILE_VARIABLE)
+    return Path(file) if file else None
+
+
+def own_node() -> str:
+    """The name of the node that this process belongs to; empty outside a fleet."""
+    return os.environ.get(NODE_VARIABLE, "")

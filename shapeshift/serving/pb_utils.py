@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
+
+from shapeshift.errors import UnsupportedError
 
 
 class Tensor(Protocol):
@@ -201,3 +204,15 @@ class PbUtils(Protocol):
     ) -> BlsRequest: ...
 
     def get_input_tensor_by_name(self, request: _InferenceRequest, name: str, /) -> _Tensor | None: ...
+
+
+def require_numpy(pb_utils: PbUtils) -> None:
+    """Raise UnsupportedError where Triton's stub reads this numpy's arrays wrongly: that of 24.10 does so with numpy 2,
+    without an error."""
+    sent = np.arange(3, dtype=np.int32)
+    received = pb_utils.Tensor.from_dlpack("numpy", pb_utils.Tensor("numpy", sent).to_dlpack()).as_numpy()
+    if not np.array_equal(received, sent):
+        raise UnsupportedError(
+            f"this server's Python stub reads arrays of numpy {np.__version__} wrongly; install numpy<2, or use a newer"
+            " server"
+        )

@@ -15,7 +15,7 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.fleet import settings
 from shapeshift.fleet.manifests import KINDS, ManifestSettings, render
 from shapeshift.fleet.settings import HOSTNAME, METRICS_OFFSET, DnsSettings, RaySettings
-from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE
+from shapeshift.serving.model_args import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from tests.docs.docs_pages import PROJECT
 from tests.docs.docs_sources import declared_metrics
 from tests.schema_faults import faults

@@ -23,9 +23,9 @@ from shapeshift.fleet.forwarding.entry import FleetEntry
 from shapeshift.fleet.policy.placement import UNREAD_MARGIN
 from shapeshift.serving.description import GENERATION, Description
 from shapeshift.serving.events import TRACES_VARIABLE, Event
-from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE, Affinity, Client, Front
+from shapeshift.serving.front import Affinity, Client, Front
 from shapeshift.serving.metrics import RequestMetrics
-from shapeshift.serving.model_args import ModelArgs
+from shapeshift.serving.model_args import FLEET_FILE_VARIABLE, NODE_VARIABLE, ModelArgs
 from shapeshift.serving.responses import SingleResponse
 from tests import fakes, waiting
 from tests.fleet import fleet_files

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 
-from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE
+from shapeshift.serving.model_args import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.triton import metrics
 from tests.fleet import fleet_files
 

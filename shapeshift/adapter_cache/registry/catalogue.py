@@ -84,6 +84,7 @@ class Catalogue:
             if len(self._fetched) > _MOST_FETCHED:
                 oldest = min((one for one in self._fetched.values() if one is not adapter), key=lambda one: one.last)
                 self._forget(oldest)
+        self._log(f"adapter {name} is from {folder}, {sha256[:12]}")
 
     def registered(self) -> dict[str, str]:
         """The hashes of the adapters that were not fetched, by name."""

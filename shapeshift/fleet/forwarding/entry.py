@@ -20,9 +20,10 @@ from shapeshift.loops import repeat
 from shapeshift.serving import error_codes, events
 from shapeshift.serving.bounds import unloading
 from shapeshift.serving.description import Description
-from shapeshift.serving.front import FLEET_FILE_VARIABLE, NODE_VARIABLE, Front, fleet_file, own_node
+from shapeshift.serving.front import Front
 from shapeshift.serving.liveness import StepCounter
 from shapeshift.serving.metrics import Counters, Gauge, Metric
+from shapeshift.serving.model_args import FLEET_FILE_VARIABLE, NODE_VARIABLE, fleet_file, own_node
 from shapeshift.serving.parameters import FROM_NODE, is_tritons
 from shapeshift.serving.pb_utils import InferenceRequest, ResponseSender
 from shapeshift.serving.responses import CancellationWatch

@@ -179,8 +179,7 @@ class SlotTable:
         blocks = self.pool.share(hashes[first:], request.contents[first:])
         count = max(request.whole_chunks(first + len(blocks)) - first, 0)
         self.pool.release(np.array(blocks[count:], np.int32))
-        blocks = blocks[:count]
-        end = first + count
+        blocks, end = blocks[:count], first + count
         self.pool.release(self.blocks[slot, first : min(end, self.held[slot])])
         self.blocks[slot, first:end] = blocks
         self.held[slot] = max(self.held[slot], end)
@@ -195,9 +194,8 @@ class SlotTable:
     def next_block(self, slot: int) -> bytes | None:
         """The hash of the block that the prompt in `slot` fills next; None where no other text would share it."""
         place = int(self.cached[slot]) // BLOCK_TOKENS
-        if place >= self._shareable(slot):
-            return None
-        return self.chains.chain(slot, place + 1, int(self.adapters[slot]))[place]
+        is_shareable = place < self._shareable(slot)
+        return self.chains.chain(slot, place + 1, int(self.adapters[slot]))[place] if is_shareable else None
 
     def release(self, request: Request, why: str = PREEMPTED) -> None:
         """Free the slots of `request`."""

@@ -17,8 +17,7 @@ from shapeshift.polymorph.router.transport import Transport
 from shapeshift.polymorph.service_times import ServiceTimes, bin_edges, entry_of_bin, service_times
 from shapeshift.polymorph.settings import PlacementSettings, PolymorphSettings, worker_name
 from shapeshift.serving.bounds import SloClasses, classes_of
-from shapeshift.serving.front import fleet_file
-from shapeshift.serving.model_args import Log
+from shapeshift.serving.model_args import Log, fleet_file
 from shapeshift.serving.pb_utils import PbUtils
 from shapeshift.settings import Choices
 
