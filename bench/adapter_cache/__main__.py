@@ -4,6 +4,8 @@
                 parameters, called over gRPC streams
     simulated   the same policies over iterations whose times follow a linear law: no server, no tensors
     turns       (only if requested) the default and `fifo` without a cache, more draws, each repeated
+    peers       (only if requested) our loop and vLLM in processes, 8 and 64 adapters of rank 16 in memory, each request
+                with another one than its neighbour
     chats       (only if requested) simulated: predicted answer lengths, where chats run beside adapters
 
 Lengths are those of the Azure LLM inference trace 2023, scaled to the model; ranks follow a power law; arrivals are
@@ -14,14 +16,21 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import ExitStack
+from functools import partial
 
-from bench.adapter_cache import chats, report, server, simulated
+from bench.adapter_cache import chats, random_adapters, report, server, simulated
 from bench.adapter_cache.report import DEFAULT, PLAIN
 from bench.adapter_cache.server import ServerBench
 from bench.common import public_data
-from bench.common.output import Output, name_of_parts, parser, program
+from bench.common.cells import Cells
+from bench.common.output import FOLDER, Output, name_of_parts, parser, program
+from bench.fused_decode.loads import LoadGenerator, figures
+from bench.fused_decode.report import OURS, ratios
+from bench.fused_decode.systems import DecodeWorker, ours_command, vllm_command
+from bench.peers import random_llama
 
-PARTS = ("simulated", "server", "turns", "chats")
+PARTS = ("simulated", "server", "turns", "chats", "peers")
 USUAL = 2
 
 
@@ -61,6 +70,29 @@ class AdapterBench:
             cells = bench.measure(systems, name, rate, draws, repeats, count, self._seeds[0])
             self._output.say(server.tables(cells))
             self._output.data[name] = {system: report.record(runs) for system, runs in server.every(cells).items()}
+
+    def peers(self) -> None:
+        """Measure our loop and vLLM's with adapters in memory."""
+        model = random_llama.ensure(FOLDER / "llama-110m")
+        for count in (8, 64):
+            paths = [random_adapters.path(FOLDER / "adapters-of-peers", model, number) for number in range(count)]
+            loads = LoadGenerator(self._seeds[0], random_llama.words(model), 24 if self._quick else 64)
+            cells = Cells(figures, self._seeds[0])
+            with ExitStack() as stack:
+                workers = {}
+                for name, command in ((OURS, ours_command), ("vLLM", vllm_command)):
+                    words, log = command(model, self._precision, adapters=paths), FOLDER / "run" / f"lora-{name}.log"
+                    workers[name] = DecodeWorker(name, words, log)
+                    stack.callback(workers[name].stop)
+                for worker in workers.values():
+                    worker.wait_ready()
+                    worker.replay(loads.at_once(count))
+                for load in [loads.at_once(of) for _ in range(1 if self._quick else 3) for of in (8, 32)]:
+                    runs = {name: partial(worker.replay, load) for name, worker in workers.items()}
+                    cells.measure(f"{count} adapters, {load.name}", runs)
+            self._output.say(cells.tables())
+            self._output.table(f"ours over vLLM, {count} adapters", ratios(cells))
+            self._output.data[f"{count} adapters"] = cells.records()
 
     def chats(self) -> None:
         """Simulate SmolLM2's chats beside its adapters."""

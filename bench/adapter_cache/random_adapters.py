@@ -6,11 +6,13 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
 from shapeshift.adapter_cache.registry import store
 
 TARGETS = ("q_proj", "v_proj")
+RANK, MOST_RANKS = 16, 128
 _FORM = 2
 
 
@@ -34,6 +36,36 @@ def ensure(folder: Path, model: Path, adapters: Mapping[str, AdapterInfo]) -> Pa
             shutil.rmtree(source)
         stamp.write_text(json.dumps(content))
     return folder
+
+
+def path(folder: Path, model: Path, number: int) -> Path:
+    """The PEFT folder of adapter `number`, of RANK ranks; made if missing."""
+    target = folder / str(number)
+    if not (target / "adapter_config.json").is_file():
+        write(target, model, RANK, TARGETS, number)
+    return target
+
+
+def loaded(model: Any, folder: Path, adapters: Sequence[Path]) -> tuple[Any, list[Any]]:
+    """The weights of PEFT folders for the `DecodeModel` of `folder`, one after another in memory, and their places."""
+    import torch
+
+    from shapeshift.adapter_cache.lora.batch import shifted
+    from shapeshift.adapter_cache.lora.segmented import TorchLora
+    from shapeshift.adapter_cache.memory.adapter_table import make_adapter
+    from shapeshift.adapter_cache.memory.loader import load_weights
+    from shapeshift.adapter_cache.registry import peft
+
+    base, width = peft.BaseModel(model.architecture, {folder.name}, MOST_RANKS, folder), model.memory.element_size()
+    records = [make_adapter(one.name, "0", peft.read(one, base), model.architecture, width) for one in adapters]
+    memory = torch.zeros(sum(one.elements for one in records), dtype=model.memory.dtype)
+    places, start = [], 0
+    for one in records:
+        one.verified = True
+        load_weights(memory[start : start + one.elements], one, TorchLora().store)
+        places.append(shifted(one.relative, start))
+        start += one.elements
+    return memory, places
 
 
 def write(folder: Path, model: Path, rank: int, targets: Sequence[str], seed: int) -> None:

@@ -64,11 +64,8 @@ def ours(folder: Path, adapters: list[Path], precision: str, batch: int) -> dict
     import torch
 
     from shapeshift.adapter_cache.lora import native
-    from shapeshift.adapter_cache.lora.batch import LoraHook, LoraKernels, shifted
+    from shapeshift.adapter_cache.lora.batch import LoraHook, LoraKernels
     from shapeshift.adapter_cache.lora.segmented import TorchLora
-    from shapeshift.adapter_cache.memory.adapter_table import make_adapter
-    from shapeshift.adapter_cache.memory.loader import load_weights
-    from shapeshift.adapter_cache.registry import peft as peft_files
     from shapeshift.fused_decode.interfaces import StepBatch
     from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 
@@ -79,16 +76,7 @@ def ours(folder: Path, adapters: list[Path], precision: str, batch: int) -> dict
         precision=precision, slots=batch, max_length=CONTEXT * 2, threads=hardware.cores(), cache_dir=KERNELS
     )
     model = DecodeModel.load(folder, options, say)
-    base = peft_files.BaseModel(model.architecture, {folder.name}, max(RANKS), folder)
-    width = model.memory.element_size()
-    records = [make_adapter(one.name, "0", peft_files.read(one, base), model.architecture, width) for one in adapters]
-    memory = torch.zeros(sum(one.elements for one in records), dtype=model.memory.dtype)
-    places, start = [], 0
-    for one in records:
-        one.verified = True
-        load_weights(memory[start : start + one.elements], one, TorchLora().store)
-        places.append(shifted(one.relative, start))
-        start += one.elements
+    memory, places = random_adapters.loaded(model, folder, adapters)
     fast = native.load(KERNELS, say)
     forms: dict[str, LoraKernels] = {TORCH: TorchLora(), **({} if fast is None else {NATIVE: fast})}
     rows = torch.arange(batch, dtype=torch.int32)

@@ -5,10 +5,13 @@
     ours, plain requests   the `generate_unary` front, a plain gRPC request each: no token before the last
     OpenVINO GenAI         its continuous batching in-process; its packages go into build/peers
     llama.cpp              its batches in-process; compiled into build/peers
+    vLLM                   its engine for CPUs in-process, in f32 and bf16; its packages go into build/peers
     static batch           transformers' generate over all requests as one batch
     continuous batching    transformers' own
 
-The part `loads` measures them under many loads. The part `beams` measures beam search, ours and transformers'.
+The part `loads` measures them under many loads, the part `prompts` the time to the first token after long prompts,
+one at a time: new ones, and such that share all but their end with one before, for which llama.cpp's worker does
+nothing. The part `beams` measures beam search, ours and transformers'.
 
 All run the same Llama of random parameters (110 million, with `--model 1b` a billion) in the same precision (with int8
 weights those of transformers run in bf16, or f32 where the CPU has no bf16) and generate exactly the requested number
@@ -31,7 +34,7 @@ from bench.common.cells import Cells
 from bench.common.output import FOLDER, Output, name_of_parts, parser, program
 from bench.common.server import loaded_server
 from bench.fused_decode import report
-from bench.fused_decode.loads import PROMPT, Answers, Load, LoadGenerator, figures
+from bench.fused_decode.loads import MOST_TOKENS, NEW, PROMPT, PROMPTS, Answers, Load, LoadGenerator, figures
 from bench.fused_decode.report import ALONE, OURS
 from bench.fused_decode.served import GENERATE, GENERATE_UNARY, TritonStreams, TritonUnary, publish
 from bench.fused_decode.systems import (
@@ -41,24 +44,26 @@ from bench.fused_decode.systems import (
     llama_cpp_command,
     ours_command,
     transformers_command,
+    vllm_command,
 )
 from bench.peers import random_llama
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
-from shapeshift.fused_decode.settings import WEIGHT_BITS
+from shapeshift.fused_decode.settings import QUANTISED, WEIGHT_BITS
 
 TRITON, UNARY = "ours, through Triton", "ours, plain requests"
-GENAI, LLAMA_CPP = "OpenVINO GenAI", "llama.cpp"
+GENAI, LLAMA_CPP, VLLM = "OpenVINO GenAI", "llama.cpp", "vLLM"
 STATIC, CONTINUOUS = "static batch", "continuous batching"
-COMMANDS: Mapping[str, Callable[[Path, str], list[str]]] = {
+COMMANDS: Mapping[str, Callable[[Path, str, bool], list[str]]] = {
     OURS: ours_command,
     GENAI: genai_command,
     LLAMA_CPP: llama_cpp_command,
+    VLLM: vllm_command,
     STATIC: partial(transformers_command, "batches"),
     CONTINUOUS: partial(transformers_command, "continuous"),
 }
-"""The processes, by the model and the precision."""
-RUNTIMES = (OURS, GENAI, LLAMA_CPP)
+"""The processes, by the model, the precision, and whether prompts are long."""
+RUNTIMES = (OURS, GENAI, LLAMA_CPP, VLLM)
 """Programs that are measured under every load."""
 SERVED = (TRITON, UNARY)
 
@@ -87,7 +92,7 @@ SCALES = {
     "1b": Scale(RUNTIMES, 8, 64, 2, 620.0),
     "all": Scale((*RUNTIMES, *SERVED, STATIC, CONTINUOUS), 32, 128, 3, 2420.0, (2, 4, 8, 16), (50, 750)),
 }
-PARTS = ("loads", "beams")
+PARTS = ("loads", "prompts", "beams")
 BEAMS, SEARCHES = 4, 8
 SEARCH = f"{SEARCHES} at once, {BEAMS} beams"
 """The load of the part `beams`. Its rate counts the tokens of the answers, not those of all beams."""
@@ -117,14 +122,21 @@ def main() -> int:
     }
     output = Output("fused_decode", settings, name_of_parts("fused_decode", options.parts, PARTS[:1]))
     loads = LoadGenerator(options.seed, random_llama.words(model), scale.new_tokens)
-    # The budget is that of the loads.
-    budgets = {"loads": scale.budget_s, "beams": math.inf}
-    cells = {part: Cells(figures, options.seed, budgets[part]) for part in options.parts}
+    # The budget is that of the loads; a run of quantised weights has no vLLM, which takes checkpoints of its own.
+    quantised = options.precision in QUANTISED
+    scale = replace(scale, systems=tuple(name for name in scale.systems if not (quantised and name == VLLM)))
+    cells = {
+        part: Cells(figures, options.seed, scale.budget_s if part == "loads" else math.inf) for part in options.parts
+    }
     memory: dict[str, tuple[float, float]] = {}
     for part in options.parts:
         with ExitStack() as stack:
             if part == "beams":
                 search(cells[part], loads, scale.rounds, start(stack, model, (OURS, STATIC), options.precision))
+                continue
+            if part == "prompts":
+                names = [name for name in RUNTIMES if name in scale.systems]
+                prompts(cells[part], loads, scale.rounds, start(stack, model, names, options.precision, is_long=True))
                 continue
             workers = start(stack, model, scale.systems, options.precision)
             systems = {name: worker.replay for name, worker in workers.items()}
@@ -143,12 +155,14 @@ def main() -> int:
     return 0
 
 
-def start(stack: ExitStack, model: Path, names: Collection[str], precision: str) -> dict[str, DecodeWorker]:
+def start(
+    stack: ExitStack, model: Path, names: Collection[str], precision: str, is_long: bool = False
+) -> dict[str, DecodeWorker]:
     """The processes of those in `names`, all of which serve; they end with `stack`."""
     workers = {}
     for name in [name for name in COMMANDS if name in names]:
         log = FOLDER / "run" / f"decode-{name.replace(' ', '-')}.log"
-        workers[name] = DecodeWorker(name, COMMANDS[name](model, precision), log)
+        workers[name] = DecodeWorker(name, COMMANDS[name](model, precision, is_long), log)
         stack.callback(workers[name].stop)
     for worker in workers.values():
         worker.wait_ready()
@@ -188,6 +202,22 @@ def run(cells: Cells[Answers], loads: LoadGenerator, scale: Scale, systems: Mapp
         for number in range(scale.rounds):
             others = () if number else (CONTINUOUS,)
             measure(loads.poisson(scale.requests, request_s, paper_ms), *RUNTIMES, *others)
+
+
+def prompts(cells: Cells[Answers], loads: LoadGenerator, rounds: int, workers: Mapping[str, DecodeWorker]) -> None:
+    """Measure the first token of one request after another, of a new prompt and of one that shares its beginning."""
+    # New memory takes a while when it is first used: the caches are.
+    for load in [loads.long_prompt(max(PROMPTS)) for _ in range(MOST_TOKENS // max(PROMPTS))]:
+        for worker in workers.values():
+            worker.replay(load)
+    for tokens in PROMPTS:
+        first = loads.long_prompt(tokens)
+        shared = first.requests[0].prompt[: tokens - NEW]
+        for worker in workers.values():
+            worker.replay(first)
+        for _ in range(rounds):
+            for load in (loads.long_prompt(tokens), loads.long_prompt(tokens, shared)):
+                cells.measure(load.name, {name: partial(worker.replay, load) for name, worker in workers.items()})
 
 
 def search(cells: Cells[Answers], loads: LoadGenerator, rounds: int, workers: Mapping[str, DecodeWorker]) -> None:

@@ -1,6 +1,7 @@
-"""Our decode loop as a process: `-m bench.fused_decode.inprocess_worker FOLDER PRECISION KERNELS LENGTH`.
+"""Our decode loop: `-m bench.fused_decode.inprocess_worker FOLDER PRECISION KERNELS LENGTH SHARES [ADAPTER ...]`.
 
-LENGTH: the most tokens of a request.
+LENGTH: the most tokens of a request; SHARES: 1 where prompts share the blocks with which they begin, else 0. ADAPTER:
+PEFT folders; request i gets number i modulo their count.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ def main() -> None:
     kernel_build.limit_spinning()
     from bench.fused_decode.inprocess import InProcess
 
-    folder, precision, kernels, max_length = sys.argv[1:]
-    serve_decoding(InProcess(Path(folder), precision, Path(kernels), int(max_length)).replay)
+    folder, precision, kernels, max_length, shares, *adapters = sys.argv[1:]
+    paths = [Path(one) for one in adapters]
+    loop = InProcess(Path(folder), precision, Path(kernels), int(max_length), shares == "1", paths)
+    serve_decoding(loop.replay)
 
 
 if __name__ == "__main__":

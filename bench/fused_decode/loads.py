@@ -18,6 +18,13 @@ PAPER_REQUEST_S = 5.8
 """Seconds of a single request in the paper (Fig. 5). Its intervals are scaled by our time over this."""
 MAX_LENGTH = 320
 """The tokens that a request may have."""
+PROMPTS = (512, 4096)
+"""Tokens of long prompts, of whose requests an answer is `LONG_ANSWER` tokens."""
+LONG_ANSWER = 4
+MOST_TOKENS = 2**14
+"""Of the cache for long prompts, so that it has been used up before they are measured."""
+NEW = 32
+"""Tokens of a long prompt that no other request has, where the rest is shared."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,12 @@ class LoadGenerator:
         gaps = self._rng.exponential(gap_s, count)
         name = f"Poisson, mean gap {gap_s * 1e3:.0f} ms (paper: {paper_ms})"
         return self._load(name, np.cumsum(gaps) - gaps[0])
+
+    def long_prompt(self, tokens: int, shared: Sequence[int] = ()) -> Load:
+        """One request with a prompt of so many tokens, which begins with those that are `shared`."""
+        prompt = [*shared, *self._rng.choice(self._words, tokens - len(shared)).tolist()]
+        name = f"prompt of {tokens} tokens" + (f", all but {NEW} shared" if shared else "")
+        return Load(name, [DecodeRequest(0.0, prompt, LONG_ANSWER)])
 
     def _load(self, name: str, instants: NDArray[np.float64]) -> Load:
         prompts = self._rng.choice(self._words, (len(instants), PROMPT)).tolist()

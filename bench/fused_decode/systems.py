@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.common.models import KERNELS
 from bench.common.output import BUILD
 from bench.common.worker import Worker
-from bench.fused_decode.loads import MAX_LENGTH, Answers, Load
+from bench.fused_decode.loads import LONG_ANSWER, MAX_LENGTH, PROMPTS, Answers, Load
 from bench.peers.protocol import Replayed
 from bench.peers.venv import REQUIREMENTS, PeerVenv, run_logged
 from shapeshift.engines.checkpoint import open_checkpoint
@@ -31,27 +31,43 @@ class DecodeWorker(Worker):
         return Answers(load, Replayed(**replayed))
 
 
-def ours_command(model: Path, precision: str) -> list[str]:
+def _length(is_long: bool) -> int:
+    """The most tokens of a request."""
+    return max(PROMPTS) + LONG_ANSWER if is_long else MAX_LENGTH
+
+
+# The commands of processes; is_long: for long prompts, which share what they begin with.
+
+
+def ours_command(model: Path, precision: str, is_long: bool = False, adapters: Sequence[Path] = ()) -> list[str]:
     """Our decode loop as a process."""
-    words = (model, precision, KERNELS, MAX_LENGTH)
+    words = (model, precision, KERNELS, _length(is_long), int(is_long), *adapters)
     return [sys.executable, "-m", "bench.fused_decode.inprocess_worker", *map(str, words)]
 
 
-def transformers_command(kind: str, model: Path, precision: str) -> list[str]:
+def transformers_command(kind: str, model: Path, precision: str, is_long: bool = False) -> list[str]:
     """A worker over transformers, in this environment."""
     words = (kind, model, computed(precision), cores())
     return [sys.executable, "-m", "bench.peers.transformers_decoding", *map(str, words)]
 
 
-def genai_command(checkpoint: Path, precision: str) -> list[str]:
+def genai_command(checkpoint: Path, precision: str, is_long: bool = False) -> list[str]:
     """OpenVINO GenAI's worker; makes its environment (minutes) and its export of the checkpoint if missing."""
     number = computed(precision)
     python = str(PeerVenv("openvino-genai", REQUIREMENTS / "peer-openvino-genai.txt", BUILD).ensure())
     folder = _genai_export(python, checkpoint, precision if precision in QUANTISED else "f32")
-    return [python, "-m", "bench.peers.openvino_genai_worker", str(folder), number, str(cores()), number]
+    words = (folder, number, cores(), number, int(is_long))
+    return [python, "-m", "bench.peers.openvino_genai_worker", *map(str, words)]
 
 
-def llama_cpp_command(checkpoint: Path, precision: str) -> list[str]:
+def vllm_command(checkpoint: Path, precision: str, is_long: bool = False, adapters: Sequence[Path] = ()) -> list[str]:
+    """vLLM's worker; makes its environment (minutes) if missing. It shares what prompts begin with."""
+    python = str(PeerVenv("vllm", REQUIREMENTS / "peer-vllm.txt", BUILD).ensure())
+    words = (checkpoint, precision, _length(is_long), *adapters)
+    return [python, "-m", "bench.peers.vllm_worker", *map(str, words)]
+
+
+def llama_cpp_command(checkpoint: Path, precision: str, is_long: bool = False) -> list[str]:
     """llama.cpp's worker; compiles the library (minutes) and writes the checkpoint as GGUF if missing.
 
     Its cache has 32 bits in f32, else 16 (f16, its default).
@@ -60,7 +76,7 @@ def llama_cpp_command(checkpoint: Path, precision: str) -> list[str]:
     python = str(PeerVenv("llama-cpp", REQUIREMENTS / "peer-llama-cpp.txt", BUILD, torch=None).ensure())
     file = BUILD / "peers" / "llama-cpp-work" / f"{open_checkpoint(checkpoint).sha256[:16]}-{precision}.gguf"
     _export(file, lambda part: [python, _PEERS / "llama_cpp_export.py", checkpoint, part, precision])
-    return [python, "-m", "bench.peers.llama_cpp_worker", str(file), str(cores()), cache, str(MAX_LENGTH)]
+    return [python, "-m", "bench.peers.llama_cpp_worker", str(file), str(cores()), cache, str(_length(is_long))]
 
 
 def _genai_export(python: str, checkpoint: Path, weights: str) -> Path:

@@ -19,6 +19,7 @@ import numpy as np
 from bench.peers.protocol import DecodeRequest, replay_in_steps, serve_decoding
 
 SEQUENCES = 32
+MOST_TOKENS = 2**14
 CACHES = {"f32": 0, "f16": 1, "q8_0": 8}
 
 
@@ -41,7 +42,7 @@ class Batches:
         library.llama_backend_init()
         self._model = library.llama_model_load_from_file(file.encode(), library.llama_model_default_params())
         params = library.llama_context_default_params()
-        params.n_ctx = params.n_batch = SEQUENCES * max_length
+        params.n_ctx = params.n_batch = min(SEQUENCES * max_length, MOST_TOKENS)
         params.n_seq_max = SEQUENCES
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = CACHES[cache]

@@ -1,7 +1,7 @@
-"""OpenVINO GenAI's continuous batching: `python -m bench.peers.openvino_genai_worker FOLDER PRECISION THREADS CACHE`.
+"""OpenVINO GenAI's batching: `python -m bench.peers.openvino_genai_worker FOLDER PRECISION THREADS CACHE SHARES`.
 
 Runs in its own environment, on a folder made by openvino_genai_export.py. CACHE: the precision of keys and values.
-The scheduler keeps its defaults, except for the prefix cache, which is off: no two prompts are alike.
+SHARES: 1 for its prefix cache; else 0, where no two prompts are alike. Else the scheduler keeps its defaults.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import openvino_genai as genai
 from bench.peers.protocol import DecodeRequest, replay_in_steps, serve_decoding
 
 CACHE_GB = 2
+MOST_TOKENS, BLOCK_TOKENS = 2**14, 32
 SEQUENCES = 32
 
 
@@ -25,11 +26,14 @@ class Pipeline:
 
     most = SEQUENCES
 
-    def __init__(self, folder: str, precision: str, threads: int, cache: str) -> None:
+    def __init__(self, folder: str, precision: str, threads: int, cache: str, shares: bool) -> None:
         scheduler = genai.SchedulerConfig()
-        scheduler.cache_size = CACHE_GB
+        if shares:
+            scheduler.num_kv_blocks = MOST_TOKENS // BLOCK_TOKENS
+        else:
+            scheduler.cache_size = CACHE_GB
         scheduler.max_num_seqs = SEQUENCES
-        scheduler.enable_prefix_caching = False
+        scheduler.enable_prefix_caching = shares
         properties = {
             "INFERENCE_PRECISION_HINT": precision,
             "KV_CACHE_PRECISION": cache,
@@ -63,5 +67,5 @@ class Pipeline:
 
 
 if __name__ == "__main__":
-    folder, precision, threads, cache = sys.argv[1:]
-    serve_decoding(partial(replay_in_steps, Pipeline(folder, precision, int(threads), cache)))
+    folder, precision, threads, cache, shares = sys.argv[1:]
+    serve_decoding(partial(replay_in_steps, Pipeline(folder, precision, int(threads), cache, shares == "1")))

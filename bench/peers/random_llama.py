@@ -11,7 +11,7 @@ from pathlib import Path
 
 VOCABULARY, EOS = 32000, 1
 SEED = 0
-LENGTH = 1024
+LENGTH = 8192
 """The longest text."""
 
 
@@ -29,7 +29,7 @@ class Size:
 
     @property
     def stamp(self) -> dict[str, int]:
-        return {"parameters": self.parameters, "vocabulary": VOCABULARY, "seed": SEED, "form": 1}
+        return {"parameters": self.parameters, "vocabulary": VOCABULARY, "seed": SEED, "form": 2}
 
 
 SIZES = {

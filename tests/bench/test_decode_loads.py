@@ -24,6 +24,13 @@ def test_prompts_are_made_of_the_words(maker: LoadGenerator) -> None:
     assert len({tuple(request.prompt) for request in load.requests}) == 3
 
 
+def test_long_prompts_begin_with_what_they_share(maker: LoadGenerator) -> None:
+    first, (new,) = maker.long_prompt(100).requests[0].prompt, maker.long_prompt(100).requests
+    (shared,) = maker.long_prompt(100, first[:68]).requests
+    assert len(first) == len(new.prompt) == len(shared.prompt) == 100
+    assert shared.prompt[:68] == first[:68] != new.prompt[:68] and shared.prompt[68:] != first[68:]
+
+
 def test_same_seed_same_loads() -> None:
     one, other = (LoadGenerator(7, WORDS, 5).poisson(20, 2.0, 50) for _ in range(2))
     assert one == other != LoadGenerator(8, WORDS, 5).poisson(20, 2.0, 50)
