@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -24,6 +25,8 @@ class Encoder:
         self._tokenizer = TextTokenizer(folder / FILE_NAME, built.max_tokens)
         self._executor = EngineExecutor(built, folder, PolymorphSettings(max_queue_ms=0), lambda text: None)
         self._executor.wait_loaded(600)
+        # As fronts do.
+        gc.freeze()
 
     def closed(self, texts: Sequence[str], clients: int, count: int) -> dict[str, object]:
         """The latencies in ms of `count` requests of so many clients, and answers a second."""

@@ -368,6 +368,7 @@ class EntryPoint:
             self._front = self.open(model_args.read(args))
         except ShapeshiftError as error:
             raise self.pb_utils.TritonModelException(str(error)) from error
+        model_args.freeze_objects()
 
     def execute(self, requests: Sequence[InferenceRequest]) -> Returned:
         returned: Returned = self._front.execute(requests)
@@ -375,7 +376,7 @@ class EntryPoint:
 
     def finalize(self) -> None:
         self._front.close()
-        model_args.skip_last_collections()
+        model_args.freeze_objects()
 
 
 def tracer_of(name: str) -> Tracer | None:

@@ -36,7 +36,7 @@ def printed(last: str) -> str:
 
 
 def test_a_process_that_ends_looks_for_no_garbage() -> None:
-    assert printed("model_args.skip_last_collections()") == ""
+    assert printed("model_args.freeze_objects()") == ""
     assert printed("") == "found\n"
 
 

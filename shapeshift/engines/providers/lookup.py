@@ -24,10 +24,11 @@ def resolve(requested: str, gpus: Sequence[int]) -> str:
 
 
 def rival(requested: str, gpus: Sequence[int]) -> Provider | None:
-    """The provider that "auto" takes instead of `resolve`'s where its engines are faster: TensorRT, if installed."""
-    if requested != "auto" or not gpus:
+    """The provider that "auto" takes instead of `resolve`'s where its engines are faster, if it is installed: on a GPU
+    TensorRT, on a CPU the native kernels."""
+    if requested != "auto":
         return None
-    provider = PROVIDERS["tensorrt"]
+    provider = PROVIDERS["tensorrt" if gpus else "native"]
     with contextlib.suppress(UnsupportedError):
         provider.version()
         return provider
