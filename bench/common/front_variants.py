@@ -14,6 +14,7 @@ from shapeshift.build_engines.text.front import latency_profile
 from shapeshift.build_engines.text.workers import write_workers
 from shapeshift.engines import manifest
 from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
+from shapeshift.engines.providers import lookup
 from shapeshift.triton import model_config
 
 ENGINES = BUILD / "engines" / "encode"
@@ -57,6 +58,13 @@ def publish_variant(
     (repository / name / "1").mkdir(parents=True)
     model_config.write(config, repository / name / "config.pbtxt")
     write_workers(config, variant, repository, ())
+
+
+def baselines(built: Manifest) -> dict[str, list[EngineEntry]]:
+    """The entries of DT and ST, by their names in lower case. Engines that compute no padding make no ST."""
+    if built.provider in lookup.OF_ANY_LENGTH:
+        return {"dt": dynamic_only(built)}
+    return {"dt": dynamic_only(built), "st": padded(built)}
 
 
 def dynamic_only(built: Manifest) -> list[EngineEntry]:

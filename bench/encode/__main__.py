@@ -2,7 +2,7 @@
 
     engine set    the front as shipped, through Triton
     DT            one engine for any shape, a text a call, through Triton
-    ST            every text padded to the longest length, through Triton
+    ST            every text padded to the longest length, through Triton; not of engines that compute no padding
     in-process    the engine set and its queue in a process without Triton
     infinity ...  its servers over HTTP, in f32 (not with --quick; its packages go into build/peers)
 
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from bench.common.cells import Cells
-from bench.common.front_variants import ENGINES, dynamic_only, padded, publish_variant
+from bench.common.front_variants import ENGINES, baselines, publish_variant
 from bench.common.output import BUILD, FOLDER, Output, Row, empty, parser, program
 from bench.common.server import loaded_server
 from bench.common.texts import CHECKPOINT, InProcess, Outcome, TextBench, TritonModel
@@ -56,13 +56,14 @@ def run(bench: TextBench, built: manifest.Manifest, clients: Sequence[int], peer
     """Start all systems, measure them, stop them."""
     repository = FOLDER / "repository"
     empty(repository)
-    publish_variant("encode_dt", dynamic_only(built), repository)
-    publish_variant("encode_st", padded(built), repository)
+    variants = {f"encode_{name}": entries for name, entries in baselines(built).items()}
+    for name, entries in variants.items():
+        publish_variant(name, entries, repository)
     with ExitStack() as stack:
-        engines = {"encode": len(built.engines), "encode_dt": 1, "encode_st": 1}
+        engines = {"encode": len(built.engines), **dict.fromkeys(variants, 1)}
         server = stack.enter_context(loaded_server(engines, (BUILD / "repository", repository)))
         names = {"encode": OURS, "encode_dt": DYNAMIC, "encode_st": STATIC}
-        fronts = [TritonModel(names[model], server.grpc_url, model) for model in names]
+        fronts = [TritonModel(names[model], server.grpc_url, model) for model in engines]
         bare = InProcess(ENGINES)
         stack.callback(bare.stop)
         others = stack.enter_context(infinity_servers(peers, CHECKPOINT, BUILD))

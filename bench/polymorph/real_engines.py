@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench.common.cells import Cells
-from bench.common.front_variants import ENGINES, dynamic_only, padded, publish_variant
+from bench.common.front_variants import ENGINES, baselines, publish_variant
 from bench.common.output import BUILD, Row, empty
 from bench.common.server import wait_loaded
 from bench.common.texts import InProcess, Outcome, TextBench, TritonModel
@@ -24,13 +24,14 @@ def measure(bench: TextBench, built: Manifest, folder: Path, clients: Sequence[i
     count = str(_WORKERS)
     resident = {"placement": "resident", "workers": count, "max_workers": count, "min_workers": count}
     publish_variant("resident", built.engines, repository, packs_rows=True, parameters=resident)
-    publish_variant("dt", dynamic_only(built), repository)
-    publish_variant("st", padded(built), repository)
-    names = {"encode": "inline", "resident": "resident", "dt": "DT", "st": "ST"}
-    workers = {"encode": 0, "resident": _WORKERS, "dt": 0, "st": 0}
+    variants = baselines(built)
+    for name, entries in variants.items():
+        publish_variant(name, entries, repository)
+    names = {"encode": "inline", "resident": "resident", **{name: name.upper() for name in variants}}
+    workers = {"encode": 0, "resident": _WORKERS, **dict.fromkeys(variants, 0)}
     with ExitStack() as stack:
         server = stack.enter_context(running_fleet(folder, (BUILD / "repository", repository), workers))
-        wait_loaded(server.metrics_url, (1 + _WORKERS) * len(built.engines) + 2)
+        wait_loaded(server.metrics_url, (1 + _WORKERS) * len(built.engines) + len(variants))
         fronts = [TritonModel(names[front], server.grpc_url, front) for front in names]
         bare = InProcess(ENGINES)
         stack.callback(bare.stop)
@@ -46,7 +47,7 @@ def ratios(cells: Cells[Outcome]) -> list[Row]:
         added_ms = cells.figure("perf_analyzer 1", placement, "p50_ms") - bare_ms
         rows.append({"of": f"ms added by {placement}, p50, one in flight", "value": added_ms})
     for load in [load for load in cells.loads if load.startswith("closed")]:
-        for other in ("inline", "DT", "ST"):
+        for other in [one for one in ("inline", "DT", "ST") if one in cells.systems(load)]:
             ratio = cells.over(load, "resident", other, "per_second")
             rows.append({"of": f"{load}: texts/s of resident over {other}", "value": ratio})
     return rows
