@@ -39,6 +39,8 @@ def publish_variant(
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ENGINES, folder, copy_function=lambda source, target: Path(target).hardlink_to(source))
     (folder / manifest.FILE_NAME).unlink()
+    if not (kernels := FOLDER / "kernels").exists():
+        kernels.symlink_to((BUILD / "kernels").resolve())
     packs_rows = built.packs_rows and packs_rows
     variant = replace(built, packs_rows=packs_rows, engines=tuple(entries))
     variant.save(folder)
