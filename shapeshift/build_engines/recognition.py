@@ -64,13 +64,15 @@ def recognise(folder: Path, technique: str = "") -> Recognised:
     modules = sentence_modules.read(folder)
     config = _read_config(folder / modules.transformer)
     classes = [str(name) for name in config.get("architectures") or ()]
-    chosen, because = _technique(config, classes, bool(modules.pooling or modules.terms))
+    chosen, because = _technique(config, classes, bool(modules.pooling or modules.terms or modules.answers))
     if technique and technique != chosen:
         chosen, because = technique, "--technique"
     if chosen in (decode.BACKEND, decode.WITH_ADAPTERS):
         return Recognised(chosen, because, config, chats=chat_template_files.read(folder).text is not None)
     if chosen != text_front.BACKEND:
         return Recognised(chosen, because, config)
+    if modules.answers:
+        return Recognised(chosen, because, config, (TEXT_PAIR,), ("LOGITS",), True)
     if modules.terms:
         return Recognised(chosen, because, config, (), SPARSE_OUTPUTS)
     if modules.pooling:
@@ -89,7 +91,7 @@ def recognise(folder: Path, technique: str = "") -> Recognised:
 def _technique(config: Mapping[str, Any], classes: list[str], embeds: bool) -> tuple[str, str]:
     named = f"{_CONFIG}: architectures {', '.join(classes) or 'none'}"
     if embeds:
-        return text_front.BACKEND, f"{MODULES_FILE}: an embedder of sentence-transformers"
+        return text_front.BACKEND, f"{MODULES_FILE}: a model of sentence-transformers"
     vision = [key for key in _VISION_KEYS if key in config]
     if _ends(classes, _CLASSIFIES_IMAGES) or (vision and not _ends(classes, *_GENERATES)):
         return image_front.BACKEND, f"{_CONFIG}: {vision[0]}" if vision else named

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -127,6 +127,8 @@ class Manifest:
     # Texts that a client may have put before its own, by name, and the one for requests that name none.
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
+    # Of a decoder that says yes or no to a pair: what stands around its texts, by the name of a prompt, "" for none.
+    pair_templates: Mapping[str, Sequence[str]] = field(default_factory=dict)
     # Why the precision is not the requested one; empty if it is.
     note: str = ""
     # The repository and commit of a hub that the checkpoint comes from, owner/model@commit; empty: none.
@@ -147,6 +149,14 @@ class Manifest:
             allowed = f"one of the model's prompts: {names}" if names else "not given: this model has no prompts"
             raise InvalidInputError("parameter prompt_name", chosen, allowed)
         return self.prompts.get(chosen, "")
+
+    def pair_template(self, name: str | None) -> tuple[str, str, str] | None:
+        """What stands around a pair with the prompt `name`; None for a model that reads texts as they are."""
+        if not self.pair_templates:
+            return None
+        self.prompt(name)
+        before, between, behind = self.pair_templates[self.default_prompt if name is None else name]
+        return before, between, behind
 
     @property
     def engine_mb(self) -> float:

@@ -33,6 +33,8 @@ class TextEngineSettings:
                       and LAYER.lora_B [outputs, rank], if any; searched for like a checkpoint; empty: the
                       checkpoint's own head. With a head the modules of the checkpoint are not read: pooling and
                       normalize say what it was trained on
+    pair_template     Jinja file in the model's folder, for a decoder that says yes or no to a pair: its chat template
+                      gets messages of the roles query and document; empty: the checkpoint's own
     max_tokens        longest text, special tokens counted
     bins              lengths of the static engines. histogram: chosen by the length histogram; staircase: by the
                       steps of measured latency; none: only the dynamic engine; or the lengths, "16,32,64"
@@ -51,6 +53,7 @@ class TextEngineSettings:
     normalize: str = "auto"
     layers: int = 0
     head: str = ""
+    pair_template: str = ""
     max_tokens: int = MAX_TOKENS
     bins: str = "histogram"
     max_bins: int = 12

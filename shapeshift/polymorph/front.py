@@ -163,6 +163,7 @@ class TextFront(Front[TextJob]):
             self._pairs,
             finds or OFFSETS in output_names,
             self._engines.prompt(params.prompt_name),
+            self._engines.pair_template(params.prompt_name),
         )
         sources = [text for (text,) in texts_of_request(self.pb_utils, request, pairs=False)] if finds else []
         if params.prompt_name is not None and self.pb_utils.get_input_tensor_by_name(request, "TEXT") is None:

@@ -33,6 +33,10 @@ class Tokenizer(Protocol):
 
     def encode_with_offsets(self, text: bytes, pair: bytes | None, row: int, truncate: bool, prompt: str) -> Any: ...
 
+    def encode_in(
+        self, template: tuple[str, str, str], first: bytes, second: bytes, row: int, truncate: bool
+    ) -> Ids: ...
+
 
 class TextRows(NamedTuple):
     """The ids of each text of a request, and, where requested, the byte positions of its tokens, [tokens, 2]."""
@@ -50,11 +54,12 @@ def rows_of_request(
     pairs: bool = False,
     offsets: bool = False,
     prompt: str = "",
+    template: tuple[str, str, str] | None = None,
 ) -> TextRows:
     """The rows of one Triton request, each of 1 to `tokenizer.max_tokens` ids.
 
     pairs: whether TEXT_PAIR, the second text of each row, may be given; offsets: whether to return token positions
-    (-1 for all of INPUT_IDS); prompt: what is put before each TEXT.
+    (-1 for all of INPUT_IDS); prompt: what is put before each TEXT; template: what stands around each pair, instead.
     Raises InvalidInputError naming input, row and limit for anything invalid that config.pbtxt does not exclude.
     """
     text = _texts(pb_utils, request, "TEXT")
@@ -65,6 +70,11 @@ def rows_of_request(
         raise InvalidInputError("inputs", "TEXT and INPUT_IDS", "one of the two kinds, not both")
     if pair is not None and (text is None or len(pair) != len(text)):
         raise InvalidInputError(TEXT_PAIR, f"{len(pair)} rows", "as many rows as TEXT has")
+    if text is not None and template is not None:
+        if pair is None:
+            raise InvalidInputError(TEXT_PAIR, None, "given: this model reads pairs")
+        both = enumerate(zip(text, pair, strict=True))
+        return TextRows([tokenizer.encode_in(template, *texts, row, truncate) for row, texts in both], [])
     if text is not None:
         if not pairs and not offsets:
             return TextRows([tokenizer.encode(value, row, truncate, prompt) for row, value in enumerate(text)], [])

@@ -163,6 +163,7 @@ def _manifest(planned: Plan, work: Path, built: BuildResult, precision: str, not
         cross_encoder=planned.cross_encoder,
         prompts=planned.modules.prompts,
         default_prompt=planned.modules.default_prompt,
+        pair_templates=built.pair_templates,
         dimensions=stated_dimensions(planned.checkpoint.config),
         type_stride=built.type_stride,
         note=note,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from shapeshift.engines.manifest import EngineEntry
 from shapeshift.engines.profile import measure_interleaved
 from shapeshift.engines.providers import lookup
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
-from shapeshift.engines.text.tokenizer import TextTokenizer
+from shapeshift.engines.text.tokenizer import PairTemplate, TextTokenizer
 from shapeshift.engines.verify import LONGEST_KEPT, REFERENCE, Deviation, ReferenceTexts
 from shapeshift.errors import InvalidInputError
 from shapeshift.progress import ProgressCallback
@@ -41,6 +41,7 @@ class BuildResult:
     packs_rows: bool
     position_offset: int
     type_stride: int = 0
+    pair_templates: Mapping[str, PairTemplate] = field(default_factory=dict)
     device_mb: float = 0.0
 
 
@@ -64,6 +65,7 @@ class TextEngineBuilder:
 
     def __init__(self, planned: Plan, work: Path, progress: ProgressCallback, library: Any) -> None:
         # torch takes seconds to import; a build with nothing to do must not import it.
+        from shapeshift.engines.text import pair_templates
         from shapeshift.engines.text.reference_model import ReferenceModel
 
         settings = planned.front.settings
@@ -72,7 +74,13 @@ class TextEngineBuilder:
         self._work = work
         self._progress = progress
         self._max_tokens = settings.max_tokens
-        options = (planned.engine_outputs, settings.layers, planned.head, planned.pairs, library)
+        answers: tuple[int, ...] = ()
+        self._templates: dict[str, PairTemplate] = {}
+        if planned.answers_pairs:
+            answers = planned.modules.answers or pair_templates.yes_and_no(library)
+            source = library, planned.checkpoint.folder, planned.modules.prompts, planned.pair_template
+            self._templates = pair_templates.read(*source)
+        options = (planned.engine_outputs, settings.layers, planned.head, planned.pairs, library, answers)
         reference = ReferenceModel(planned.checkpoint, planned.modules, *options)
         if settings.max_tokens > reference.max_tokens:
             limit = f"at most {reference.max_tokens} for this checkpoint"
@@ -81,7 +89,10 @@ class TextEngineBuilder:
         self._reference = reference
         self._packs = settings.packing and reference.packs_rows
         tokenizer = TextTokenizer(work / TOKENIZER_FILE, settings.max_tokens, type_stride=reference.type_stride)
-        reference.require_texts(tokenizer)
+        if planned.answers_pairs:
+            pair_templates.require_texts(tokenizer, self._templates, *source)
+        else:
+            reference.require_texts(tokenizer)
         ends = tokenizer.encode(b"a", 0, False)
         # Positions count from the id of padding, if not from 0: one of it inside a text is not counted.
         uncounted = reference.position_offset - 1 if reference.position_offset else None
@@ -121,6 +132,7 @@ class TextEngineBuilder:
             self._packs,
             self._reference.position_offset,
             self._reference.type_stride,
+            self._templates,
             0.0 if plan.device is None or self._runtime is None else round(self._runtime.used_mb(), 1),
         )
 

@@ -30,7 +30,7 @@ from shapeshift.triton import model_config
 
 # Incremented when a change of this project makes engines that were built before wrong or worse.
 _BUILD_FORMAT = 7
-_RARE = ("token_dense", "token_weights", "terms")
+_RARE = ("token_dense", "token_weights", "terms", "answers", "pair_template")
 _WEIGHTED = f"{TOKEN_WEIGHTS} (BGE-M3: `shapeshift convert` makes it of sparse_linear.pt)"
 # Outputs that every front has: they say nothing about its engines.
 _COMMON_OUTPUTS = (NUM_TOKENS.name, TOKENS.name, DESCRIPTION.name)
@@ -73,6 +73,8 @@ class Plan:
         """The class names of LOGITS or TOKEN_LOGITS; empty without these outputs."""
         if not {"LOGITS", "TOKEN_LOGITS"} & set(self.engine_outputs):
             return ()
+        if self.answers_pairs:
+            return heads.config_labels({"num_labels": 1})
         return heads.head_labels(self.head) if self.head else heads.config_labels(self.checkpoint.config)
 
     @property
@@ -87,7 +89,26 @@ class Plan:
     def cross_encoder(self) -> bool:
         """Whether the checkpoint's own head says how well the texts of a pair fit."""
         has_head = "LOGITS" in self.engine_outputs and self.head is None
-        return has_head and classifiers.is_cross_encoder(self.checkpoint.config, self.modules)
+        return has_head and (self.answers_pairs or classifiers.is_cross_encoder(self.checkpoint.config, self.modules))
+
+    @property
+    def answers_pairs(self) -> bool:
+        """Whether LOGITS are those of a decoder's own tokens, such as yes and no."""
+        names = self.checkpoint.config.get("architectures") or ()
+        speaks = any(str(name).endswith("ForCausalLM") for name in names)
+        return speaks and self.head is None and "LOGITS" in self.engine_outputs
+
+    @property
+    def pair_template(self) -> str:
+        """Jinja source of the front's own template; empty: the checkpoint's. Raises InvalidInputError."""
+        name = self.front.settings.pair_template
+        file = self.front.folder / name
+        if not name:
+            return ""
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise InvalidInputError("pair_template", name, f"a text in {self.front.folder} ({error})") from None
 
     @property
     def engine_outputs(self) -> tuple[str, ...]:
@@ -109,7 +130,8 @@ class Plan:
         """Changes if, and only if, the engines must be rebuilt."""
         inputs: dict[str, Any] = {
             "format": _BUILD_FORMAT,
-            "settings": asdict(self.front.settings),
+            "settings": _without_rare(asdict(self.front.settings)),
+            "pair_template": self.pair_template,
             "histogram": length_histogram(self.front),
             "outputs": [output.name for output in self.front.config.output if output.name not in _COMMON_OUTPUTS],
             "pairs": self.pairs,
@@ -117,7 +139,7 @@ class Plan:
             "checkpoint": self.source_sha256,
             "tokenizer": tokenizer_files.key(self.checkpoint),
             # Of those that few checkpoints have, the files count as `source_sha256`.
-            "modules": {name: value for name, value in asdict(self.modules).items() if value or name not in _RARE},
+            "modules": _without_rare(asdict(self.modules)),
             "provider": [part for one in self._providers for part in (one.name, one.version())],
             "precision": self.precision,
             "hardware": with_cpu(self.device),
@@ -125,8 +147,13 @@ class Plan:
         if self.front.settings.profile_file:
             inputs["profile"] = read_json(self.front.folder / self.front.settings.profile_file, "profile_file")
         # A file counts by its content, in source_sha256: a checkpoint may be moved.
-        text = json.dumps(inputs, sort_keys=True, default=lambda path: path.name)
+        text = json.dumps(_without_rare(inputs), sort_keys=True, default=lambda path: path.name)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without_rare(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what most models leave empty, which came later: their engines stay."""
+    return {name: value for name, value in values.items() if value or name not in _RARE}
 
 
 def plan(front: TextFrontConfig, paths: BuildPaths) -> Plan:

@@ -25,7 +25,14 @@ from shapeshift.engines.text.export_module import PackedEncoder
 from shapeshift.engines.text.families import FAMILIES, family_of, first_position, longest_text
 from shapeshift.engines.text.pooling import SentenceHead, TokenVectors, dense_layers, pool_one, term_weights
 from shapeshift.engines.text.sentence_modules import SentenceModules
-from shapeshift.engines.text.task_heads import add_updates, language_head, linear_head, sequence_head, token_head
+from shapeshift.engines.text.task_heads import (
+    add_updates,
+    answer_head,
+    language_head,
+    linear_head,
+    sequence_head,
+    token_head,
+)
 from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import InvalidInputError, UnsupportedError
 
@@ -53,7 +60,8 @@ class ReferenceModel:
 
     modules: what makes vectors and weights of the token vectors; outputs: of `interfaces.OUTPUT_AXES`;
     layers: the number of first layers to compute, 0: all; head: a file with a linear head over EMBEDDING and updates of
-    the layers (`heads`), None: the checkpoint's own (for LOGITS); pairs: whether texts may be pairs; library:
+    the layers (`heads`), None: the checkpoint's own (for LOGITS); answers: the tokens of which a decoder's LOGITS are
+    made, see `answer_head`; pairs: whether texts may be pairs; library:
     transformers' tokenizer of the checkpoint, where it is loaded already.
     """
 
@@ -66,6 +74,7 @@ class ReferenceModel:
         head: Path | None = None,
         pairs: bool = False,
         library: Any = None,
+        answers: Sequence[int] = (),
     ) -> None:
         self._checkpoint, self._pairs, self._library = checkpoint, pairs, library
         self.family = family_of(checkpoint.config)
@@ -77,7 +86,9 @@ class ReferenceModel:
         if tasks and not self.family.classifies:
             raise UnsupportedError(f"{tasks[0]}: model_type {self.family.name}; it is served for {', '.join(FAMILIES)}")
         self._task = tasks[0] if tasks else ""
-        self._model = _load(checkpoint, self._task, "IMPORTANCE" in outputs, layers)
+        self._answers = answers
+        kind = "AutoModelForCausalLM" if answers else _TASKS.get(self._task, "AutoModel")
+        self._model = _load(checkpoint, self._task, kind, "IMPORTANCE" in outputs, layers)
         self._linear = linear_head(head) if head is not None else None
         if head is not None:
             add_updates(self._model.base_model, head)
@@ -111,7 +122,7 @@ class ReferenceModel:
         """The module that providers export."""
         head: nn.Module | None = self._linear
         if self._task:
-            head = _HEADS[self._task](self._model)
+            head = answer_head(self._model, self._answers) if self._answers else _HEADS[self._task](self._model)
         vectors = SentenceHead(self._modules), self._tokens
         base = self._model.base_model
         return PackedEncoder(base, self.family, *vectors, self.outputs, head, self.type_stride).eval()
@@ -195,6 +206,9 @@ class ReferenceModel:
         if self._task == "TERM_WEIGHTS":
             weights = term_weights(self._model(**options).logits[0], self._modules.terms)
             values[self._task] = weights.sum(0) if "sum" in self._modules.terms else weights.amax(0)
+        elif self._answers:
+            logits = self._model(**options).logits[0, -1, list(self._answers)]
+            values["LOGITS"] = logits[:1] - logits[1:] if len(logits) > 1 else logits
         elif self._task:
             values[self._task] = self._model(**options).logits[0]
         elif self._linear is not None:
@@ -221,7 +235,7 @@ def _longest(tokenizer: TextTokenizer) -> str:
     return " ".join([text] * (1 + tokenizer.max_tokens // max(1, len(tokenizer.encode_piece(text)))))
 
 
-def _load(checkpoint: Checkpoint, task: str, with_attention: bool, layers: int) -> Any:
+def _load(checkpoint: Checkpoint, task: str, kind: str, with_attention: bool, layers: int) -> Any:
     import transformers
     from transformers.utils import logging
 
@@ -234,7 +248,7 @@ def _load(checkpoint: Checkpoint, task: str, with_attention: bool, layers: int) 
     if layers:
         config.num_hidden_layers = layers
     with _library_errors(checkpoint):
-        model, report = getattr(transformers, _TASKS.get(task, "AutoModel")).from_pretrained(
+        model, report = getattr(transformers, kind).from_pretrained(
             checkpoint.folder,
             config=config,
             # Only the eager attention returns its probabilities; without a name, the model's fastest is taken.

@@ -22,7 +22,7 @@ PROMPTS_FILE = "config_sentence_transformers.json"
 ACTIVATIONS = ("Tanh", "Identity", "ReLU", "GELU", "SiLU", "Sigmoid", "Mish")
 _DENSE_WEIGHTS = "model.safetensors"
 _PACKAGE = "sentence_transformers."
-_KINDS = ("Transformer", "Pooling", "Dense", "Dropout", "Normalize", "SpladePooling")
+_KINDS = ("Transformer", "Pooling", "Dense", "Dropout", "Normalize", "SpladePooling", "LogitScore")
 # The names of version 5 and earlier.
 _OLD_KINDS = {"MLMTransformer": "Transformer"}
 TERM_POOLINGS, TERM_ACTIVATIONS = ("max", "sum"), ("relu", "log1p_relu")
@@ -64,6 +64,7 @@ class SentenceModules:
     token_weights of BGE-M3, one number for each token, none below zero; special tokens have 0
     terms       of a SparseEncoder, how its weights of the vocabulary are pooled: of TERM_POOLINGS, and of
                 TERM_ACTIVATIONS; empty: the folder does not say
+    answers     of a CrossEncoder over a decoder: the ids of the tokens for yes and, if it has one, no
     cross_encoder  whether the folder is a CrossEncoder
     activation  the class of torch.nn that makes scores of a CrossEncoder's logits; empty: not stated
     transformer sub-folder with the model; empty: the folder itself
@@ -78,6 +79,7 @@ class SentenceModules:
     token_dense: DenseLayer | None = None
     token_weights: DenseLayer | None = None
     terms: tuple[str, ...] = ()
+    answers: tuple[int, ...] = ()
     cross_encoder: bool = False
     activation: str = ""
     transformer: str = ""
@@ -168,6 +170,7 @@ def read(folder: Path) -> SentenceModules:
         _with_token_heads(config, folder),
         pooling=pooling,
         terms=next((_terms(folder / path) for kind, path in modules if kind == "SpladePooling"), ()),
+        answers=next((_answers(folder / path) for kind, path in modules if kind == "LogitScore"), ()),
         dense=tuple(_dense(folder / path) for kind, path in modules if kind == "Dense"),
         normalize="Normalize" in kinds if pooling else None,
         lower_case=_lower_case(folder / modules[0][1]),
@@ -185,7 +188,7 @@ def _kind(name: str, file: Path) -> str:
 def _check_order(kinds: Sequence[str], file: Path) -> None:
     if kinds.count("Pooling") > 1:
         raise InvalidInputError(MODULES_FILE, f"{kinds.count('Pooling')} poolings", f"one Pooling in {file}")
-    if kinds == ["Transformer", "SpladePooling"]:
+    if kinds in (["Transformer", "SpladePooling"], ["Transformer", "LogitScore"]):
         return
     order = ["Transformer", "Pooling", "Dense", "Normalize"]
     ranks = [order.index(kind) if kind in order else -1 for kind in kinds if kind != "Dropout"]
@@ -228,6 +231,15 @@ def _terms(folder: Path) -> tuple[str, str]:
     ):
         require(value in allowed, name, value, f"one of {', '.join(allowed)} in {folder / 'config.json'}")
     return pooling, activation
+
+
+def _answers(folder: Path) -> tuple[int, ...]:
+    """The tokens of a LogitScore."""
+    config = _json(folder / "config.json")
+    ids = [config.get("true_token_id"), config.get("false_token_id")]
+    valid = isinstance(ids[0], int) and isinstance(ids[1], int | None)
+    require(valid, "true_token_id, false_token_id", ids, f"ids of tokens in {folder / 'config.json'}")
+    return tuple(one for one in ids if one is not None)
 
 
 def _with_token_heads(modules: SentenceModules, folder: Path) -> SentenceModules:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,15 @@ def token_head(model: Any) -> nn.Module:
     if model.config.model_type == "modernbert":
         return nn.Sequential(model.head, model.classifier)
     return model.score if hasattr(model, "score") else model.classifier  # type: ignore[no-any-return]
+
+
+def answer_head(model: Any, answers: Sequence[int]) -> SequenceHead:
+    """The logit of the first token of `answers` behind the last one of a text, less that of the second, if any."""
+    layer = model.get_output_embeddings()
+    rows = layer.weight.detach()[list(answers)]
+    linear = nn.Linear(rows.shape[1], 1, bias=False)
+    linear.weight.data = rows[:1] - rows[1:] if len(answers) > 1 else rows.clone()
+    return SequenceHead("lasttoken", _First(), linear)
 
 
 _LANGUAGE_HEADS: dict[str, Callable[[Any], nn.Module]] = {

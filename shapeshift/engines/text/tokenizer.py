@@ -18,6 +18,8 @@ Ids = npt.NDArray[np.int64]
 Offsets = npt.NDArray[np.int32]
 
 FILE_NAME, CONFIG = "tokenizer.json", "tokenizer_config.json"
+PairTemplate = tuple[str, str, str]
+"""What stands before, between and behind the two texts of a pair that a decoder reads."""
 _BYTES_PER_TOKEN = 128
 _TRUNCATES = "parameter truncate_prompt_tokens"
 
@@ -195,6 +197,23 @@ class TextTokenizer:
             ids += np.asarray(tokens.encoding.type_ids, dtype=np.int64)[tokens.chosen] * self._type_stride
         offsets = _byte_offsets(tokens.encoding, tokens.first, tokens.second, len(prompt.encode()))
         return Encoded(ids, offsets[tokens.chosen])
+
+    def encode_in(self, template: PairTemplate, first: bytes, second: bytes, row: int, truncate: bool) -> Ids:
+        """The ids of a pair within a template. Raises as `encode`. What is cut off is the end of the second text."""
+        before, between, behind = template
+        texts = [self._decode(text, self._field + end, row, truncate) for text, end in ((first, ""), (second, "_PAIR"))]
+        whole = before + texts[0] + between + texts[1] + behind
+        ids = self.encode_piece(whole)
+        if len(ids) > self.max_tokens:
+            self._check_length(len(ids), row, truncate)
+            end_ids = self.encode_piece(behind)
+            least = len(end_ids) + 1
+            if self.max_tokens < least:
+                raise InvalidInputError(self._limit, self.max_tokens, f"at least {least}, what stands behind a pair")
+            ids = [*ids[: self.max_tokens - len(end_ids)], *end_ids]
+        chosen = np.asarray(ids, dtype=np.int64)
+        self._check_known(chosen, row)
+        return chosen
 
     def _encoded(
         self,
