@@ -26,6 +26,7 @@ from shapeshift.triton.control import ModelControl
 from shapeshift.triton.embedded.server import TritonServer
 from tests.engines import gguf_models
 from tests.engines.families import save_model, save_modules, save_tokenizer
+from tests.engines.test_engines_vectors import save_splade
 from tests.fused_decode.checkpoints import make_checkpoint
 from tests.token_adapt.timm_models import small_checkpoint
 from tests.token_adapt.vision_families import CASES, write
@@ -72,6 +73,10 @@ def embedding_gemma(folder: Path) -> None:
     save_modules(save_model(folder, "gemma3_text"))
 
 
+def splade(folder: Path) -> None:
+    save_splade(folder, "bert")
+
+
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project in the working directory; its model repository."""
@@ -110,7 +115,13 @@ def stated(model: Path) -> dict[str, Any]:
             ["TEXT_PAIR", "LOGITS"],
             ["LOGITS [3] of a ELECTRA", "labels: bad, good, mixed; scores: softmax of LOGITS"],
         ),
-        (tagger, "polymorph", ["TOKEN_LOGITS", "OFFSETS"], ["TOKEN_LOGITS [-1, 3]", "labels: bad, good, mixed"]),
+        (
+            tagger,
+            "polymorph",
+            ["TOKEN_LOGITS", "OFFSETS", "ENTITIES"],
+            ["TOKEN_LOGITS [-1, 3]", "labels: bad, good, mixed"],
+        ),
+        (splade, "polymorph", ["SPARSE_INDICES", "SPARSE_VALUES"], ["TERM_WEIGHTS [64] of a BERT"]),
         (make_checkpoint, "fused_decode", [], ["of a llama, 2 layers", "32 requests at once", "1024 tokens each"]),
         (nameless_decoder, "fused_decode", [], ["of a llama, 2 layers", "architectures none, model_type llama"]),
         (embedding_gemma, "polymorph", [], ["EMBEDDING [16] of a EmbeddingGemma", "pooling: mean;"]),
