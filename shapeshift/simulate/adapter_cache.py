@@ -149,6 +149,7 @@ class _Loop:
 
     def _arrive(self, index: int) -> None:
         traced = self._trace[index]
+        self._pool.end_loads()
         inputs = PredictionInput(traced.adapter, traced.prompt_tokens, self._max_new_tokens, truth=traced.answer_tokens)
         request = _Request(traced, self._pool.rank(traced.adapter), self._predictor.predict(inputs))
         self._requests.append(request)
