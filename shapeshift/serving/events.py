@@ -1,7 +1,8 @@
 """What the process of a model did last: short records in a bounded ring that other processes may read.
 
 A ring is a file that the process maps. `record` overwrites the oldest record, and waits for nobody; a reader that is
-too slow loses what was overwritten. Records have no texts of requests. `shapeshift live` reads them.
+too slow loses what was overwritten. Records have no texts of requests. `shapeshift live` reads them,
+and `shapeshift record` those of requests, which are written while it asks for them.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def record(build: Path, model: str, seconds: float) -> tuple[Trace, int]:
     with Feed(folder, model) as feed:
         while (now := time.monotonic()) < start + seconds + _GRACE_S:
             rows += feed.read()
-            progress(f"{len(rows)} requests: {min(now - start, seconds):.0f} of {seconds:.0f} s")
+            progress(f"listening: {len(rows)} texts or images, {min(now - start, seconds):.0f} of {seconds:.0f} s")
             time.sleep(_LOOK_S)
         rows += feed.read()
     progress.done()
