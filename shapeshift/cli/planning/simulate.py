@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", metavar="FILE", help="replay this CSV file instead of [load]")
     parser.add_argument("--seed", type=int, help="of the load, instead of the scenario's")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the latencies")
+    parser.add_argument("--plot", type=Path, metavar="FILE.html", help="draw the latencies")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -80,7 +80,7 @@ def as_json(outcomes: Mapping[str, Outcome]) -> dict[str, object]:
 
 
 def write_plot(file: Path, outcomes: Mapping[str, Outcome]) -> None:
-    """Draw the share of requests by latency, of each system, as SVG. Raises ShapeshiftError."""
+    """Draw the share of requests by latency, of each system, as a page with SVG. Raises ShapeshiftError."""
     # Not before it is needed: other commands need none of it.
     from shapeshift.live import svg
 
