@@ -127,18 +127,17 @@ class LoraFront(GenerateFront):
         base_model = _base_model(args.parameters, base.folder, architecture, params)
         multi_lora, element_bytes = read_multi_lora(args.folder / "1"), runtime.memory.element_size()
         self.catalogue = Catalogue(folder, multi_lora, base_model, cache, element_bytes, log.warning)
-        most_bytes = (params.adapter_mb << 20) * 4 // element_bytes
         self.first_use: Any = None
         if params.sources:
-            add = self.catalogue.add_fetched
-            self.first_use = FIRST_USE["process"](params.sources, folder, most_bytes, add, self.fetch_s)
+            most_bytes = (params.adapter_mb << 20) * 4 // element_bytes
+            options = (params.sources, folder, most_bytes, self.catalogue.add_fetched, self.fetch_s)
+            self.first_use = FIRST_USE["process"](*options)
         self._awaiting: set[GenerateJob] = set()
         self.prefetcher = PREFETCHERS["gaps"]() if params.prefetch else None
         self._prefetching = threading.Lock()
         weights = params.predictor_weights
         self.predictor: LengthPredictor = WordRegressor.load(args.folder / weights) if weights else RunningMean()
-        reserve = f"{params.adapter_mb} MiB for them alone"
-        log.info(f"{len(self.catalogue)} adapters, {kernels.name}, {reserve}, {params.scheduler}")
+        log.info(f"{len(self.catalogue)} adapters, {kernels.name}, {params.adapter_mb} MiB for them, {params.scheduler}")
         decode = base.settings
         inputs = SchedulerInputs(
             cache, decode.queue_requests, self._adapter_tokens, BLOCK_TOKENS, classes=decode.classes
