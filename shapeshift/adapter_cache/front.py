@@ -137,7 +137,7 @@ class LoraFront(GenerateFront):
         self._prefetching = threading.Lock()
         weights = params.predictor_weights
         self.predictor: LengthPredictor = WordRegressor.load(args.folder / weights) if weights else RunningMean()
-        log.info(f"{len(self.catalogue)} adapters, {kernels.name}, {params.adapter_mb} MiB for them, {params.scheduler}")
+        log.info(f"{len(self.catalogue)} adapters, {kernels.name}, {params.adapter_mb} MiB held, {params.scheduler}")
         decode = base.settings
         inputs = SchedulerInputs(
             cache, decode.queue_requests, self._adapter_tokens, BLOCK_TOKENS, classes=decode.classes
