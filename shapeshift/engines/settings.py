@@ -19,8 +19,7 @@ class TextEngineSettings:
     """Parameters that `make engines` reads. It resolves `auto` and writes the result into the generated config.pbtxt.
 
     checkpoint        folder (absolute, under build/checkpoints or checkpoints/) or hub id
-    provider          auto (on an NVIDIA GPU torch, or TensorRT where it is installed and faster; else openvino, or
-                      native where that is faster),
+    provider          auto (on an NVIDIA GPU torch, or TensorRT where it is installed and faster; else openvino),
                       native, openvino, onnxruntime, torch, tensorrt or emulated
     precision         auto (bf16 if the hardware computes it natively, else f16 on a GPU and f32 on a CPU), f32, bf16,
                       or f16 on a GPU

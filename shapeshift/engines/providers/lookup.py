@@ -24,11 +24,10 @@ def resolve(requested: str, gpus: Sequence[int]) -> str:
 
 
 def rival(requested: str, gpus: Sequence[int]) -> Provider | None:
-    """The provider that "auto" takes instead of `resolve`'s where its engines are faster, if it is installed: on a GPU
-    TensorRT, on a CPU the native kernels."""
-    if requested != "auto":
+    """The provider that "auto" takes instead of `resolve`'s where its engines are faster: TensorRT, if installed."""
+    if requested != "auto" or not gpus:
         return None
-    provider = PROVIDERS["tensorrt" if gpus else "native"]
+    provider = PROVIDERS["tensorrt"]
     with contextlib.suppress(UnsupportedError):
         provider.version()
         return provider
