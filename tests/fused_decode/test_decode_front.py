@@ -170,6 +170,15 @@ def test_further_outputs_on_request(make_front: MakeFront) -> None:
     assert all(answer[f"{part}_ms"] >= 0 for part in ("queue", "prefill", "decode"))
 
 
+def test_logprobs_are_asked_for_no_longer_than_their_request_runs(make_front: MakeFront) -> None:
+    """A step in which none are wanted has one operation only."""
+    front = make_front()
+    front.execute([request := ask(logprobs=2)])
+    answer_of(request)
+    wait_for(lambda: not front.loop.slots.sampling.listing)
+    front.loop.check_integrity()
+
+
 def test_tokens_of_a_prompt_that_were_computed_before_are_told(make_front: MakeFront) -> None:
     front, counts = make_front(), []
     for text in ("a beginning of several blocks, x", "a beginning of several blocks, y"):

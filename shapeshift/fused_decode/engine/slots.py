@@ -282,6 +282,8 @@ class SlotTable:
         held = [slot for slot, owner in enumerate(self.owners) if owner is not None]
         assert self.used == len(held), "the number of held slots is wrong"
         assert held == np.flatnonzero(self.phase).tolist(), "a slot is held without a phase, or the reverse"
+        further = self.sampling.listing | self.sampling.edits.edited | self.sampling.edits.guided
+        assert further <= {*held}, "a free slot asks for something"
         requests = {owner: owner.slots for owner in self.owners if owner is not None}
         assert sorted(slot for slots in requests.values() for slot in slots) == held, "a request has lost a slot"
         assert all(len(slots) == request.rows for request, slots in requests.items()), "a request has lost a beam"
@@ -362,7 +364,7 @@ class SlotTable:
         self.owners[slot], self.alike = None, 0
         self.phase[slot] = FREE
         self.beams -= int(self.is_beam[slot])
-        self.sampling.edits.clear(slot)
+        self.sampling.clear(slot)
         self.cached[slot] = self.length[slot] = self.unknown[slot] = self.drafted[slot] = 0
         self.adapters[slot] = NO_ADAPTER
         self.is_beam[slot] = False

@@ -94,6 +94,11 @@ class SamplingTable:
         self.listing.discard(slot) if params.logprobs is None else self.listing.add(slot)
         self.seed[slot] = secrets.randbits(64) if params.seed is None else params.seed % 2**64
 
+    def clear(self, slot: int) -> None:
+        """No request is in `slot`."""
+        self.edits.clear(slot)
+        self.listing.discard(slot)
+
     def listed(self, slots: Integers) -> Integers:
         """The rows of these slots whose logprobs are asked for."""
         return np.flatnonzero(self.logprobs[slots] != NO_LOGPROBS)
