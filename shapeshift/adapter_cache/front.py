@@ -39,7 +39,7 @@ from shapeshift.adapter_cache.settings import (
     AdapterCacheSettings,
     require_one_rank,
 )
-from shapeshift.errors import CancelledRequestError, OverloadedError, ShapeshiftError
+from shapeshift.errors import OverloadedError
 from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.engine.slots import require_memory
 from shapeshift.fused_decode.front import GenerateFront
@@ -48,7 +48,7 @@ from shapeshift.fused_decode.job import GenerateJob
 from shapeshift.fused_decode.loading import Loaded
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
-from shapeshift.fused_decode.request import LENGTH, STOP, TOO_LATE, Request
+from shapeshift.fused_decode.request import LENGTH, STOP, TOO_LATE, Reason, Request
 from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.loops import Loop
 from shapeshift.serving.description import Description, registry_version
@@ -161,19 +161,16 @@ class LoraFront(GenerateFront):
     def queue(self, job: GenerateJob) -> None:
         if job.parameters.lora_name is not None and _requests(job)[0].adapter is None:
             self._awaiting.add(job)
-            try:
-                self.first_use.fetch(job.parameters.lora_name, partial(self._fetched, job))
-            except ShapeshiftError as error:
-                self._fetched(job, error)
+            self.first_use.fetch(job.parameters.lora_name, partial(self._fetched, job))
             return
         for request in _requests(job):
             prediction = _prediction_input(request, job.prompt_of(request).text)
             request.predicted_tokens = self.predictor.predict(prediction)
             self.submit(request)
 
-    def cancel(self, job: GenerateJob) -> None:
-        self._fetched(job, job.error or CancelledRequestError("the caller cancelled the request"))
-        super().cancel(job)
+    def end(self, job: GenerateJob, reason: Reason) -> None:
+        self._fetched(job, reason)
+        super().end(job, reason)
 
     def answered(self, job: GenerateJob) -> None:
         for request in _requests(job):
@@ -263,23 +260,21 @@ class LoraFront(GenerateFront):
                     with self._prefetching:
                         self.prefetcher.record(request.adapter, request.arrived)
 
-    def _fetched(self, job: GenerateJob, error: Exception | None) -> None:
-        """The adapter that the job waits for is there, or it fails; the first call counts. Any thread."""
+    def _fetched(self, job: GenerateJob, reason: Reason | None) -> None:
+        """The adapter that the job waits for is there, or the job ends; the first call counts. Any thread."""
         try:
             self._awaiting.remove(job)
         except KeyError:
             return
-        try:
-            if error is not None:
-                raise error
-            self._use_adapter(job)
-        except Exception as raised:  # noqa: BLE001  whatever it is, it is the answer
-            for request in job.requests:
-                request.finish(raised)
-            self.done(job)
-            return
-        self._count(job)
-        self.queue(job)
+        if reason is None:
+            try:
+                self._use_adapter(job)
+                self._count(job)
+                self.queue(job)
+            except Exception as error:  # noqa: BLE001  whatever it is, it is the answer
+                reason = error
+        if reason is not None:
+            self.end_unqueued(job, reason)
 
     def _end_late(self) -> None:
         """End what has waited for an adapter beyond its deadline; the loop does so for what it has."""

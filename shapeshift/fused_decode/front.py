@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shapeshift.errors import CancelledRequestError, InvalidInputError, NotFoundError, ShapeshiftError
+from shapeshift.errors import CancelledRequestError, InvalidInputError, NotFoundError
 from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.loop import DecodeLoop
@@ -19,7 +19,7 @@ from shapeshift.fused_decode.engine.sampling.logit_edits import GRAMMARS, token_
 from shapeshift.fused_decode.job import AnswerOutputs, BeamsJob, ChoicesJob, GenerateJob, Prompt, sample_params
 from shapeshift.fused_decode.loading import Loaded
 from shapeshift.fused_decode.policy.admission import Admission, FirstComeFirstServed
-from shapeshift.fused_decode.request import ABORT, Request
+from shapeshift.fused_decode.request import ABORT, Reason, Request
 from shapeshift.fused_decode.request_parser import TEXT, ParsedRequest, RequestParser
 from shapeshift.serving import parameters
 from shapeshift.serving.description import GENERATION, Description, checkpoint_name, checkpoint_version
@@ -115,17 +115,16 @@ class GenerateFront(Front[GenerateJob]):
         with self._lock:
             self._live.setdefault(job.requests[0].id, []).extend(job.requests)
         structured = job.params.structured_outputs
-        if structured is None:
-            self.queue(job)
-            return
-        compiled = partial(self._compiled, job)
-        if self.grammars is None:
-            runtime = self.loaded.runtime
-            self.grammars = GRAMMARS["llguidance"](self.loaded.tokenizer_file, runtime.vocab_size, runtime.eos_ids)
         try:
-            self.grammars.compile(structured, compiled)
-        except ShapeshiftError as error:
-            compiled(error)
+            if structured is None:
+                self.queue(job)
+                return
+            if self.grammars is None:
+                runtime = self.loaded.runtime
+                self.grammars = GRAMMARS["llguidance"](self.loaded.tokenizer_file, runtime.vocab_size, runtime.eos_ids)
+            self.grammars.compile(structured, partial(self._compiled, job))
+        except Exception as error:  # noqa: BLE001  whatever it is, it is the answer, with which the job is forgotten
+            self.end_unqueued(job, error)
 
     def queue(self, job: GenerateJob) -> None:
         """Have the loop serve a job that nothing else is needed for. Any thread; never blocks."""
@@ -140,8 +139,18 @@ class GenerateFront(Front[GenerateJob]):
             self._deliver([request])
 
     def cancel(self, job: GenerateJob) -> None:
+        self.end(job, job.error or CancelledRequestError("the caller cancelled the request"))
+
+    def end(self, job: GenerateJob, reason: Reason) -> None:
+        """End a job early. Any thread."""
         for request in job.requests:
-            self.loop.end(request, job.error or CancelledRequestError("the caller cancelled the request"))
+            self.loop.end(request, reason)
+
+    def end_unqueued(self, job: GenerateJob, reason: Reason) -> None:
+        """End a job that the loop does not have. Any thread."""
+        for request in job.requests:
+            request.finish(reason)
+        self.done(job)
 
     def done(self, job: GenerateJob) -> None:
         """Send what is new of a job: called whenever there is something."""
@@ -273,9 +282,7 @@ class GenerateFront(Front[GenerateJob]):
     def _compiled(self, job: GenerateJob, outcome: Any) -> None:
         """Any thread calls this, with the grammar that the job waits for."""
         if isinstance(outcome, Exception):
-            for request in job.requests:
-                request.finish(outcome)
-            self.done(job)
+            self.end_unqueued(job, outcome)
             return
         for request in job.requests:
             request.grammar = self.grammars.new(outcome, self.loop.wake)
@@ -290,8 +297,8 @@ class GenerateFront(Front[GenerateJob]):
             stopped = list(self._live.get(stop_id, ()))
         if not stopped:
             raise NotFoundError(f"stop_id: no request {stop_id!r} waits or runs")
-        for request in stopped:
-            self.loop.end(request, ABORT)
+        for job in dict.fromkeys(request.job for request in stopped):
+            self.end(job, ABORT)
         takes_text = TEXT in triton_request.requested_output_names()
         nothing = partial(self.response, {TEXT: np.array([b""], dtype=object)} if takes_text else {})
         self.responder.post([SingleResponse(sender, nothing, partial(self.responder.count, "OK"))])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from safetensors.torch import load_file
 
 from shapeshift.adapter_cache.front import LoraFront
 from shapeshift.adapter_cache.registry import store
+from shapeshift.fused_decode.request import ABORT
 from tests.adapter_cache.lora_models import Spec, make_adapter, peft_texts, save_adapter
 from tests.build_engines import hub_server
 from tests.build_engines.hub_server import Hub
@@ -143,9 +146,8 @@ def test_a_silent_hub_delays_no_other_request(
     front.execute(queued)
     code, text = refusal(front, "mine/64")
     assert code == TritonError.UNAVAILABLE and "64 adapters wait to be fetched, the most at once" in text
-    late = asking("mine/0", parameters={"latency_ms": 200})
-    gone, stopped = asking("mine/1"), asking("mine/2", request_id="mine")
-    front.execute([late, gone, stopped])
+    late, gone = asking("mine/0", parameters={"latency_ms": 200}), asking("mine/1")
+    front.execute([late, gone])
     gone.sender.cancelled = True
     assert late.refusal()[0] == TritonError.UNAVAILABLE and "latency_ms" in late.refusal()[1]
     assert gone.refusal()[0] == TritonError.CANCELLED
@@ -172,6 +174,50 @@ def test_a_front_that_is_unloaded_ends_its_fetches(
     wait_for(lambda: any(path.endswith(CONFIG) for _, path in hub.asked))
     front.first_use.close()
     assert request.refusal() == (TritonError.UNAVAILABLE, "the model is being unloaded; retry elsewhere")
+
+
+def test_all_that_waits_is_answered_before_a_front_has_ended(
+    make_front: MakeFront, hub: Hub, mixed_adapters: dict[str, Path]
+) -> None:
+    for number in range(6):
+        hub.add(f"mine/{number}", mixed_adapters["mlp"])
+        hub.silent.add(f"mine/{number}")
+    front = make_front("mine/")
+    requests = [asking(f"mine/{number}") for number in range(60)]
+    front.execute(requests)
+    front.close()
+    assert all(request.sender.has_ended for request in requests)
+
+
+def test_what_waits_for_its_adapter_is_ended_by_its_id(
+    make_front: MakeFront, hub: Hub, mixed_adapters: dict[str, Path]
+) -> None:
+    hub.add("mine/styles", mixed_adapters["mlp"])
+    hub.silent.add("mine/styles")
+    front = make_front("mine/")
+    request, other = asking("mine/styles", request_id="mine", return_finish_reason=True), asking("mine/styles")
+    front.execute([request, other])
+    front.execute([ask(None, stop_id="mine")])
+    assert answer_of(request)["finish_reason"] == ABORT
+    assert not other.sender.has_ended
+
+
+def test_a_refused_name_keeps_no_request(make_front: MakeFront, shelf: Path) -> None:
+    """A remembered error is the answer to many requests, none of which it may hold: they hold Triton's senders."""
+    front = make_front(shelf)
+    requests = [asking("nobody") for _ in range(3)]
+    for request in requests:
+        front.execute([request])
+        assert request.refusal()[0] == TritonError.NOT_FOUND
+    wait_for(lambda: not front.live)
+    senders = [weakref.ref(request.sender) for request in requests]
+    del request
+    requests.clear()
+    # The thread that sent the last one holds it until it has another.
+    front.execute([last := asking("small")])
+    assert answer_of(last)["text_output"]
+    gc.collect()
+    assert [sender() for sender in senders] == [None] * 3
 
 
 @pytest.mark.parametrize(

@@ -379,6 +379,19 @@ def test_the_registry_changes_while_requests_run(
     front.cache.check_integrity()
 
 
+def test_a_request_that_cannot_be_started_is_forgotten(make_front: MakeFront, folder: Path) -> None:
+    class Broken:
+        def predict(self, request: object) -> int:
+            raise RuntimeError("broken")
+
+    front = make_front()
+    front.predictor = Broken()  # type: ignore[assignment]
+    front.execute([request := asking("small")])
+    assert request.refusal()[0] == TritonError.INTERNAL
+    store.remove(folder, "small")
+    wait_for(lambda: not any(one.label == "small" for one in front.cache.table.all()))
+
+
 def test_bad_entries_change_nothing(
     make_front: MakeFront,
     folder: Path,

@@ -22,6 +22,7 @@ _MOST_PROCESSES = 4
 _MOST_WAITING = 64
 """Adapters that are being fetched or wait for it; a request for a further one gets UNAVAILABLE."""
 _MOST_REFUSED = 1000
+_CLOSING_S = 3.0
 _PAUSE_S = 30.0
 """Seconds for which a failure is the answer to further requests."""
 
@@ -45,6 +46,7 @@ class FirstUse:
         self._record, self._most_bytes, self._add, self._timeout_s = record, most_bytes, add, timeout_s
         self._waiting: dict[str, list[Done]] = {}
         self._processes: set[subprocess.Popen[bytes]] = set()
+        self._threads: set[threading.Thread] = set()
         self._refused: dict[str, tuple[float, Exception]] = {}
         self._is_closed = False
         self._places = threading.Semaphore(_MOST_PROCESSES)
@@ -66,24 +68,19 @@ class FirstUse:
         return True
 
     def fetch(self, name: str, done: Done) -> None:
-        """Call `done` when requests may name `name`, or with the error. Never blocks.
-
-        Raises the error of the last try for a while, and OverloadedError where too many run.
-        """
+        """Call `done` when requests may name `name`, or with the error: for a while that of the last try, and
+        OverloadedError where too many run. Never blocks."""
         with self._lock:
-            until, error = self._refused.get(name, (0.0, None))
-            if error is not None and time.monotonic() < until:
-                raise error
-            if name in self._waiting:
+            error = self._refusal(name)
+            if error is None and name in self._waiting:
                 self._waiting[name].append(done)
-                return
-            if self._is_closed:
-                raise unloading()
-            if len(self._waiting) >= _MOST_WAITING:
-                text = f"lora_name {name}: {_MOST_WAITING} adapters wait to be fetched, the most at once; retry later"
-                raise OverloadedError(text)
-            self._waiting[name] = [done]
-        threading.Thread(target=self._run, args=(name,), name="adapter-fetch", daemon=True).start()
+            elif error is None:
+                thread = threading.Thread(target=self._run, args=(name,), name="adapter-fetch", daemon=True)
+                thread.start()
+                self._threads.add(thread)
+                self._waiting[name] = [done]
+        if error is not None:
+            done(error)
 
     def refuse(self, name: str, error: Exception) -> None:
         """Answer further requests for `name` with `error` for a while."""
@@ -93,12 +90,28 @@ class FirstUse:
                 del self._refused[next(iter(self._refused))]
 
     def close(self) -> None:
-        """End what runs: its requests get UNAVAILABLE."""
+        """End what runs: its requests get UNAVAILABLE, all before this returns."""
         with self._lock:
             self._is_closed = True
             running = list(self._processes)
+            threads = list(self._threads)
         for process in running:
             process.kill()
+        until = time.monotonic() + _CLOSING_S
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _refusal(self, name: str) -> Exception | None:
+        """Why a request for `name` fails now."""
+        if self._is_closed:
+            return unloading()
+        until, error = self._refused.get(name, (0.0, None))
+        if error is not None and time.monotonic() < until:
+            return error
+        if name not in self._waiting and len(self._waiting) >= _MOST_WAITING:
+            text = f"lora_name {name}: {_MOST_WAITING} adapters wait to be fetched, the most at once; retry later"
+            return OverloadedError(text)
+        return None
 
     def _run(self, name: str) -> None:
         error: Exception | None = None
@@ -111,12 +124,15 @@ class FirstUse:
                 self._places.release()
             self._add(name, folder, sha256)
         except Exception as raised:  # noqa: BLE001  whatever it is, it is the answer of the requests
-            error = unloading() if self._is_closed else raised
+            # It is remembered, and its traceback would keep the requests.
+            error = unloading() if self._is_closed else raised.with_traceback(None)
             self.refuse(name, error)
         with self._lock:
             waiting = self._waiting.pop(name)
         for done in waiting:
             done(error)
+        with self._lock:
+            self._threads.discard(threading.current_thread())
 
     def _ask(self, name: str) -> tuple[Path, str]:
         """The folder and the hash of the adapter. Raises ModelError with the text and the code of the process."""
