@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from shapeshift.engines.execution.engine_set import pack
 from shapeshift.engines.interfaces import Array
 from shapeshift.engines.text import sentence_modules
 from shapeshift.engines.text.tokenizer import TextTokenizer
@@ -55,7 +57,6 @@ def test_terms_are_weighted_as_by_a_sparse_encoder(family: str, tmp_path: Path) 
 
 def save_token_heads(folder: Path, width: int = 12) -> dict[str, Any]:
     """Write random heads of BGE-M3 into a checkpoint, and return their tensors."""
-    import torch
     from safetensors.torch import save_file
 
     torch.manual_seed(5)
@@ -68,7 +69,6 @@ def save_token_heads(folder: Path, width: int = 12) -> dict[str, Any]:
 
 def of_flag_embedding(folder: Path, heads: dict[str, Any], text: str) -> tuple[Array, Array, dict[int, float]]:
     """Dense, ColBERT and lexical weights, in the words of FlagEmbedding's M3 (`_compute_single_score` and others)."""
-    import torch
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -107,6 +107,29 @@ def test_one_pass_gives_the_three_vectors_of_bge_m3(tmp_path: Path) -> None:
             np.testing.assert_allclose([best[token] for token in terms], [*terms.values()], atol=1e-4)
             weighted += len(terms)
     assert weighted >= 10
+
+
+def test_special_tokens_of_a_second_text_have_no_weight(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "bert")
+    save_token_heads(folder)
+    reference = reference_of(folder, "TOKEN_WEIGHTS", pairs=True)
+    tokenizer = TextTokenizer(folder / "tokenizer.json", 48, type_stride=reference.type_stride)
+    ids = tokenizer.encode_with_offsets(b"w5 w6", b"w7 unknown w9").ids
+    inputs = pack([ids], len(ids), 1, 0, reference.type_stride)
+    with torch.inference_mode():
+        weights = reference.module()(*map(torch.from_numpy, inputs.values()))[0].numpy()
+    np.testing.assert_allclose(weights, reference.compute(ids)["TOKEN_WEIGHTS"], atol=1e-5)
+    assert reference.type_stride and (weights > 0).any()
+
+
+def test_what_is_cast_moves_to_a_device_as_a_whole(tmp_path: Path) -> None:
+    folder = save_modules(save_model(tmp_path / "model", "xlm-roberta"), pooling="cls")
+    save_token_heads(folder)
+    reference = reference_of(folder, "EMBEDDING", "TOKEN_EMBEDDING", "TOKEN_WEIGHTS")
+    module = reference.module().cast(torch.bfloat16).to("meta")
+    inputs = pack([np.arange(5), np.arange(9)], 14, 2, reference.position_offset)
+    outputs = module(*(torch.from_numpy(values).to("meta") for values in inputs.values()))
+    assert [str(values.device) for values in outputs] == ["meta"] * 3
 
 
 def test_token_vectors_of_another_model_are_its_hidden_states(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ class RowOutputs(nn.Module):
     """The outputs `output_names` of the token vectors of a pack, in that order.
 
     embedding, tokens: what makes vectors of them; head: of LOGITS, TOKEN_LOGITS or TERM_WEIGHTS, if one of them is
-    wanted; padding: the id that pads texts, None: there is none.
+    wanted; padding: the id that pads texts, None: there is none; type_stride: see `PackedEncoder`.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class RowOutputs(nn.Module):
         tokens: TokenVectors,
         head: nn.Module | None,
         padding: int | None,
+        type_stride: int,
     ) -> None:
         super().__init__()
         self.output_names = tuple(output_names)
@@ -52,12 +53,14 @@ class RowOutputs(nn.Module):
         self.tokens = tokens
         self.head = head
         self.padding = padding
+        self.type_stride = type_stride
+        # Methods: `cast` copies the module, and of a function the copy would have that of the original.
         self._outputs: dict[str, Callable[[torch.Tensor, Pack], torch.Tensor]] = {
             "EMBEDDING": self._embedding,
             "LOGITS": self._logits,
             "TOKEN_LOGITS": self._token_logits,
-            "TOKEN_EMBEDDING": lambda hidden, pack: self.tokens.vectors(hidden, pack.positions),
-            "TOKEN_WEIGHTS": lambda hidden, pack: self.tokens.weights(hidden, pack.ids),
+            "TOKEN_EMBEDDING": self._token_embedding,
+            "TOKEN_WEIGHTS": self._token_weights,
             "TERM_WEIGHTS": self._term_weights,
         }
 
@@ -98,6 +101,13 @@ class RowOutputs(nn.Module):
     def _token_logits(self, hidden: torch.Tensor, _: Pack) -> torch.Tensor:
         assert self.head is not None
         return torch.as_tensor(self.head(to_f32(hidden)))
+
+    def _token_embedding(self, hidden: torch.Tensor, pack: Pack) -> torch.Tensor:
+        return self.tokens.vectors(hidden, pack.positions)
+
+    def _token_weights(self, hidden: torch.Tensor, pack: Pack) -> torch.Tensor:
+        ids = pack.ids % self.type_stride if self.type_stride else pack.ids
+        return self.tokens.weights(hidden, ids)
 
     def _term_weights(self, hidden: torch.Tensor, pack: Pack) -> torch.Tensor:
         """Of a pack of one row."""
@@ -143,7 +153,7 @@ class PackedEncoder(nn.Module):
         # A decoder's keys and values are of no further use.
         config: Any = model.config
         config.use_cache = False
-        self.row_outputs = RowOutputs(output_names, embedding, tokens, head, config.pad_token_id)
+        self.row_outputs = RowOutputs(output_names, embedding, tokens, head, config.pad_token_id, type_stride)
 
     def cast(self, dtype: torch.dtype) -> PackedEncoder:
         """Compute the model in `dtype`, in place; what follows it, pooling and heads, stays in f32."""
