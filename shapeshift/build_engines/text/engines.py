@@ -112,7 +112,7 @@ class TextEngineBuilder:
             warnings.simplefilter("ignore")
             plan.provider.export(self._reference.module(), example, self._work, plan.precision)
         if plan.provider.name in lookup.OF_ANY_LENGTH:
-            static = settings.explicit_edges() or []
+            static = settings.explicit_edges() or ([] if settings.dynamic else [self._max_tokens])
         else:
             static = edges.choose_edges(plan.front, self._probe)
         if plan.device is not None and self._packs:
