@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shapeshift.engines import device_plan, hardware, manifest
 from shapeshift.engines.checkpoint import weight_files
+from shapeshift.engines.providers import lookup
 from shapeshift.errors import EngineError, UnsupportedError
 
 _MIB = 2**20
@@ -60,6 +61,9 @@ def ask_of(model: str, folder: Path, parameters: Mapping[str, str], limit_mb: fl
     processes = 1 if placement == "inline" else int(parameters.get("workers", "1"))
     if engines:
         one, count = _engines_in(path)
+        if parameters.get("provider") in lookup.OF_ANY_LENGTH:
+            # All engines of all processes map one file, which holds them as they are multiplied.
+            return Ask(model, one)
     else:
         one, count = sum(file.stat().st_size for file in weight_files(path)) / _MIB, 1
     if placement == "partitioned":
@@ -82,7 +86,7 @@ def ask_of(model: str, folder: Path, parameters: Mapping[str, str], limit_mb: fl
 def _engines_in(folder: Path) -> tuple[float, int]:
     """MiB of the weights of one engine, and how many engines there are.
 
-    Each text engine packs a copy of the weights for itself, even where engines share a file.
+    Each text engine of most providers packs a copy of the weights for itself, even where engines share a file.
     """
     try:
         texts = manifest.load(folder)

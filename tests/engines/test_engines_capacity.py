@@ -60,6 +60,7 @@ def test_weights_that_processes_map_together_count_once() -> None:
         ({"placement": "partitioned", "workers": "3"}, 3 * 10),
         ({"worker_of": "model"}, 0),
         ({"device_memory": "{}"}, 0),
+        ({"provider": "native", "precision": "bf16", "placement": "resident", "workers": "3"}, 10),
     ],
 )
 def test_each_text_engine_holds_weights_of_its_own(tmp_path: Path, parameters: dict[str, str], mib: float) -> None:

@@ -10,7 +10,7 @@ from shapeshift.errors import UnsupportedError
 
 ON_GPU = ("onnxruntime", "tensorrt", "torch")
 OF_ANY_LENGTH = ("native",)
-"""Those that compile nothing for a length: an engine of one is no faster than that of any."""
+"""They compile nothing for a length: an engine of one is no faster than that of any. All map one file of weights."""
 
 
 def resolve(requested: str, gpus: Sequence[int]) -> str:
