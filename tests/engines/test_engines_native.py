@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from shapeshift.engines.native.layouts import LAYOUTS
 from shapeshift.engines.settings import POOLINGS
 from shapeshift.engines.text import sentence_modules
 from shapeshift.engines.text.families import FAMILIES, family_of
+from shapeshift.engines.verify import ReferenceTexts
 from shapeshift.errors import UnsupportedError
 from shapeshift.kernels import kernel_build
 from tests.engines.families import VOCABULARY, kernels_beside, save_model, save_modules
+from tests.engines.test_engines_vectors import save_token_heads
 from tests.fused_decode import kernel_tests
 
 FILE = "tests/engines/test_engines_native.py"
@@ -86,6 +89,33 @@ def test_bf16_is_as_close_as_its_numbers_allow(family: str, tmp_path: Path) -> N
     assert min(cosines) > 0.995
 
 
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("family", "task", "outputs"),
+    [
+        ("bert", "AutoModelForTokenClassification", ("TOKEN_LOGITS",)),
+        ("xlm-roberta", "AutoModel", ("EMBEDDING", "TOKEN_EMBEDDING", "TOKEN_WEIGHTS")),
+        ("qwen3", "AutoModel", ("TOKEN_EMBEDDING",)),
+        ("bert", "AutoModelForMaskedLM", ("TERM_WEIGHTS",)),
+        ("modernbert", "AutoModelForSequenceClassification", ("EMBEDDING", "LOGITS")),
+    ],
+)
+def test_every_output_passes_the_verification(
+    family: str, task: str, outputs: Sequence[str], precision: str, tmp_path: Path
+) -> None:
+    folder = save_model(tmp_path / "model", family, task)
+    if "TOKEN_WEIGHTS" in outputs:
+        save_token_heads(folder)
+    reference = reference_of(folder, *outputs)
+    offset = reference.position_offset
+    verified = ReferenceTexts(reference.compute, 2, 3, VOCABULARY, reference.padding, offset - 1 if offset else None)
+    engines = exported(reference, tmp_path, precision)
+    packs = [[40], [1], [2], *([[5, 9, 17]] if reference.packs_rows else [])]
+    for tokens in (None, 64):
+        engine = opened(engines, precision, tokens)
+        verified.deviation(partial(computed, engine, offset=offset), packs).require_within(precision, family)
+
+
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_each_pooling_is_that_of_the_library(pooling: str, tmp_path: Path) -> None:
     folder = save_modules(save_model(tmp_path / "model", "bert"), pooling, normalize=pooling == "mean")
@@ -148,6 +178,14 @@ def test_ids_and_positions_outside_of_the_tables_are_refused(tmp_path: Path) -> 
         with pytest.raises(RuntimeError, match=f"must be 0 to {VOCABULARY - 1}"):
             computed(engine, [np.array(wrong)])
     assert computed(engine, texts(64))["EMBEDDING"].shape == (1, 16)
+
+
+def test_a_text_longer_than_the_table_of_distances_is_refused(tmp_path: Path) -> None:
+    reference = reference_of(save_model(tmp_path / "model", "mpnet"))
+    engine = opened(exported(reference, tmp_path))
+    inputs = pack([np.arange(4, 40)] * 2, 72, 2, reference.position_offset)
+    with pytest.raises(RuntimeError, match="segments: at most 64 alike"):
+        engine.run({**inputs, "SEGMENTS": np.ones((1, 72), np.int64)})
 
 
 def test_without_a_compiler_there_are_no_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,9 +33,9 @@ class Described {
 
   Tensor tensor(const std::string& name, at::ScalarType type, int64_t dimensions) const {
     TORCH_CHECK(has(name), name, ": missing");
-    Tensor found = tensors_.at(name);
-    check_like(found, type, name.c_str(), dimensions);
-    return found;
+    Tensor values = tensors_.at(name);
+    check_like(values, type, name.c_str(), dimensions);
+    return values;
   }
 
   int64_t number(const std::string& name) const { return static_cast<int64_t>(real(name)); }
@@ -54,12 +54,12 @@ class Described {
   }
 
   Norm norm(const std::string& name, int64_t width) const {
-    Norm made;
-    made.weight = floats(name + ".weight", width);
-    if (!made) return made;
-    made.bias = floats(name + ".bias", width);
-    made.eps = static_cast<float>(real(name + ".eps")), made.centred = number(name + ".centred") != 0;
-    return made;
+    Norm norm;
+    norm.weight = floats(name + ".weight", width);
+    if (!norm) return norm;
+    norm.bias = floats(name + ".bias", width);
+    norm.eps = static_cast<float>(real(name + ".eps")), norm.centred = number(name + ".centred") != 0;
+    return norm;
   }
 
   template <typename T>
@@ -108,6 +108,7 @@ class Encoder : public torch::CustomClassHolder {
     words_ = static_cast<const T*>(words.const_data_ptr());
     positions_ = described_.number("positions"), type_stride_ = described_.number("type_stride");
     if (described_.has("places")) places_ = described_.floats("places", positions_ * embedded_);
+    TORCH_CHECK(type_stride_ == 0 || type_stride_ == vocabulary_, "type_stride: must be 0 or ", vocabulary_);
     kinds_ = type_stride_ ? 2 : 1;
     if (described_.has("types")) types_ = described_.floats("types", kinds_ * embedded_);
     norm_ = described_.norm("norm", embedded_);
@@ -119,31 +120,34 @@ class Encoder : public torch::CustomClassHolder {
 
   // Adds a layer, from the first to the last. It may be one that was added before.
   void add(Tensors tensors, Numbers numbers) {
-    Described own(std::move(tensors), std::move(numbers));
+    Described part(std::move(tensors), std::move(numbers));
     AttentionParts parts{};
-    parts.heads = own.number("heads"), parts.kv_heads = own.number("kv_heads"), parts.dim = own.number("dim");
+    parts.heads = part.number("heads"), parts.kv_heads = part.number("kv_heads"), parts.dim = part.number("dim");
     TORCH_CHECK(parts.kv_heads > 0 && parts.heads % parts.kv_heads == 0 && parts.dim > 0, "heads: must share keys");
-    parts.reach = own.number("reach") < 0 ? std::numeric_limits<int32_t>::max() : own.number("reach");
-    parts.causal = own.number("causal") != 0, parts.scale = static_cast<float>(own.real("scale"));
-    parts.rotated = own.number("rotated");
+    parts.reach = part.number("reach") < 0 ? std::numeric_limits<int32_t>::max() : part.number("reach");
+    parts.causal = part.number("causal") != 0, parts.scale = static_cast<float>(part.real("scale"));
+    parts.rotated = part.number("rotated");
     TORCH_CHECK(parts.rotated % 2 == 0 && parts.rotated <= parts.dim, "rotated: must be even, at most dim");
     if (parts.rotated) {
-      const Tensor cosines = own.tensor("cosines", at::kFloat, 2), sines = own.tensor("sines", at::kFloat, 2);
-      TORCH_CHECK(cosines.size(0) >= positions_ && cosines.size(1) == parts.rotated / 2, "cosines: must be of positions");
+      const Tensor cosines = part.tensor("cosines", at::kFloat, 2), sines = part.tensor("sines", at::kFloat, 2);
+      const bool fit = cosines.size(0) >= positions_ && cosines.size(1) == parts.rotated / 2;
+      TORCH_CHECK(fit, "cosines: must be of positions");
       TORCH_CHECK(sines.sizes() == cosines.sizes(), "sines: must be as many as cosines");
       parts.cosines = cosines.const_data_ptr<float>(), parts.sines = sines.const_data_ptr<float>();
     }
-    parts.query_norm = own.norm("query_norm", parts.dim), parts.key_norm = own.norm("key_norm", parts.dim);
-    parts.far = own.number("far"), parts.bias = own.floats("bias", parts.heads * (2 * parts.far + 1));
-    const int64_t inner = own.number("inner"), activation = own.number("activation");
-    const bool gated = own.number("gated") != 0;
+    parts.query_norm = part.norm("query_norm", parts.dim), parts.key_norm = part.norm("key_norm", parts.dim);
+    parts.far = part.number("far"), parts.bias = part.floats("bias", parts.heads * (2 * parts.far + 1));
+    TORCH_CHECK(parts.bias == nullptr || parts.far + 1 >= positions_, "far: must reach every position");
+    const int64_t inner = part.number("inner"), activation = part.number("activation");
+    const bool gated = part.number("gated") != 0;
     TORCH_CHECK(0 <= activation && activation <= 3, "activation: must be 0 to 3");
-    layers_.push_back({Branch(own, "attention", hidden_), Branch(own, "mlp", hidden_),
-                       own.template linear<T>("qkv", hidden_, parts.width()),
-                       own.template linear<T>("output", parts.heads * parts.dim, hidden_),
-                       own.template linear<T>("up", hidden_, gated ? 2 * inner : inner),
-                       own.template linear<T>("down", inner, hidden_), parts, static_cast<Activation>(activation), gated});
-    held_.push_back(std::move(own));
+    layers_.push_back({Branch(part, "attention", hidden_), Branch(part, "mlp", hidden_),
+                       part.template linear<T>("qkv", hidden_, parts.width()),
+                       part.template linear<T>("output", parts.heads * parts.dim, hidden_),
+                       part.template linear<T>("up", hidden_, gated ? 2 * inner : inner),
+                       part.template linear<T>("down", inner, hidden_), parts, static_cast<Activation>(activation),
+                       gated});
+    held_.push_back(std::move(part));
   }
 
   // The vectors FLOAT [tokens, hidden] of a pack (`interfaces`), whose texts lie one after another; zeros where no text
@@ -157,6 +161,7 @@ class Encoder : public torch::CustomClassHolder {
     const int64_t rows = divide(segments.const_data_ptr<int64_t>(), tokens);
     const int64_t *id = ids.const_data_ptr<int64_t>(), *at = positions.const_data_ptr<int64_t>();
     check_below(id, rows, kinds_ * vocabulary_, "ids"), check_below(at, rows, positions_, "positions");
+    for (const auto& text : texts_) TORCH_CHECK(text.second <= positions_, "segments: at most ", positions_, " alike");
     const Buffers buffers = fit(tokens, rows);
     const auto shares = kShares * static_cast<int64_t>(layers_.size() + 1);
     Team::gather(shares, [&](const Team& team) { pass(team, buffers, id, at, rows); });
@@ -224,42 +229,42 @@ class Encoder : public torch::CustomClassHolder {
     if (memory_.size() < needed) memory_.resize(needed);
     T* next = memory_.data();
     const auto part = [&](int64_t width) { return std::exchange(next, next + rows * width); };
-    Buffers made{};
-    made.state = state_.data_ptr<float>();
-    made.normed = part(widest), made.qkv = part(qkv), made.mixed = part(mixed), made.delta = part(hidden_);
-    made.inner = part(inner), made.active = part(gated);
-    std::fill(made.state + rows * hidden_, made.state + tokens * hidden_, 0.0f);
-    return made;
+    Buffers buffers{};
+    buffers.state = state_.data_ptr<float>();
+    buffers.normed = part(widest), buffers.qkv = part(qkv), buffers.mixed = part(mixed), buffers.delta = part(hidden_);
+    buffers.inner = part(inner), buffers.active = part(gated);
+    std::fill(buffers.state + rows * hidden_, buffers.state + tokens * hidden_, 0.0f);
+    return buffers;
   }
 
-  void pass(const Team& team, const Buffers& own, const int64_t* ids, const int64_t* positions, int64_t rows) {
-    embed(team, own, ids, positions, rows);
+  void pass(const Team& team, const Buffers& buffers, const int64_t* ids, const int64_t* positions, int64_t rows) {
+    embed(team, buffers, ids, positions, rows);
     for (size_t i = 0; i < layers_.size(); ++i) {
       const EncoderLayer<T>& layer = layers_[i];
-      multiply(layer.qkv, own.normed, rows, own.qkv, team);
+      multiply(layer.qkv, buffers.normed, rows, buffers.qkv, team);
       const int64_t heads = layer.parts.heads, pieces = static_cast<int64_t>(pieces_.size());
       team(pieces * heads, [&](int64_t task) {
         static thread_local AttentionMemory memory;
-        attend_piece(layer.parts, pieces_[task / heads], task % heads, own.qkv, positions, own.mixed, memory);
+        attend_piece(layer.parts, pieces_[task / heads], task % heads, buffers.qkv, positions, buffers.mixed, memory);
       });
-      multiply(layer.output, own.mixed, rows, own.delta, team);
-      finish(team, own, layer.attention, layer.mlp.pre, rows);
-      multiply(layer.up, own.normed, rows, own.inner, team);
+      multiply(layer.output, buffers.mixed, rows, buffers.delta, team);
+      finish(team, buffers, layer.attention, layer.mlp.pre, rows);
+      multiply(layer.up, buffers.normed, rows, buffers.inner, team);
       const int64_t width = layer.up.outputs, inner = layer.down.inputs;
-      T* active = layer.gated ? own.active : own.inner;
+      T* active = layer.gated ? buffers.active : buffers.inner;
       team(rows, [&](int64_t row) {
-        activate_row(layer.activation, layer.gated, own.inner + row * width, inner, active + row * inner);
+        activate_row(layer.activation, layer.gated, buffers.inner + row * width, inner, active + row * inner);
       });
-      multiply(layer.down, active, rows, own.delta, team);
-      finish(team, own, layer.mlp, i + 1 < layers_.size() ? layers_[i + 1].attention.pre : Norm{}, rows);
+      multiply(layer.down, active, rows, buffers.delta, team);
+      finish(team, buffers, layer.mlp, i + 1 < layers_.size() ? layers_[i + 1].attention.pre : Norm{}, rows);
     }
     if (last_) {
-      team(rows, [&](int64_t row) { last_(own.state + row * hidden_, hidden_, own.state + row * hidden_); });
+      team(rows, [&](int64_t row) { last_(buffers.state + row * hidden_, hidden_, buffers.state + row * hidden_); });
     }
   }
 
-  void embed(const Team& team, const Buffers& own, const int64_t* ids, const int64_t* positions, int64_t rows) {
-    float* sums = embedded_ > hidden_ ? embeddings_.data() : own.state;
+  void embed(const Team& team, const Buffers& buffers, const int64_t* ids, const int64_t* positions, int64_t rows) {
+    float* sums = embedded_ > hidden_ ? embeddings_.data() : buffers.state;
     const Norm& next = layers_.front().attention.pre;
     team(rows, [&](int64_t row) {
       const int64_t kind = type_stride_ && ids[row] >= type_stride_ ? 1 : 0;
@@ -271,24 +276,27 @@ class Encoder : public torch::CustomClassHolder {
       for (int64_t i = 0; place != nullptr && i < embedded_; ++i) sum[i] += place[i];
       for (int64_t i = 0; type != nullptr && i < embedded_; ++i) sum[i] += type[i];
       if (norm_) norm_(sum, embedded_, sum);
-      copy(sum, embedded_, own.normed + row * embedded_);
-      if (!projects_) enter(next, sum, own.normed + row * hidden_);
+      if (projects_) {
+        copy(sum, embedded_, buffers.normed + row * embedded_);
+      } else {
+        enter(next, sum, buffers.normed + row * hidden_);
+      }
     });
     if (!projects_) return;
-    multiply(project_, own.normed, rows, own.delta, team);
+    multiply(project_, buffers.normed, rows, buffers.delta, team);
     team(rows, [&](int64_t row) {
-      float* state = own.state + row * hidden_;
-      for (int64_t i = 0; i < hidden_; ++i) state[i] = widen(own.delta[row * hidden_ + i]);
-      enter(next, state, own.normed + row * hidden_);
+      float* state = buffers.state + row * hidden_;
+      for (int64_t i = 0; i < hidden_; ++i) state[i] = widen(buffers.delta[row * hidden_ + i]);
+      enter(next, state, buffers.normed + row * hidden_);
     });
   }
 
   // Adds what a branch has computed to the state, and makes of it what the next branch takes, whose norm is `next`.
-  void finish(const Team& team, const Buffers& own, const Branch& branch, const Norm& next, int64_t rows) {
+  void finish(const Team& team, const Buffers& buffers, const Branch& branch, const Norm& next, int64_t rows) {
     team(rows, [&](int64_t row) {
       static thread_local std::vector<float> memory;
-      float* state = own.state + row * hidden_;
-      const T* delta = own.delta + row * hidden_;
+      float* state = buffers.state + row * hidden_;
+      const T* delta = buffers.delta + row * hidden_;
       if (branch.after) {
         memory.resize(hidden_);
         for (int64_t i = 0; i < hidden_; ++i) memory[i] = widen(delta[i]);
@@ -299,7 +307,7 @@ class Encoder : public torch::CustomClassHolder {
         for (int64_t i = 0; i < hidden_; ++i) state[i] += widen(delta[i]);
       }
       if (branch.post) branch.post(state, hidden_, state);
-      enter(next, state, own.normed + row * hidden_);
+      enter(next, state, buffers.normed + row * hidden_);
     });
   }
 

@@ -113,13 +113,13 @@ inline float soften_vectors(float* scores, int64_t count, float& best, float& ke
   best = top;
   Wide sums{};
   for (int64_t k = 0; k < count; k += kLanes) {
-    float* own = scores + k;
+    float* vector = scores + k;
 #pragma omp simd
     for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const float weight = exponential(own[lane] - top);
-      own[lane] = own[lane] == kHidden ? 0.0f : weight;
+      const float weight = exponential(vector[lane] - top);
+      vector[lane] = vector[lane] == kHidden ? 0.0f : weight;
     }
-    sums += wide::load(own);
+    sums += wide::load(vector);
   }
   if constexpr (kLanes > 8) sums += wide::turned<8>(sums);
   sums += wide::turned<4>(sums);
