@@ -24,6 +24,7 @@ _ARRIVALS: Mapping[str, Callable[[Load, np.random.Generator], NDArray[np.float64
     "fluctuating": lambda load, rng: arrivals.fluctuating(load.rate, load.duration_s, rng),
 }
 ARRIVALS = (*_ARRIVALS, CSV)
+_MOST_REQUESTS = 100_000_000
 _LAWS = {"short": lengths.short, "long": lengths.long}
 
 
@@ -76,7 +77,12 @@ class Load:
         require(self.duration_s > 0, "duration_s", self.duration_s, "must be above 0")
         valid = math.isfinite(self.length_factor) and self.length_factor > 0
         require(valid, "length_factor", self.length_factor, "must be above 0")
-        require(self.adapters >= 0, "adapters", self.adapters, "must be at least 0")
+        least = len(adapters.RANKS)
+        require(
+            self.adapters == 0 or self.adapters >= least, "adapters", self.adapters, f"must be 0, or {least} or more"
+        )
+        drawn = 0.0 if is_csv else self.rate * self.duration_s
+        require(not drawn > _MOST_REQUESTS, "rate", self.rate, f"must give at most {_MOST_REQUESTS} requests")
         if not self.trace and not self.lengths.endswith(".csv"):
             law(self.lengths)
 

@@ -24,6 +24,10 @@ T = TypeVar("T")
 
 COLUMNS = ("at_s", "length")
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_MOST_TOKENS = 2**31 - 1
+_LENGTHS = f"must be a whole number, 1 to {_MOST_TOKENS}"
+# A later one is a date: seconds are those from the start.
+_MOST_SECONDS = 366 * 86_400
 
 
 class Column(NamedTuple):
@@ -36,7 +40,7 @@ class Column(NamedTuple):
 
 
 def _whole(text: str) -> int:
-    if (number := int(text)) < 0:
+    if not 0 <= (number := int(text)) <= _MOST_TOKENS:
         raise ValueError
     return number
 
@@ -49,7 +53,7 @@ def _finite(text: str) -> float:
 
 
 OPTIONAL: Mapping[str, Column] = {
-    "output_length": Column(np.int64, 0, _whole, "must be empty or a whole number of at least 0"),
+    "output_length": Column(np.int64, 0, _whole, f"must be empty or a whole number, 0 to {_MOST_TOKENS}"),
     "latency_ms": Column(np.float64, 0.0, _finite, "must be empty or a number of at least 0"),
     "utility": Column(np.float64, 1.0, _finite, "must be empty or a number of at least 0"),
     **{name: Column(np.str_, "", str, "any text") for name in ("task", "lora_name", "slo_class")},
@@ -133,7 +137,8 @@ def read(path: Path, rate_factor: float = 1.0) -> Trace:
     Raises InvalidInputError with file, line and column of the first invalid cell, or with the file if it has no rows or
     an unknown header; OSError if it cannot be read.
     """
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    # What is no UTF-8 fails in its cell, or is a text.
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         table = _Table(path, file)
         if set(COLUMNS) <= set(table.names):
             trace = _read_own(table)
@@ -184,10 +189,10 @@ def _read_own(table: _Table) -> Trace:
     cells: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, *optional)}
     earliest = 0.0
     for line, row in table:
-        allowed = f"must be seconds, at least those of the row above ({earliest})"
+        allowed = f"must be seconds from the start, those of the row above ({earliest}) to {_MOST_SECONDS}"
         earliest = table.cell(line, "at_s", row["at_s"], _seconds_from(earliest), allowed)
         cells["at_s"].append(earliest)
-        length = table.cell(line, "length", row["length"], _tokens, "must be a whole number of at least 1")
+        length = table.cell(line, "length", row["length"], _tokens, _LENGTHS)
         cells["length"].append(length)
         for name, column in optional.items():
             text = row[name].strip()
@@ -209,9 +214,9 @@ def _read_azure(table: _Table) -> Trace:
             raise InvalidInputError(where, row[stamp_name], "must not be before the row above")
         stamps.append(stamp)
         text = row[context_name]
-        length.append(table.cell(line, context_name, text, _tokens, "must be a whole number of at least 1"))
+        length.append(table.cell(line, context_name, text, _tokens, _LENGTHS))
         text = row[generated_name]
-        generated.append(table.cell(line, generated_name, text, _whole, "must be a whole number of at least 0"))
+        generated.append(table.cell(line, generated_name, text, _whole, f"must be a whole number, 0 to {_MOST_TOKENS}"))
     times = np.array(stamps, dtype="datetime64[ns]")
     at_s = (times - times[:1]) / np.timedelta64(1, "s")
     return Trace(at_s, np.array(length, dtype=np.int64), np.array(generated, dtype=np.int64))
@@ -220,7 +225,7 @@ def _read_azure(table: _Table) -> Trace:
 def _seconds_from(earliest: float) -> Callable[[str], float]:
     def parse(text: str) -> float:
         seconds = float(text)
-        if not (math.isfinite(seconds) and seconds >= earliest):
+        if not earliest <= seconds <= _MOST_SECONDS:
             raise ValueError
         return seconds
 
@@ -228,8 +233,7 @@ def _seconds_from(earliest: float) -> Callable[[str], float]:
 
 
 def _tokens(text: str) -> int:
-    tokens = int(text)
-    if tokens < 1:
+    if not 1 <= (tokens := int(text)) <= _MOST_TOKENS:
         raise ValueError
     return tokens
 

@@ -79,10 +79,13 @@ def test_until_keeps_requests_before_the_end(file: Path) -> None:
         ("at_s,length\n0,5,6\n", ["line 2", "columns"]),
         ("at_s,tokens\n0,5\n", ["line 1", "at_s,length", "TIMESTAMP"]),
         ("at_s,length,at_s\n0,5,0\n", ["line 1", "only once"]),
-        ("at_s,length\n0,5\n1,-3\n", ["line 3", "column length", "'-3'", "at least 1"]),
-        ("at_s,length,output_length\n0,5,-1\n", ["line 2", "column output_length", "'-1'", "at least 0"]),
+        ("at_s,length\n0,5\n1,-3\n", ["line 3", "column length", "'-3'", "1 to 2147483647"]),
+        ("at_s,length,output_length\n0,5,-1\n", ["line 2", "column output_length", "'-1'", "0 to 2147483647"]),
         ("at_s,length,latency_ms\n0,5,1\n1,5,soon\n", ["line 3", "column latency_ms", "'soon'"]),
         ("at_s,length,latency\n0,5,1\n", ["line 1", "'latency'", "did you mean latency_ms?"]),
+        (f"at_s,length\n0,1{'0' * 20}\n", ["line 2", "column length", "1 to 2147483647"]),
+        (f"at_s,length,output_length\n0,1,1{'0' * 20}\n", ["line 2", "column output_length", "0 to 2147483647"]),
+        ("at_s,length\n1700000000.5,5\n", ["line 2", "column at_s", "seconds from the start"]),
         ("at_s,length\n", ["no rows"]),
         ("", ["line 1"]),
         (AZURE.replace("396", "3.5"), ["line 3", "column ContextTokens", "'3.5'"]),
@@ -95,6 +98,12 @@ def test_errors_name_file_line_and_column(file: Path, text: str, places: list[st
         trace.read(write(file, text))
     for place in (str(file), *places):
         assert place in str(refused.value)
+
+
+def test_a_file_in_another_encoding_is_refused_in_its_cell(file: Path) -> None:
+    file.write_bytes("at_s,length\n0,5\n1,7\n".encode().replace(b"7", b"\xff\xfe"))
+    with pytest.raises(InvalidInputError, match="line 3, column length"):
+        trace.read(file)
 
 
 def test_a_constructed_trace_is_checked() -> None:
