@@ -114,6 +114,9 @@ def test_a_model_that_records_nothing_is_named(
     assert main(["record", "front", file, "--seconds", "0.2", "--build", str(recording)]) == 2
     assert "no request arrived and was answered" in capsys.readouterr().err
     assert main(["record", "front", file, "--seconds", "-1", "--build", str(recording)]) == 2
+    for wrong in (recording, recording / "absent" / "t.csv"):
+        assert main(["record", "front", str(wrong), "--build", str(recording)]) == 2
+        assert "FILE.csv: got" in capsys.readouterr().err, "before anything is recorded"
 
 
 @pytest.mark.server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the trace. 1 if requests are missing from it. Raises ShapeshiftError."""
+    # Not after an hour of recording.
+    is_writable = os.access(options.file.parent, os.W_OK) and not options.file.is_dir()
+    require(is_writable, "FILE.csv", str(options.file), "a file of a folder that can be written")
     trace, lost = record(options.build, options.model, options.seconds)
     try:
         trace.write(options.file)
