@@ -40,6 +40,15 @@ def in_time(latency_ms: NDArray[np.float64], trace: Trace, objective_ms: float =
     return np.nan_to_num(latency_ms, nan=np.inf) <= limits
 
 
+def timeliness(timely: NDArray[np.bool_], trace: Trace) -> dict[str, object]:
+    """The share of the requests that were answered in time, and that of their worth."""
+    # Where nothing is worth anything, nothing of it was got.
+    return {
+        "in time": float(timely.mean()),
+        "utility": float(timely @ trace.utility) / (float(trace.utility.sum()) or 1.0),
+    }
+
+
 def shares(outcome: NDArray[np.integer[Any]], names: Sequence[str]) -> dict[str, object]:
     """The share of each outcome, of those that there are."""
     counts = np.bincount(outcome, minlength=len(names)) / max(1, len(outcome))

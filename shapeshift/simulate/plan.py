@@ -147,7 +147,7 @@ def read(path: Path, load: Load | None = None) -> tuple[Case, Trace]:
         load = load or scenario.load_of(data.get("load", {}), path.parent)
         trace = load.draw(scenario.seed_of(data))
         kinds = {}
-        for name, section in data["workers"].items():
+        for name, section in scenario.table(data["workers"], "workers").items():
             values = scenario.texts(section, f"workers.{name}", (Kind, TextEngines, PolymorphSettings), path.parent)
             with scenario.named(f"[workers.{name}]"):
                 kinds[name] = list(_candidates(name, {**base, **values}, trace))
@@ -175,8 +175,10 @@ def _candidates(name: str, values: Mapping[str, str], trace: Trace) -> Iterator[
 
 def _edges(measured: Mapping[str, Any], trace: Trace) -> list[list[int]]:
     """The best bins for these lengths, of several numbers of them. A profile with engines of its own keeps them."""
+    # Checks it, too.
+    profile.engines(measured, ())
     if "engines" in measured:
-        return [sorted(int(one["tokens"]) for one in measured["engines"] if one["tokens"])]
+        return [profile.lengths(measured)]
     lengths, latency_ms = measured["lengths"], measured["latency_ms"]
     longest = int(trace.length.max())
     if longest > lengths[-1]:

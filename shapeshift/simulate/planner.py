@@ -249,7 +249,10 @@ class Planner:
     # Faults.
 
     def _kill(self, _: None) -> None:
-        busiest = max(self._served.outstanding().items(), key=lambda worker: worker[1])[0]
+        outstanding = self._served.outstanding()
+        if not outstanding:
+            return
+        busiest = max(outstanding, key=outstanding.__getitem__)
         self._served.remove(busiest, died=True)
         self._events.at(self._events.now + self._pace.recovery_s, self._join, (busiest, self._bins[busiest]))
 

@@ -25,11 +25,19 @@ _STATED = "{lengths, latency_ms}, or the profile of a generated config.pbtxt, {e
 def read(file: Path) -> dict[str, Any]:
     """The JSON object in `file`. Raises InvalidInputError."""
     try:
-        profile = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return parse(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeError) as error:
         raise InvalidInputError("profile", str(file), f"must be a readable JSON file ({error})") from None
+
+
+def parse(text: str, file: str) -> dict[str, Any]:
+    """The JSON object in the text of `file`. Raises InvalidInputError."""
+    try:
+        profile = json.loads(text)
+    except ValueError as error:
+        raise InvalidInputError("profile", file, f"must be a readable JSON file ({error})") from None
     if not isinstance(profile, dict) or not ({"lengths", "latency_ms"} <= profile.keys() or "engines" in profile):
-        raise InvalidInputError("profile", str(file), f"must hold {_STATED}")
+        raise InvalidInputError("profile", file, f"must hold {_STATED}")
     return profile
 
 
@@ -44,6 +52,8 @@ def engines(
     try:
         if "engines" in profile:
             entries = [_entry(one, factor) for one in profile["engines"]]
+            if not all([entries, *(entry.latency for entry in entries)]):
+                raise ValueError("an engine without latencies, or none")
         else:
             lengths = [int(tokens) for tokens in profile["lengths"]]
             latency_ms = [factor * float(ms) for ms in profile["latency_ms"]]
@@ -73,6 +83,14 @@ def engines(
         files={},
         engines=tuple(entries),
     )
+
+
+def lengths(profile: Mapping[str, Any]) -> list[int]:
+    """The longest texts of its static engines, ascending. Raises InvalidInputError."""
+    try:
+        return sorted(int(one["tokens"]) for one in profile["engines"] if one["tokens"])
+    except (KeyError, TypeError, ValueError):
+        raise InvalidInputError("profile", sorted(profile), f"must hold {_STATED}") from None
 
 
 def sidecar_profile(engines: Manifest) -> str:

@@ -107,8 +107,12 @@ def _parse(data: Mapping[str, Any], folder: Path, load: Load | None) -> Scenario
     }
     tasks = data.get("tasks", {})
     require(not tasks or technique == "token_adapt", "tasks", technique, "only with [token_adapt]")
+    for name, accuracy in table(tasks, "tasks").items():
+        for gamma, share in table(accuracy, f"tasks.{name}").items():
+            is_share = isinstance(share, int | float) and 0 <= share <= 1
+            require(is_share, f"tasks.{name}.{gamma}", share, "an accuracy, 0 to 1")
     systems = {BASE: base}
-    for name, different in _table(data.get("compare", {})).items():
+    for name, different in table(data.get("compare", {}), "compare").items():
         systems[name] = {**base, **texts(different, f"compare.{name}", (*kind.SETTINGS, *sidecar), folder)}
     read_systems = {}
     for name, values in systems.items():
@@ -129,7 +133,7 @@ def load_of(data: Any, folder: Path) -> Load:
 def texts(data: Any, section: str, classes: Sequence[type], folder: Path) -> dict[str, str]:
     """The values of a section as texts, as in config.pbtxt."""
     with named(f"[{section}]"):
-        settings.refuse_unknown(_table(data), settings.names(*classes))
+        settings.refuse_unknown(table(data), settings.names(*classes))
         values = {name: _text(name, value) for name, value in data.items()}
         return {name: str(folder / text) if name in _PATHS and text else text for name, text in values.items()}
 
@@ -143,8 +147,9 @@ def _text(name: str, value: Any) -> str:
     return str(value)
 
 
-def _table(data: Any) -> Mapping[str, Any]:
-    require(isinstance(data, Mapping), "section", data, "a table: [section], and below it name = value")
+def table(data: Any, name: str = "section") -> Mapping[str, Any]:
+    """A table of a file. Raises InvalidInputError."""
+    require(isinstance(data, Mapping), name, data, "a table: [section], and below it name = value")
     return data  # type: ignore[no-any-return]
 
 

@@ -25,7 +25,7 @@ from shapeshift.simulate import adapter_cache, planner, profile, token_adapt
 from shapeshift.simulate.adapter_cache import Machine, SimulatedRequest
 from shapeshift.simulate.adapter_pool import CacheOptions
 from shapeshift.simulate.events import Progress
-from shapeshift.simulate.outcome import Outcome, in_time, latencies, shares
+from shapeshift.simulate.outcome import Outcome, in_time, latencies, shares, timeliness
 from shapeshift.simulate.planner import Pace
 from shapeshift.simulate.polymorph import OUTCOMES
 from shapeshift.token_adapt.policy.costs import Costs, GammaProfile, efficient_batch_size
@@ -95,10 +95,10 @@ class TextSystem:
             config = model_config.parameters(model_config.read(file))
             allowed = "a config.pbtxt that `shapeshift engines` has written"
             require("profile" in config, "profile", engine_options.profile, allowed)
-            measured = json.loads(config["profile"])
+            measured = profile.parse(config["profile"], engine_options.profile)
             parameters = {name: config[name] for name in settings.names(PolymorphSettings) & config.keys()} | parameters
             edges = edges or settings.read(PlacementSettings, config).edges()
-            edges = edges or sorted(one["tokens"] for one in measured["engines"] if one["tokens"])
+            edges = edges or profile.lengths(measured)
         else:
             measured = profile.read(file)
         engines = profile.engines(
@@ -122,19 +122,23 @@ class TextSystem:
         return replace(front, workers=workers, min_workers=workers, max_workers=workers)
 
     def least_ms(self, lengths: NDArray[np.int64]) -> float:
-        """Engine time of texts, if all calls were full."""
+        """Engine time of texts, if all calls were full. Raises InvalidInputError for a text that is too long."""
+        self._check(lengths)
         _, times = queues(self.engines, self.front([1.0] * len(self.edges)).settings, self.edges)
         return float(np.array(times.rows[0])[lengths].sum())
 
     def run(self, trace: Trace, progress: Progress | None = None, workers: int = 0) -> planner.Served:
         """Serve a trace, by so many workers if given. Raises InvalidInputError for a text that is too long."""
-        longest = self.engines.max_tokens
-        if (too_long := np.flatnonzero(trace.length > longest)).size:
-            row = int(too_long[0])
-            allowed = f"at most {longest} tokens, the longest of the profile's bins; or set max_length in [load]"
-            raise InvalidInputError(f"length of request {row + 1}", int(trace.length[row]), allowed)
+        self._check(trace.length)
         front = self.front(profile.weights(self.edges, trace.length), workers)
         return planner.run(front, self.engines, trace, self.pace, progress)
+
+    def _check(self, lengths: NDArray[np.int64]) -> None:
+        longest = self.engines.max_tokens
+        if (too_long := np.flatnonzero(lengths > longest)).size:
+            row = int(too_long[0])
+            allowed = f"at most {longest} tokens, the longest of the profile's bins; or set max_length in [load]"
+            raise InvalidInputError(f"length of request {row + 1}", int(lengths[row]), allowed)
 
     def serve(self, trace: Trace, progress: Progress | None = None) -> Outcome:
         """See `scenario.System`."""
@@ -144,8 +148,7 @@ class TextSystem:
         figures = {
             "requests": len(trace),
             **shares(served.outcome, OUTCOMES),
-            "in time": float(timely.mean()),
-            "utility": float((timely * trace.utility).sum() / trace.utility.sum()),
+            **timeliness(timely, trace),
             **latencies(served.latency_ms),
             "workers": served.mean_workers,
         }
@@ -214,7 +217,7 @@ class ImageSystem:
         figures = {
             "requests": len(trace),
             **shares(result.outcome, token_adapt.OUTCOMES),
-            "utility": result.total_utility(trace, accuracy) / float(trace.utility.sum()),
+            "utility": result.total_utility(trace, accuracy) / (float(trace.utility.sum()) or 1.0),
             **latencies(latency_ms),
             "mean gamma": float(np.array(costs.gammas)[result.gamma[ran]].mean()) if ran.any() else 0.0,
             "images a batch": float(np.mean([size for _, _, size, _ in result.batches])) if result.batches else 0.0,
@@ -251,9 +254,10 @@ class AdapterSystem:
         """Raises InvalidInputError naming a field."""
         machine, law = settings.read(Machine, values), settings.read(AdapterLaw, values)
         for name in [one.name for one in fields(Machine)]:
-            require(getattr(machine, name) >= 0, name, getattr(machine, name), "0 or more")
+            require(0 <= getattr(machine, name) < np.inf, name, getattr(machine, name), "0 or more")
         for name in ("slots", "prefill_tokens", "base_s", "load_bytes_s", "pool_bytes", "token_bytes"):
             require(getattr(machine, name) > 0, name, getattr(machine, name), "above 0")
+        require(law.rank_bytes > 0, "rank_bytes", law.rank_bytes, "above 0")
         system = cls(machine, law, settings.read(AdapterCacheSettings, values), "adapter_mb" in values)
         system.predictor(0)
         return system
@@ -270,11 +274,14 @@ class AdapterSystem:
     def serve(self, trace: Trace, progress: Progress | None = None) -> Outcome:
         """See `scenario.System`."""
         require(bool((trace.output_length > 0).all()), "output_length", 0, "at least 1 of each request")
-        largest = int((trace.length + trace.output_length).max()) * self.machine.token_bytes
+        most_tokens = max(self.machine.slot_tokens, int((trace.length + trace.output_length).max()))
         infos = {name: AdapterInfo(name, rank, rank * self.law.rank_bytes) for name, rank in self._ranks(trace).items()}
-        needed = largest + max((info.bytes for info in infos.values()), default=0)
+        largest = max((info.bytes for info in infos.values()), default=0)
+        needed = most_tokens * self.machine.token_bytes + largest
         require(needed <= self.machine.pool_bytes, "pool_bytes", self.machine.pool_bytes, f"at least {needed}")
         share = min(1.0, self.settings.adapter_mb * 2**20 / self.machine.pool_bytes) if self.is_cache_stated else 1.0
+        allowed = f"at least {-(-largest // 2**20)}, the largest adapter"
+        require(largest <= int(share * self.machine.pool_bytes), "adapter_mb", self.settings.adapter_mb, allowed)
         options = CacheOptions(self.settings.eviction, self.settings.prefetch, share)
         columns = (trace.at_s, trace.lora_name, trace.length, trace.output_length)
         rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -285,8 +292,7 @@ class AdapterSystem:
         timely = in_time(first_ms, trace)
         figures = {
             "requests": len(trace),
-            "in time": float(timely.mean()),
-            "utility": float((timely * trace.utility).sum() / trace.utility.sum()),
+            **timeliness(timely, trace),
             **latencies(first_ms, "first "),
             "last p98 ms": float(np.percentile(last_ms, 98)),
             "between p99 ms": float(np.percentile(result.between_s, 99)) * 1e3 if len(result.between_s) else 0.0,

@@ -136,9 +136,20 @@ def test_what_cannot_be_cheaper_is_not_searched(tmp_path: Path) -> None:
             'lengths = "600"',
             "profile: got 512; must have the lengths of the load: up to 600 tokens",
         ),
+        ("price = 1.0", "price = 1.0\nbins = [64]", "at most 64 tokens, the longest of the profile's bins"),
     ],
 )
 def test_a_wrong_case_is_refused_with_its_place(run: Run, before: str, after: str, says: str) -> None:
     assert before in CASE
     status, answer, err = run(CASE.replace(before, after))
     assert (status, answer) == (2, None) and says in err, err
+
+
+def test_workers_and_their_profiles_are_checked(run: Run, tmp_path: Path) -> None:
+    status, _, err = run("workers = 3\n" + CASE.partition("[workers")[0])
+    assert status == 2 and "workers: got 3; a table" in err
+    wrong = ['{"lengths": 5, "latency_ms": [1]}', '{"lengths": [], "latency_ms": []}', '{"engines": [{"rows": 1}]}']
+    for profile in wrong:
+        (tmp_path / "profile.json").write_text(profile)
+        status, _, err = run(CASE)
+        assert status == 2 and "[workers.small]: profile: got" in err, err

@@ -103,6 +103,7 @@ def test_the_plot_names_every_system(run: Run, tmp_path: Path) -> None:
         ('profile = "profile.json"', 'profile = "none.json"', "must be a readable JSON file"),
         ("multilevel", "best", "dispatch: got 'best'; one of earliest_finish"),
         ("rate = 40", "rate == 40", "scenario.toml: "),
+        ("rate = 40", "rate = 1e12", "[load]: rate: got 1000000000000.0; must give at most"),
     ],
 )
 def test_a_wrong_scenario_is_refused_with_its_place(run: Run, before: str, after: str, says: str) -> None:
@@ -120,6 +121,8 @@ def test_a_wrong_scenario_is_refused_with_its_place(run: Run, before: str, after
         ({"lengths": [512, 8], "latency_ms": [1, 2]}, "ascending lengths"),
         ({"lengths": [8, 512], "latency_ms": [0, 2]}, "must be above 0 ms"),
         ({"lengths": [8, 512], "latency_ms": ["x", 2]}, "must hold {lengths, latency_ms}"),
+        ({"engines": []}, "must hold {lengths, latency_ms}"),
+        ({"engines": [{"tokens": None, "rows": None, "latency": []}]}, "must hold {lengths, latency_ms}"),
         (
             {"engines": [{"tokens": 64, "rows": 1, "latency": [[64, 1, 1, 1]]}]},
             "bins: got 512; must be a length of the",
@@ -130,6 +133,30 @@ def test_a_wrong_profile_is_refused(run: Run, tmp_path: Path, profile: object, s
     (tmp_path / "profile.json").write_text(json.dumps(profile))
     status, _, err = run(TEXTS)
     assert status == 2 and "[polymorph]" in err and says in err
+
+
+@pytest.mark.parametrize("stated", ["{", '{"engines": [{"rows": 1}]}'])
+def test_a_config_with_a_wrong_profile_is_refused(run: Run, tmp_path: Path, stated: str) -> None:
+    text = stated.replace('"', '\\"')
+    value = f'parameters {{ key: "profile" value {{ string_value: "{text}" }} }}'
+    (tmp_path / "config.pbtxt").write_text(f'name: "front" {value}')
+    status, _, err = run(TEXTS.replace("bins = [64, 512]\n", "").replace("profile.json", "config.pbtxt"))
+    assert status == 2 and "[polymorph]: profile: got" in err
+
+
+def test_a_negative_seed_is_refused(run: Run) -> None:
+    status, _, err = run(TEXTS, "--seed", "-1")
+    assert status == 2 and "seed: got -1; a whole number of at least 0" in err
+
+
+def test_a_load_that_is_worth_nothing_has_a_utility_of_0(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("at_s,length,utility\n0,40,0\n1,40,0\n")
+    assert json.loads(run(TEXTS, "--json", "--trace", str(tmp_path / "trace.csv"))[1])["as stated"]["utility"] == 0.0
+
+
+def test_a_worker_cannot_die_where_none_is_left(run: Run) -> None:
+    status, out, _ = run(TEXTS.replace("plan_period_s = 5", "leave_s = 5\nkill_s = 10"), "--json")
+    assert status == 0 and json.loads(out)["as stated"]["unserved"] > 0.5
 
 
 def test_a_generated_config_brings_its_own_profile_and_parameters(
@@ -151,6 +178,12 @@ def test_a_system_must_be_able_to_serve_the_trace(run: Run, tmp_path: Path) -> N
         (ADAPTERS, "lengths =", "# lengths =", "output_length: got 0; at least 1 of each request"),
         (ADAPTERS, "pool_bytes = 40000000", "pool_bytes = 4000", "pool_bytes: got 4000; at least"),
         (ADAPTERS, "slots = 8", "slots = 0", "slots: got 0; above 0"),
+        (ADAPTERS, "adapters = 20", "adapters = 4", "adapters: got 4; must be 0, or 5 or more"),
+        (ADAPTERS, "rank_bytes = 10000", "rank_bytes = 0", "rank_bytes: got 0; above 0"),
+        (ADAPTERS, "base_s = 0.002", "base_s = inf", "base_s: got inf; 0 or more"),
+        (ADAPTERS, "rank_bytes", "slot_tokens = 100000\nrank_bytes", "pool_bytes: got 40000000; at least 101280000"),
+        (ADAPTERS, "rank_bytes", "adapter_mb = 1\nrank_bytes", "adapter_mb: got 1; at least 2, the largest adapter"),
+        (IMAGES[0], '"-8" = 0.9', '"-8" = 9', "tasks.EuroSAT.-8: got 9; an accuracy, 0 to 1"),
         (ADAPTERS, 'predictor = "mean"', 'predictor = "oracle:7"', "predictor: got 'oracle:7'; mean, or oracle:"),
     ):
         assert before in scenario

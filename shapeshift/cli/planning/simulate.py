@@ -37,7 +37,8 @@ def run(options: argparse.Namespace) -> int:
     """Print what became of the load. Raises ShapeshiftError."""
     load = Load(CSV, trace=options.trace, duration_s=math.inf) if options.trace else None
     case = scenario.read(options.scenario, load)
-    case = case if options.seed is None else replace(case, seed=options.seed)
+    if options.seed is not None:
+        case = replace(case, seed=scenario.seed_of({"seed": options.seed}))
     outcomes = serve(case)
     if options.json:
         sys.stdout.write(json.dumps(as_json(outcomes)) + "\n")
