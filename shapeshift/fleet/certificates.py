@@ -33,8 +33,8 @@ _LOOPBACK = ("localhost", "127.0.0.1")
 def ensure(folder: Path, node: str, hosts: Sequence[str] = (), days: float = 365) -> Tls:
     """The files of the node in `folder`; those that are missing are made, readable only by their owner.
 
-    A certificate is made anew in the last third of its time, and where it does not name all `hosts`. Without the key of
-    the authority it stays as it is.
+    A certificate is made anew in the last third of its time, and where it is damaged or does not name all `hosts`.
+    Without the key of the authority it stays as it is.
 
     hosts: names and addresses at which others reach the node; its own name and loopback are added. days: how long a
     new certificate is valid; that of the authority is for ten times as long. Raises InvalidInputError for an invalid
@@ -56,9 +56,12 @@ def ensure(folder: Path, node: str, hosts: Sequence[str] = (), days: float = 365
 
 
 def _is_fresh(file: Path, hosts: Sequence[str]) -> bool:
-    """Whether the certificate names `hosts` and has more than a third of its time left."""
-    certificate = x509.load_pem_x509_certificate(file.read_bytes())
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    """Whether the certificate names `hosts` and has more than a third of its time left; False where it is damaged."""
+    try:
+        certificate = x509.load_pem_x509_certificate(file.read_bytes())
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound):
+        return False
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     is_young = end - datetime.datetime.now(datetime.UTC) > (end - begin) / 3
     return is_young and all(_general_name(host) in names for host in hosts)

@@ -100,6 +100,14 @@ def test_a_certificate_for_another_machine_is_made_anew(tmp_path: Path) -> None:
     assert certificates.ensure(tmp_path, "a", ["10.0.0.2"]).certificate.read_bytes() != first
 
 
+def test_a_damaged_certificate_is_made_anew(tmp_path: Path) -> None:
+    file = certificates.ensure(tmp_path, "a").certificate
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    certificates.ensure(tmp_path, "a")
+    assert file.read_bytes().endswith(b"-----END CERTIFICATE-----\n")
+
+
 def test_without_the_key_of_the_authority_nothing_is_renewed_and_nobody_added(tmp_path: Path) -> None:
     tls = certificates.ensure(tmp_path, "a", days=0.4)
     before = tls.certificate.read_bytes()
