@@ -101,7 +101,7 @@ def test_errors_name_file_line_and_column(file: Path, text: str, places: list[st
 
 
 def test_a_file_in_another_encoding_is_refused_in_its_cell(file: Path) -> None:
-    file.write_bytes("at_s,length\n0,5\n1,7\n".encode().replace(b"7", b"\xff\xfe"))
+    file.write_bytes(b"at_s,length\n0,5\n1,\xff\xfe\n")
     with pytest.raises(InvalidInputError, match="line 3, column length"):
         trace.read(file)
 
