@@ -303,6 +303,13 @@ def test_values_between_tags_are_of_the_types_that_the_schema_refers_to() -> Non
     assert calls_of(pieces) == [("f", {"a": {}, "b": 7, "c": 7, "d": "7", "e": "7"})]
 
 
+def test_a_value_that_nests_too_deep_for_json_stays_text() -> None:
+    deep = "[" * 300 + "]" * 300
+    answer = f"<tool_call><function=f><parameter=a>{deep}</parameter></function></tool_call>"
+    pieces = read(answer, form("qwen3_coder"), tools={"f": {"properties": {"a": {"type": "array"}}}})
+    assert calls_of(pieces) == [("f", {"a": deep})]
+
+
 @pytest.mark.parametrize("step", [0, 1, 4])
 def test_marks_of_what_is_said_are_no_text_without_tools_too(step: int) -> None:
     functionary, kimi = form("functionary_v3_2"), form("kimi_k3")

@@ -169,7 +169,7 @@ def test_the_prompt_of_a_chat_is_scored(client: openai.OpenAI, triton: FakeTrito
 
 
 def test_a_schema_that_refers_to_itself_does_so_among_others(client: openai.OpenAI, triton: FakeTriton) -> None:
-    node = {"type": "object", "properties": {"next": {"$ref": "#"}, "as": {"$ref": "#/$defs/text"}}}
+    node = {"type": "object", "properties": {"next": {"$ref": "#"}, "enum": {"$ref": "#/$defs/text"}}}
     schema = {**node, "$defs": {"text": {"enum": [{"$ref": "#"}]}}}
     tool: Any = {"type": "function", "function": {"name": "walk", "parameters": schema}}
     triton.answers = [["{", "}"]] * 2
@@ -181,7 +181,7 @@ def test_a_schema_that_refers_to_itself_does_so_among_others(client: openai.Open
         matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_json_schema(grammar))
         assert (matcher.validate_tokens([*text]) == len(text)) is allows
     arguments = grammar["anyOf"][2]["properties"]["arguments"]
-    assert arguments["properties"] == {"next": {"$ref": place}, "as": {"$ref": f"{place}/$defs/text"}}
+    assert arguments["properties"] == {"next": {"$ref": place}, "enum": {"$ref": f"{place}/$defs/text"}}
     assert arguments["$defs"] == {"text": {"enum": [{"$ref": "#"}]}}, "what is no schema stays as it is"
     client.chat.completions.create(model="hermes", messages=ASK, tools=[tool], tool_choice="required")
     assert sampling_of(triton)["structured_outputs"]["json"]["properties"] == node["properties"]

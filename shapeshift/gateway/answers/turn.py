@@ -260,7 +260,13 @@ def _moved(schema: Any, place: str) -> Any:
     # One with an address of its own is what its references begin at.
     if not isinstance(schema, Mapping) or "$id" in schema:
         return schema
-    moved = {name: part if name in _DATA else _moved(part, place) for name, part in schema.items()}
+    moved = {}
+    for name, part in schema.items():
+        if name in _NAMED_PARTS and isinstance(part, Mapping):
+            # A property may have any name.
+            moved[name] = {key: _moved(one, place) for key, one in part.items()}
+        else:
+            moved[name] = part if name in _DATA else _moved(part, place)
     pointer = schema.get("$ref")
     if isinstance(pointer, str) and (pointer == "#" or pointer.startswith("#/")):
         moved["$ref"] = place + pointer[1:]

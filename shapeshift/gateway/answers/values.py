@@ -51,7 +51,8 @@ def value(text: str, types: Sequence[str]) -> str:
     if "string" not in types or (text.strip() == "null" and "null" in types):
         try:
             return orjson.dumps(orjson.loads(text)).decode()
-        except orjson.JSONDecodeError:
+        # Some values nest too deep to be written.
+        except (orjson.JSONDecodeError, TypeError):
             pass
         try:
             return orjson.dumps(ast.literal_eval(text.strip())).decode()
