@@ -260,7 +260,7 @@ def _moved(schema: Any, place: str) -> Any:
     # One with an address of its own is what its references begin at.
     if not isinstance(schema, Mapping) or "$id" in schema:
         return schema
-    moved = {}
+    moved: dict[str, Any] = {}
     for name, part in schema.items():
         if name in _NAMED_PARTS and isinstance(part, Mapping):
             # A property may have any name.
