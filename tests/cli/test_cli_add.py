@@ -348,8 +348,8 @@ REFUSED: dict[str, tuple[Make, str, str]] = {
     ),
     "problem": (one_label_of_several, "INVALID_ARG", "problem_type: got 'single_label_classification'; one of multi"),
     "causal Gemma": (causal_gemma, "UNSUPPORTED", "model_type gemma3_text is a decoder that polymorph does not serve"),
-    "experts": (experts, "INVALID_ARG", "gpt_neox (config.json): this one has a mixture of experts"),
-    "positions": (without_positions, "INVALID_ARG", "(config.json): this one has layers without rotary positions"),
+    "experts": (experts, "INVALID_ARG", "got 'qwen2_moe'; this one has a mixture of experts"),
+    "positions": (without_positions, "INVALID_ARG", "got 'llama4_text'; one of llama, mistral"),
     "pickles": (only_pickles, "INVALID_ARG", "pytorch_model.bin, which can execute code when read; weights must be"),
 }
 

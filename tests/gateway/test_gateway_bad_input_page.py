@@ -60,6 +60,7 @@ PLAIN: dict[str, tuple[str, list[Any]]] = {
         "chat/completions",
         [{**CHAT, "thinking_token_budget": 10}],
     ),
+    "a task of pooling that the model lacks": ("pooling", [{**EMBED, "task": "token_embed"}]),
     "an image of another host's URL": ("classify", [{**IMAGE, "input": "https://example.org/a.png"}]),
 }
 
