@@ -300,7 +300,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "unknown parameter": (
         {"inputs": [TEXT], "parameters": {"latency": 3}},
-        ["parameter latency", "got 3", "known: checkpoint, latency_ms"],
+        ["parameter latency", "got 3", "checkpoint, latency_ms"],
     ),
     "bad parameter": ({"inputs": [TEXT], "parameters": {"latency_ms": -3}}, ["latency_ms", "got -3", "above 0"]),
     "unknown output": ({"inputs": [TEXT], "outputs": [{"name": "LOGITS"}]}, ["LOGITS", "encode"]),
