@@ -150,7 +150,7 @@ class AsyncClient:
             return False
 
     async def close(self) -> None:
-        """Close the connection; its calls in flight end with an error. Those from before a renewal end by themselves."""
+        """Close the connection; its calls in flight end with an error. Those of a renewed one end by themselves."""
         if self._channel is not None:
             await self._channel.close()
 
