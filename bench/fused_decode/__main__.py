@@ -34,7 +34,7 @@ from bench.common.cells import Cells
 from bench.common.output import FOLDER, Output, name_of_parts, parser, program
 from bench.common.server import loaded_server
 from bench.fused_decode import report
-from bench.fused_decode.loads import MOST_TOKENS, NEW, PROMPT, PROMPTS, Answers, Load, LoadGenerator, figures
+from bench.fused_decode.loads import NEW, PROMPT, PROMPTS, Answers, Load, LoadGenerator, figures
 from bench.fused_decode.report import ALONE, OURS
 from bench.fused_decode.served import GENERATE, GENERATE_UNARY, TritonStreams, TritonUnary, publish
 from bench.fused_decode.systems import (
@@ -47,6 +47,7 @@ from bench.fused_decode.systems import (
     vllm_command,
 )
 from bench.peers import random_llama
+from bench.peers.protocol import MOST_TOKENS
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.fused_decode.settings import QUANTISED, WEIGHT_BITS

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.adapter_cache import random_adapters
-from bench.fused_decode.loads import MOST_TOKENS, SLOTS
-from bench.peers.protocol import DecodeRequest, Replayed, send
+from bench.fused_decode.loads import SLOTS
+from bench.peers.protocol import MOST_TOKENS, DecodeRequest, Replayed, send
 from shapeshift.adapter_cache.lora import native
 from shapeshift.adapter_cache.lora.batch import LoraHook
 from shapeshift.engines.hardware import cores

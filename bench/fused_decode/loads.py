@@ -21,8 +21,6 @@ MAX_LENGTH = 320
 PROMPTS = (512, 4096)
 """Tokens of long prompts, of whose requests an answer is `LONG_ANSWER` tokens."""
 LONG_ANSWER = 4
-MOST_TOKENS = 2**14
-"""Of the cache for long prompts, so that it has been used up before they are measured."""
 NEW = 32
 """Tokens of a long prompt that no other request has, where the rest is shared."""
 

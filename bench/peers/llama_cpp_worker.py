@@ -16,10 +16,8 @@ from functools import partial
 import llama_cpp as library
 import numpy as np
 
-from bench.peers.protocol import DecodeRequest, replay_in_steps, serve_decoding
+from bench.peers.protocol import MOST_TOKENS, SEQUENCES, DecodeRequest, replay_in_steps, serve_decoding
 
-SEQUENCES = 32
-MOST_TOKENS = 2**14
 CACHES = {"f32": 0, "f16": 1, "q8_0": 8}
 
 

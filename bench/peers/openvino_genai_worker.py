@@ -14,11 +14,10 @@ import numpy as np
 import openvino
 import openvino_genai as genai
 
-from bench.peers.protocol import DecodeRequest, replay_in_steps, serve_decoding
+from bench.peers.protocol import MOST_TOKENS, SEQUENCES, DecodeRequest, replay_in_steps, serve_decoding
 
 CACHE_GB = 2
-MOST_TOKENS, BLOCK_TOKENS = 2**14, 32
-SEQUENCES = 32
+BLOCK_TOKENS = 32
 
 
 class Pipeline:

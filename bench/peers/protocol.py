@@ -17,6 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 LEAD_S = 0.05
+SEQUENCES = 32
+"""Requests that a peer runs at once."""
+MOST_TOKENS = 2**14
+"""Of the cache for long prompts, so that it has been used up before they are measured."""
 
 
 @dataclass(frozen=True)

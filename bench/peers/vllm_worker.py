@@ -21,10 +21,9 @@ os.environ |= {
 from vllm import EngineArgs, LLMEngine, SamplingParams, TokensPrompt
 from vllm.lora.request import LoRARequest
 
-from bench.peers.protocol import DecodeRequest, replay_in_steps, serve_decoding
+from bench.peers.protocol import MOST_TOKENS, SEQUENCES, DecodeRequest, replay_in_steps, serve_decoding
 
-SEQUENCES = 32
-MOST_TOKENS, BLOCK_TOKENS = 2**14, 128
+BLOCK_TOKENS = 128
 NAMES = {"f32": "float32", "bf16": "bfloat16"}
 
 
