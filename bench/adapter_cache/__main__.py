@@ -27,7 +27,7 @@ from bench.common.cells import Cells
 from bench.common.output import FOLDER, Output, name_of_parts, parser, program
 from bench.fused_decode.loads import LoadGenerator, figures
 from bench.fused_decode.report import OURS, ratios
-from bench.fused_decode.systems import DecodeWorker, ours_command, vllm_command
+from bench.fused_decode.systems import ours_command, start_workers, vllm_command
 from bench.peers import random_llama
 
 PARTS = ("simulated", "server", "turns", "chats", "peers")
@@ -79,13 +79,12 @@ class AdapterBench:
             loads = LoadGenerator(self._seeds[0], random_llama.words(model), 24 if self._quick else 64)
             cells = Cells(figures, self._seeds[0])
             with ExitStack() as stack:
-                workers = {}
-                for name, command in ((OURS, ours_command), ("vLLM", vllm_command)):
-                    words, log = command(model, self._precision, adapters=paths), FOLDER / "run" / f"lora-{name}.log"
-                    workers[name] = DecodeWorker(name, words, log)
-                    stack.callback(workers[name].stop)
+                commands = {
+                    name: command(model, self._precision, adapters=paths)
+                    for name, command in ((OURS, ours_command), ("vLLM", vllm_command))
+                }
+                workers = start_workers(stack, commands, "lora")
                 for worker in workers.values():
-                    worker.wait_ready()
                     worker.replay(loads.at_once(count))
                 for load in [loads.at_once(of) for _ in range(1 if self._quick else 3) for of in (8, 32)]:
                     runs = {name: partial(worker.replay, load) for name, worker in workers.items()}

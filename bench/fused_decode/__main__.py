@@ -43,6 +43,7 @@ from bench.fused_decode.systems import (
     genai_command,
     llama_cpp_command,
     ours_command,
+    start_workers,
     transformers_command,
     vllm_command,
 )
@@ -160,14 +161,8 @@ def start(
     stack: ExitStack, model: Path, names: Collection[str], precision: str, is_long: bool = False
 ) -> dict[str, DecodeWorker]:
     """The processes of those in `names`, all of which serve; they end with `stack`."""
-    workers = {}
-    for name in [name for name in COMMANDS if name in names]:
-        log = FOLDER / "run" / f"decode-{name.replace(' ', '-')}.log"
-        workers[name] = DecodeWorker(name, COMMANDS[name](model, precision, is_long), log)
-        stack.callback(workers[name].stop)
-    for worker in workers.values():
-        worker.wait_ready()
-    return workers
+    commands = {name: command(model, precision, is_long) for name, command in COMMANDS.items() if name in names}
+    return start_workers(stack, commands, "decode")
 
 
 def serve(stack: ExitStack, model: Path, names: Collection[str], precision: str) -> dict[str, Replay]:

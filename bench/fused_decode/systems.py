@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from bench.common.models import KERNELS
-from bench.common.output import BUILD
+from bench.common.output import BUILD, FOLDER
 from bench.common.worker import Worker
 from bench.fused_decode.loads import LONG_ANSWER, MAX_LENGTH, PROMPTS, Answers, Load
 from bench.peers.protocol import Replayed
@@ -29,6 +30,18 @@ class DecodeWorker(Worker):
     def replay(self, load: Load, **options: object) -> Answers:
         replayed = self.ask(requests=[vars(request) for request in load.requests], options=options)
         return Answers(load, Replayed(**replayed))
+
+
+def start_workers(stack: ExitStack, commands: Mapping[str, Sequence[str]], part: str) -> dict[str, DecodeWorker]:
+    """The processes of these commands, all of which serve; they end with `stack`. part: what their logs begin with."""
+    workers = {}
+    for name, command in commands.items():
+        log = FOLDER / "run" / f"{part}-{name.replace(' ', '-')}.log"
+        workers[name] = DecodeWorker(name, command, log)
+        stack.callback(workers[name].stop)
+    for worker in workers.values():
+        worker.wait_ready()
+    return workers
 
 
 def _length(is_long: bool) -> int:
