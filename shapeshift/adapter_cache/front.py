@@ -41,7 +41,6 @@ from shapeshift.adapter_cache.settings import (
 )
 from shapeshift.errors import OverloadedError
 from shapeshift.fused_decode import loading
-from shapeshift.fused_decode.engine.slots import require_memory
 from shapeshift.fused_decode.front import GenerateFront
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, Runtime, blocks_of
 from shapeshift.fused_decode.job import GenerateJob
@@ -286,7 +285,7 @@ class LoraFront(GenerateFront):
     def _require_memory(self, request: AdapterRequest) -> None:
         # Its adapter may hold all blocks but those that are kept, and does so while it is in use.
         pool, held = self.loaded.pool, blocks_of(self._adapter_tokens(request.adapter))
-        require_memory(request, pool.count, held if held <= pool.count - self._text_blocks else 0)
+        request.require_memory(pool.count, held if held <= pool.count - self._text_blocks else 0)
 
     def _release(self, job: GenerateJob) -> None:
         for request in _requests(job):

@@ -16,9 +16,9 @@ from shapeshift.errors import OverloadedError
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.sampling.logit_edits import TokenRules
 from shapeshift.fused_decode.engine.sampling.sampler import TokenLogprobs
-from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
 from shapeshift.fused_decode.sampling_params import SamplingParams
-from shapeshift.settings import Choices
+from shapeshift.settings import Choices, require
 
 Ids = npt.NDArray[np.int64]
 
@@ -165,6 +165,15 @@ class Request:
     def longest(self) -> int:
         """The most tokens of its prompt and an answer."""
         return len(self.prompt) + self.limit
+
+    def require_memory(self, blocks: int, held: int = 0) -> None:
+        """Raise InvalidInputError where `blocks`, of which `held` hold something else, have no room for its beams."""
+        rows, tokens = self.rows, self.longest
+        if rows > 1:
+            most = (blocks - held) // blocks_of(tokens)
+            holds = f"the texts of {tokens} tokens that kv_cache_tokens ({blocks * BLOCK_TOKENS}) holds"
+            beside = f" beside an adapter of {held * BLOCK_TOKENS}" if held else ""
+            require(rows <= most, "num_beams", rows, f"at most {most}, {holds}{beside}")
 
     def whole_chunks(self, blocks: int) -> int:
         """So many of its first `blocks` blocks can it share, if it computes again what it has lost.

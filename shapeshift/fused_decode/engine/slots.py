@@ -91,7 +91,7 @@ class SlotTable:
         """Raise InvalidInputError where the beams of `request` have no room, even alone. Any thread may call this."""
         if request.rows > 1:
             require(request.rows <= len(self), "num_beams", request.rows, f"at most max_concurrency ({len(self)})")
-            require_memory(request, self.pool.count)
+            request.require_memory(self.pool.count)
 
     def begin_iteration(self) -> None:
         """An iteration begins."""
@@ -390,13 +390,3 @@ class SlotTable:
         if owner.beams is not None:
             answer = owner.beams.answers[owner.slots.index(slot)]
             assert np.array_equal(self.tokens[slot, len(owner.prompt) : length], answer), f"beam {slot} is out of step"
-
-
-def require_memory(request: Request, blocks: int, held: int = 0) -> None:
-    """Raise InvalidInputError where `blocks`, of which `held` hold something else, have no room for its beams."""
-    rows, tokens = request.rows, request.longest
-    if rows > 1:
-        most = (blocks - held) // blocks_of(tokens)
-        holds = f"the texts of {tokens} tokens that kv_cache_tokens ({blocks * BLOCK_TOKENS}) holds"
-        beside = f" beside an adapter of {held * BLOCK_TOKENS}" if held else ""
-        require(rows <= most, "num_beams", rows, f"at most {most}, {holds}{beside}")
