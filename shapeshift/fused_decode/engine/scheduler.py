@@ -245,11 +245,11 @@ class Scheduler:
 
     def end(self, due: Iterable[tuple[Request, Reason]], now: float) -> None:
         """Finish these requests, each for its first reason, and those whose grammars have failed."""
-        table, edits = self._table, self._table.sampling.edits
+        table = self._table
         for request, reason in due:
             if not request.is_finished:
                 self.finish(request, reason)
-        for slot, error in edits.failures(np.array(sorted(edits.guided)), now) if edits.guided else ():
+        for slot, error in table.sampling.edits.failures(now):
             owner = table.owners[slot]
             if owner is not None:
                 self.finish(owner, error)

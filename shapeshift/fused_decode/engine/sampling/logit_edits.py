@@ -200,9 +200,9 @@ class LogitEdits:
                 late.append(place)
         return np.array(late, np.int64)
 
-    def failures(self, slots: Integers, now: float) -> list[tuple[int, Exception]]:
-        """Those of these slots whose answers cannot go on, and why."""
-        failures = ((int(slots[place]), grammar.failure(now)) for place, grammar in self._grammars_of(slots))
+    def failures(self, now: float) -> list[tuple[int, Exception]]:
+        """The slots whose answers cannot go on, in order, and why."""
+        failures = ((slot, self._grammars[slot].failure(now)) for slot in sorted(self.guided))
         return [(slot, failure) for slot, failure in failures if failure is not None]
 
     def apply(self, values: EditableLogits, rows: Integers, slots: Integers, lengths: Integers) -> None:
