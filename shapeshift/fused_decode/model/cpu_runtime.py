@@ -195,16 +195,13 @@ class DecodeModel:
         self.cache.copy_blocks(sources, targets)
 
     def _run(self, batch: StepBatch) -> torch.Tensor:
-        linear_delta, last = self._linear_delta(batch), None
+        linear_delta = self._linear_delta(batch)
         if self.fused_forward is not None:
-            if linear_delta is None:
-                return self.fused_forward(batch, None)
-            last = last_tokens(batch)
-            low_rank = linear_delta.low_rank(last)
-            if low_rank is not None:
+            low_rank = None if linear_delta is None else linear_delta.low_rank(last_tokens(batch))
+            if linear_delta is None or low_rank is not None:
                 return self.fused_forward(batch, low_rank)
         plan = self.operations.plan(batch, self.architecture.kv_heads)
-        last = (last_tokens(batch) if last is None else last).to(batch.tokens.device)
+        last = last_tokens(batch).to(batch.tokens.device)
         places = token_places(batch).to(batch.tokens.device)
         return self.network.forward(self.operations, batch.tokens, places, plan, last, linear_delta)
 
