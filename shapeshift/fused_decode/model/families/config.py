@@ -104,6 +104,11 @@ class Config:
         require(valid, "layer_types", kinds, f"{layers} of {', '.join(widths)}")
         return tuple(widths[kind] for kind in kinds)
 
+    def windows_in_turns(self, window: int, turn: int) -> tuple[int, ...]:
+        """Those of `windows`, where by default the last one of each `turn` layers has none."""
+        layers = self.count("num_hidden_layers")
+        return self.windows(layers, window, [0 if layer % turn == turn - 1 else window for layer in range(layers)])
+
 
 def positive(values: Mapping[str, Any], key: str, default: float | None = None) -> float:
     """A number above 0. Raises InvalidInputError."""

@@ -53,9 +53,7 @@ def gemma2(values: Mapping[str, Any]) -> Architecture:
 def gemma3(values: Mapping[str, Any]) -> Architecture:
     """Layers with a window have a rope of their own."""
     config = Config(values)
-    layers, window = config.count("num_hidden_layers"), config.window()
-    pattern = config.count("sliding_window_pattern", 6)
-    windows = config.windows(layers, window, [window if (layer + 1) % pattern else 0 for layer in range(layers)])
+    windows = config.windows_in_turns(config.window(), config.count("sliding_window_pattern", 6))
     whole, near = rope_config.by_window(rope_config.values_of(config))
     near = near or {"rope_theta": config.get("rope_local_base_freq", 1e4)}
     far, longest = _rope(config, {"rope_theta": 1e6} | whole)

@@ -91,10 +91,9 @@ def cohere(values: Mapping[str, Any]) -> Architecture:
 def cohere2(values: Mapping[str, Any]) -> Architecture:
     """Layers without a window have no positions."""
     config = Config(values)
-    layers, window = config.count("num_hidden_layers"), config.window()
+    window = config.window()
     require(window > 0, "sliding_window", config.get("sliding_window"), "a whole number of at least 1")
-    pattern = config.count("sliding_window_pattern", 4)
-    windows = config.windows(layers, window, [window if (layer + 1) % pattern else 0 for layer in range(layers)])
+    windows = config.windows_in_turns(window, config.count("sliding_window_pattern", 4))
     whole = _cohere(config)
     ropes = tuple(rope if width else None for rope, width in zip(whole.ropes, windows, strict=True))
     return replace(whole, windows=windows, ropes=ropes)

@@ -162,9 +162,9 @@ def cwm(values: Mapping[str, Any]) -> Architecture:
 def exaone4(values: Mapping[str, Any]) -> Architecture:
     """Where some layers have a window, the others have no positions."""
     config = Config({"rms_norm_eps": 1e-5, **values})
-    layers, window = config.count("num_hidden_layers"), config.window()
-    pattern = config.count("sliding_window_pattern", 4) if window and not config.get("layer_types") else 1
-    windows = config.windows(layers, window, [window if (layer + 1) % pattern else 0 for layer in range(layers)])
+    window = config.window()
+    turn = config.count("sliding_window_pattern", 4) if window and not config.get("layer_types") else 1
+    windows = config.windows_in_turns(window, turn)
     whole = with_fields(config, windows=windows, qk_norm="head", tensors=_AFTER)
     return replace(
         whole,
@@ -179,8 +179,7 @@ def olmo2(values: Mapping[str, Any]) -> Architecture:
 def olmo3(values: Mapping[str, Any]) -> Architecture:
     """Layers with a window have a rope without scaling."""
     config = Config(values)
-    layers, window = config.count("num_hidden_layers"), config.window()
-    windows = config.windows(layers, window, [window if (layer + 1) % 4 else 0 for layer in range(layers)])
+    windows = config.windows_in_turns(config.window(), 4)
     whole, near = rope_config.by_window(rope_config.values_of(config), "rope_theta")
     far = _olmo(config, {"rope_theta": 5e5} | whole)
     local = _olmo(config, {"rope_theta": 5e5} | near).ropes[0]
