@@ -194,7 +194,7 @@ class Scheduler:
             table.advance(step.slots, step.lengths, step.chosen, step.places, result.ids)
         else:
             if launched.rows is not None:
-                result = result.spread(launched.rows, count)
+                result = result.put(launched.rows, np.zeros(count, np.int64), np.ones(count, bool))
             taken, accepted = self._record(launched, result.ids)
         generated, slots, tokens, finite = beams, step.chosen.tolist(), result.ids.tolist(), result.finite.tolist()
         for place in taken:

@@ -116,9 +116,8 @@ class Chosen(NamedTuple):
     finite: Flags
     logprobs: dict[int, TokenLogprobs]
 
-    def spread(self, rows: Integers, count: int) -> Chosen:
-        """The same as `rows`, INT64 [rows], of `count` rows, of which the others have no token."""
-        ids, finite = np.zeros(count, np.int64), np.ones(count, bool)
+    def put(self, rows: Integers, ids: Integers, finite: Flags) -> Chosen:
+        """The same as `rows`, INT64 [rows], of rows whose others have the tokens in `ids`; both arrays are changed."""
         ids[rows], finite[rows] = self.ids, self.finite
         return Chosen(ids, finite, {int(rows[row]): one for row, one in self.logprobs.items()})
 
@@ -198,8 +197,7 @@ class Sampler:
             return Chosen(ids, finite, {})
         rows = np.union1d(table.edits.rows(slots), table.listed(slots))
         chosen = self.choose(logits[torch.from_numpy(rows)], slots[rows], lengths[rows]).result()
-        ids[rows], finite[rows] = chosen.ids, chosen.finite
-        return Chosen(ids, finite, {int(rows[row]): one for row, one in chosen.logprobs.items()})
+        return chosen.put(rows, ids, finite)
 
     def _drawn(self, logits: torch.Tensor, slots: Integers, lengths: Integers) -> tuple[Integers, Flags]:
         table = self._table
