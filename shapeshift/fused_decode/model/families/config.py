@@ -42,10 +42,14 @@ class Config:
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InvalidInputError(self._keys.get(key, key), value, "a whole number of at least 1 (config.json)")
-        if key == "num_hidden_layers":
-            # Of each one there are tuples, before the weights are looked at.
-            require(value <= _MOST_LAYERS, self._keys.get(key, key), value, f"at most {_MOST_LAYERS} (config.json)")
         return value
+
+    def layers(self) -> int:
+        """`num_hidden_layers`, with a bound: of each layer there are tuples, before the weights are looked at."""
+        key = "num_hidden_layers"
+        layers = self.count(key)
+        require(layers <= _MOST_LAYERS, self._keys.get(key, key), layers, f"at most {_MOST_LAYERS} (config.json)")
+        return layers
 
     def positive(self, key: str, default: float | None = None) -> float:
         return positive(self.values, self._keys.get(key, key), default)
@@ -82,7 +86,7 @@ class Config:
             "family": str(self.values["model_type"]),
             "vocab_size": vocab_size,
             "hidden": hidden,
-            "layers": self.count("num_hidden_layers"),
+            "layers": self.layers(),
             "heads": heads,
             "kv_heads": kv_heads,
             "head_dim": head_dim,
@@ -106,7 +110,7 @@ class Config:
 
     def windows_in_turns(self, window: int, turn: int) -> tuple[int, ...]:
         """Those of `windows`, where by default the last one of each `turn` layers has none."""
-        layers = self.count("num_hidden_layers")
+        layers = self.layers()
         return self.windows(layers, window, [0 if layer % turn == turn - 1 else window for layer in range(layers)])
 
 

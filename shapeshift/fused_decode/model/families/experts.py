@@ -24,7 +24,7 @@ _GPT_OSS = Tensors(router="mlp.router", gate_up=("mlp.experts.gate_up_proj",), d
 
 def mixtral(values: Mapping[str, Any]) -> Architecture:
     config = Config({"rope_theta": 1e6, **values})
-    window = (config.window(None),) * config.count("num_hidden_layers")
+    window = (config.window(None),) * config.layers()
     experts = _experts(config, "num_local_experts", 8, 2)
     eps = config.positive("rms_norm_eps", 1e-5)
     return llama.with_fields(config, windows=window, experts=experts, tensors=_MIXTRAL, norm_eps=eps)
@@ -57,7 +57,7 @@ def olmoe(values: Mapping[str, Any]) -> Architecture:
 
 def gpt_oss(values: Mapping[str, Any]) -> Architecture:
     config = Config({"rope_theta": 150_000.0, **values})
-    layers, window, bias = config.count("num_hidden_layers"), config.window(128), config.flag("attention_bias", True)
+    layers, window, bias = config.layers(), config.window(128), config.flag("attention_bias", True)
     every_other = [0 if layer % 2 else window for layer in range(layers)]
     experts = replace(
         _experts(config, "num_local_experts", 128, 4),
@@ -87,7 +87,7 @@ def _experts_key(config: Config) -> str:
 def _experts(config: Config, key: str, count: int, chosen: int) -> Experts:
     """Those that the file states, with these numbers where it states none."""
     count = config.count(key, count)
-    most = min(_MOST, _MOST_TOGETHER // config.count("num_hidden_layers"))
+    most = min(_MOST, _MOST_TOGETHER // config.layers())
     require(count <= most, key, count, f"at most {most} experts")
     chosen = config.count("num_experts_per_tok", chosen)
     require(chosen <= count, "num_experts_per_tok", chosen, f"at most {key} ({count})")

@@ -36,7 +36,7 @@ def gemma(values: Mapping[str, Any]) -> Architecture:
 
 def gemma2(values: Mapping[str, Any]) -> Architecture:
     config = Config(values)
-    layers = config.count("num_hidden_layers")
+    layers = config.layers()
     window = config.window()
     every_other = [window if layer % 2 == 0 else 0 for layer in range(layers)]
     rope, longest = _rope(config, rope_config.values_of(config))

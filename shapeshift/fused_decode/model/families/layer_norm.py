@@ -46,7 +46,7 @@ def starcoder2(values: Mapping[str, Any]) -> Architecture:
     bias = config.flag("use_bias", True)
     return _architecture(
         config,
-        windows=(config.window(None),) * config.count("num_hidden_layers"),
+        windows=(config.window(None),) * config.layers(),
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=bias,

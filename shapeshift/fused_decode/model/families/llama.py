@@ -29,12 +29,12 @@ def llama(values: Mapping[str, Any]) -> Architecture:
 def mistral(values: Mapping[str, Any]) -> Architecture:
     config = Config(values)
     config.refuse("layer_types", "not supported for mistral")
-    return with_fields(config, windows=(config.window(),) * config.count("num_hidden_layers"))
+    return with_fields(config, windows=(config.window(),) * config.layers())
 
 
 def ministral(values: Mapping[str, Any]) -> Architecture:
     config = Config(values)
-    layers, window = config.count("num_hidden_layers"), config.window()
+    layers, window = config.layers(), config.window()
     return with_fields(config, windows=config.windows(layers, window, [window] * layers))
 
 
@@ -44,7 +44,7 @@ def ministral3(values: Mapping[str, Any]) -> Architecture:
     beta = rope.get("llama_4_scaling_beta") or 0.0
     return with_fields(
         config,
-        windows=(config.window(None),) * config.count("num_hidden_layers"),
+        windows=(config.window(None),) * config.layers(),
         query_growth=rope_config.positive(rope, "llama_4_scaling_beta") if beta else 0.0,
         query_span=Config(rope).count("original_max_position_embeddings") if beta else 0,
         norm_eps=config.positive("rms_norm_eps", 1e-5),
@@ -54,7 +54,7 @@ def ministral3(values: Mapping[str, Any]) -> Architecture:
 def smollm3(values: Mapping[str, Any]) -> Architecture:
     """Some layers have no positions; those alone may have a window."""
     config = Config(values)
-    layers, bias = config.count("num_hidden_layers"), config.flag("attention_bias")
+    layers, bias = config.layers(), config.flag("attention_bias")
     interval = config.count("no_rope_layer_interval", 4)
     turns = config.get("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(layers)]
     fits = isinstance(turns, list) and len(turns) == layers and all(turn in (0, 1) for turn in turns)
@@ -92,7 +92,7 @@ def phi3(values: Mapping[str, Any]) -> Architecture:
     rope = rope_config.values_of(config)
     if rope.get("rope_type", rope.get("type")) in ("su", "yarn"):
         rope |= {"rope_type": "longrope"}
-    window = (config.window(None),) * config.count("num_hidden_layers")
+    window = (config.window(None),) * config.layers()
     tensors = Tensors(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
     eps = config.positive("rms_norm_eps", 1e-5)
     return with_fields(config, rope, partial=True, windows=window, tensors=tensors, norm_eps=eps)
@@ -154,7 +154,7 @@ def _glm(values: Mapping[str, Any], attention_end: str = "", mlp_end: str = "") 
 
 def cwm(values: Mapping[str, Any]) -> Architecture:
     config = Config({"rms_norm_eps": 1e-5, **values})
-    layers, window = config.count("num_hidden_layers"), config.window(8192)
+    layers, window = config.layers(), config.window(8192)
     windows = config.windows(layers, window, [window if layer % 4 else 0 for layer in range(layers)])
     return with_fields(config, windows=windows, mlp_bias=config.flag("mlp_bias"))
 
@@ -200,7 +200,7 @@ def granite(values: Mapping[str, Any]) -> Architecture:
 def granite4(values: Mapping[str, Any]) -> Architecture:
     """Granite 4 without experts and without Mamba's layers."""
     config = Config(values)
-    layers = config.count("num_hidden_layers")
+    layers = config.layers()
     experts = config.get("num_local_experts", 8)
     require(experts == 0, "num_local_experts", experts, "0: experts beside a shared one are not served")
     kinds = config.get("layer_types", config.get("layers_block_type"))
@@ -216,7 +216,7 @@ def granite4(values: Mapping[str, Any]) -> Architecture:
 
 def _granite(config: Config) -> Architecture:
     bias = config.flag("attention_bias")
-    layers = config.count("num_hidden_layers")
+    layers = config.layers()
     return with_fields(
         config,
         qkv_bias=bias,
@@ -259,7 +259,7 @@ def with_fields(
 
 def _chosen_windows(config: Config) -> tuple[int, ...]:
     """Qwen's: only with use_sliding_window, and only for the layers from max_window_layers on."""
-    layers = config.count("num_hidden_layers")
+    layers = config.layers()
     window = config.window() if config.flag("use_sliding_window") else 0
     if not window:
         return (0,) * layers
