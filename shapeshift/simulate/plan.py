@@ -78,22 +78,21 @@ class Kind:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A front of one kind of worker. edges: its bins; values: its section of a scenario."""
+    """A front of one kind of worker."""
 
     kind: str
     price: float
     most: int
     placement: str
     dispatch: str
-    edges: Sequence[int]
-    values: Mapping[str, str] = field(repr=False)
+    system: TextSystem = field(repr=False)
 
     @property
     def described(self) -> dict[str, object]:
         """Its columns of a table."""
         words = {"workers of": self.kind, "placement": self.placement}
         words |= {"dispatch": self.dispatch} if self.placement == "partitioned" else {}
-        return {**words, "bins": ",".join(map(str, self.edges)) or "none"}
+        return {**words, "bins": ",".join(map(str, self.system.edges)) or "none"}
 
 
 @dataclass(frozen=True)
@@ -168,9 +167,9 @@ def _candidates(name: str, values: Mapping[str, str], trace: Trace) -> Iterator[
         for dispatch in dispatches if placement == "partitioned" else dispatches[:1]:
             for edges in choices:
                 section = {**of_front, "placement": placement, "dispatch": dispatch, "bins": ",".join(map(str, edges))}
-                # Checks them, too.
+                # Checks them, too. Each simulation has its own objective.
                 system = TextSystem.read({**section, "slo_ms": "1000"})
-                yield Candidate(name, kind.price, kind.most, placement, dispatch, system.edges, section)
+                yield Candidate(name, kind.price, kind.most, placement, dispatch, system)
 
 
 def _edges(measured: Mapping[str, Any], trace: Trace) -> list[list[int]]:
@@ -244,8 +243,7 @@ class Search:
 
     def _least(self, candidate: Candidate) -> int:
         """Fewer workers cannot keep up, however the texts are divided: each takes its share of a full call at least."""
-        system = TextSystem.read({**candidate.values, "slo_ms": "1000"})
-        spent_ms = system.least_ms(self._trace.length)
+        spent_ms = candidate.system.least_ms(self._trace.length)
         seconds = max(float(self._trace.at_s[-1]), 1e-9)
         # The load of a short trace may be borne later.
         return max(1, math.floor(spent_ms / 1e3 / (seconds + self._case.objective.latency_ms / 1e3)))
@@ -264,8 +262,8 @@ class Search:
         words = " ".join(map(str, candidate.described.values()))
         self._progress(f"{objective_ms:.0f} ms: {workers} workers, {words}")
         # However long the queue is: what waits too long is counted.
-        values = {**candidate.values, "queue_rows": "1000000000", "max_queue_ms": "0", "slo_ms": f"{objective_ms:g}"}
-        served = TextSystem.read(values).run(self._trace, workers=workers)
+        changed = {"queue_rows": "1000000000", "max_queue_ms": "0", "slo_ms": f"{objective_ms:g}"}
+        served = candidate.system.with_parameters(changed).run(self._trace, workers=workers)
         timely = in_time(served.latency_ms, self._trace, objective_ms)
         latencies = np.nan_to_num(served.latency_ms, nan=np.inf)
         tail_ms = float(np.quantile(latencies, self._case.objective.share, method="higher"))
@@ -296,7 +294,7 @@ def as_json(answer: Answer) -> dict[str, object]:
     curve = [{"latency_ms": ms, **({} if one is None else one.row())} for ms, one in answer.curve]
     return {
         "best": best.row(),
-        "parameters": {**parameters, "bins": ",".join(map(str, best.candidate.edges))},
+        "parameters": {**parameters, "bins": ",".join(map(str, best.candidate.system.edges))},
         "others": [one.row() for one in answer.others],
         "curve": curve,
     }

@@ -110,6 +110,10 @@ class TextSystem:
         system.front([1.0] * len(system.edges))
         return system
 
+    def with_parameters(self, changed: Mapping[str, str]) -> TextSystem:
+        """The same engines, with other parameters of the front."""
+        return replace(self, parameters={**self.parameters, **changed})
+
     def front(self, weights: Sequence[float], workers: int = 0) -> Front:
         """The front, with so many workers if given. weights: of the first plan. Raises InvalidInputError."""
         parameters: dict[str, object] = {"placement": "inline", **self.parameters}

@@ -14,7 +14,6 @@ import pytest
 from shapeshift.cli.main import main
 from shapeshift.simulate import plan
 from shapeshift.simulate.plan import Search
-from shapeshift.simulate.systems import TextSystem
 from tests.simulate.scenarios import PROFILE
 
 CASE = """
@@ -67,8 +66,9 @@ def share_in_time(folder: Path, answer: Any, workers: int, objective_ms: float) 
         if {**one.described, "x": 0}.items() >= {key: answer["best"].get(key) for key in one.described}.items()
         and one.dispatch == answer["parameters"]["dispatch"]
     )
-    values = {**candidate.values, "slo_ms": f"{objective_ms:g}", "max_queue_ms": "0", "queue_rows": "1000000"}
-    served = TextSystem.read(values).run(requests.scaled(1.0 + case.objective.margin), workers=workers)
+    changed = {"slo_ms": f"{objective_ms:g}", "max_queue_ms": "0", "queue_rows": "1000000"}
+    system = candidate.system.with_parameters(changed)
+    served = system.run(requests.scaled(1.0 + case.objective.margin), workers=workers)
     return float((np.nan_to_num(served.latency_ms, nan=np.inf) <= objective_ms).mean())
 
 
