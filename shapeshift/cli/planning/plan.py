@@ -8,8 +8,7 @@ import math
 import sys
 from pathlib import Path
 
-from shapeshift.cli.planning.record import record
-from shapeshift.errors import ShapeshiftError
+from shapeshift.cli.planning.record import record, write
 from shapeshift.progress import Progress, warn
 from shapeshift.simulate import plan
 from shapeshift.simulate.plan import Answer, Search
@@ -35,10 +34,7 @@ def run(options: argparse.Namespace) -> int:
     if options.from_server:
         file = file or options.build / "run" / f"{options.from_server}.trace.csv"
         trace, lost = record(options.build, options.from_server, options.seconds)
-        try:
-            trace.write(file)
-        except OSError as error:
-            raise ShapeshiftError(f"{file} cannot be written: {error.strerror}") from None
+        write(trace, file)
         if lost:
             warn(f"{lost} records were overwritten before they were read: the load was higher than the trace")
     load = Load(CSV, trace=str(file), duration_s=math.inf) if file else None

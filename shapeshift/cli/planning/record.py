@@ -39,10 +39,7 @@ def run(options: argparse.Namespace) -> int:
     is_writable = os.access(options.file.parent, os.W_OK) and not options.file.is_dir()
     require(is_writable, "FILE.csv", str(options.file), "a file of a folder that can be written")
     trace, lost = record(options.build, options.model, options.seconds)
-    try:
-        trace.write(options.file)
-    except OSError as error:
-        raise ShapeshiftError(f"{options.file} cannot be written: {error.strerror}") from None
+    write(trace, options.file)
     say(f"{options.file}: {len(trace)} requests of {options.model} in {options.seconds:g} s")
     if lost:
         warn(f"{lost} records were overwritten before they were read: the trace has a gap")
@@ -73,6 +70,14 @@ def record(build: Path, model: str, seconds: float) -> tuple[Trace, int]:
     for name, column in OPTIONAL.items():
         columns[name] = np.array([row.get(name, column.default) for row in chosen], dtype=column.kind)
     return Trace(**columns), feed.lost
+
+
+def write(trace: Trace, file: Path) -> None:
+    """Write the trace to the file. Raises ShapeshiftError."""
+    try:
+        trace.write(file)
+    except OSError as error:
+        raise ShapeshiftError(f"{file} cannot be written: {error.strerror}") from None
 
 
 class Feed:
