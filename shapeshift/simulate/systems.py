@@ -224,7 +224,7 @@ class ImageSystem:
             "utility": result.total_utility(trace, accuracy) / (float(trace.utility.sum()) or 1.0),
             **latencies(latency_ms),
             "mean gamma": float(np.array(costs.gammas)[result.gamma[ran]].mean()) if ran.any() else 0.0,
-            "images a batch": float(np.mean([size for _, _, size, _ in result.batches])) if result.batches else 0.0,
+            "images a batch": float(np.mean(result.batch_sizes)) if result.batch_sizes else 0.0,
         }
         return Outcome(figures, latency_ms)
 

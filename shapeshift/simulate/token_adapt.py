@@ -21,15 +21,12 @@ OUTCOMES = ("in time", "late", "evicted")
 
 @dataclass
 class SimulationResult:
-    """By image: outcome, gamma index (-1: never run) and answer time, ms.
-
-    `batches` has (start in ms, gamma index, size, planning ms) of each batch.
-    """
+    """By image: outcome, gamma index (-1: never run) and answer time, ms. batch_sizes: images of each batch."""
 
     outcome: NDArray[np.int8]
     gamma: NDArray[np.int16]
     done_ms: Floats
-    batches: list[tuple[float, int, int, float]] = field(default_factory=list)
+    batch_sizes: list[int] = field(default_factory=list)
 
     def total_utility(self, trace: Trace, accuracy: Floats) -> float:
         """Expected utility: the sum of utility times accuracy [n, gammas] over the images in time."""
@@ -99,7 +96,7 @@ class _Device:
         if step.images:
             took_ms = float(self._true_ms[len(step.images), step.gamma]) * self._noise()
             self._scheduler.costs.observe(step.gamma, len(step.images), took_ms)
-            self._result.batches.append((now_ms, step.gamma, len(step.images), step.plan_ms))
+            self._result.batch_sizes.append(len(step.images))
             self._events.at((now_ms + took_ms) / 1e3, self._end, (step.images, step.gamma))
 
     def _end(self, batch: tuple[Sequence[_Image], int]) -> None:

@@ -55,7 +55,7 @@ def test_a_single_image_runs_at_the_most_accurate_gamma() -> None:
 def test_simultaneous_images_share_a_batch() -> None:
     served = run(costs(), settings("grid"), *load([0.0] * 4))
     assert served.done_ms == pytest.approx([13.0] * 4)
-    assert [size for _, _, size, _ in served.batches] == [4]
+    assert served.batch_sizes == [4]
 
 
 def test_overload_is_evicted_and_nothing_is_late_without_noise() -> None:
