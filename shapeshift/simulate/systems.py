@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -251,7 +251,7 @@ class AdapterSystem:
     machine: Machine
     law: AdapterLaw
     settings: AdapterCacheSettings
-    is_cache_stated: bool = field(default=False)
+    is_cache_stated: bool
 
     @classmethod
     def read(cls, values: Mapping[str, str]) -> AdapterSystem:
@@ -263,16 +263,16 @@ class AdapterSystem:
             require(getattr(machine, name) > 0, name, getattr(machine, name), "above 0")
         require(law.rank_bytes > 0, "rank_bytes", law.rank_bytes, "above 0")
         system = cls(machine, law, settings.read(AdapterCacheSettings, values), "adapter_mb" in values)
-        system.predictor(0)
+        system.predictor()
         return system
 
-    def predictor(self, seed: int) -> LengthPredictor:
+    def predictor(self) -> LengthPredictor:
         """A new one."""
         kind, _, share = self.law.predictor.partition(":")
         if kind == "mean" and not share:
             return RunningMean()
         if kind == "oracle" and share.replace(".", "", 1).isdecimal() and float(share) <= 1:
-            return Oracle(float(share), seed)
+            return Oracle(float(share))
         raise InvalidInputError("predictor", self.law.predictor, "mean, or oracle: and a share, such as oracle:0.8")
 
     def serve(self, trace: Trace, progress: Progress | None = None) -> Outcome:
@@ -291,7 +291,7 @@ class AdapterSystem:
         rows = zip(*(column.tolist() for column in columns), strict=True)
         requests = [SimulatedRequest(at, name or None, prompt, answer) for at, name, prompt, answer in rows]
         scheduler = SCHEDULERS[self.settings.scheduler]
-        result = adapter_cache.run(self.machine, infos, requests, scheduler, options, self.predictor(0), progress)
+        result = adapter_cache.run(self.machine, infos, requests, scheduler, options, self.predictor(), progress)
         first_ms, last_ms = result.first_s * 1e3, result.last_s * 1e3
         timely = in_time(first_ms, trace)
         figures = {
