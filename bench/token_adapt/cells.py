@@ -18,6 +18,7 @@ from bench.token_adapt.loads import accuracies, planned
 from bench.token_adapt.systems import OURS, Scheme
 from client.open_loop import replay
 from client.report import Report
+from shapeshift.simulate.outcome import in_time
 from shapeshift.token_adapt.executor import ImageModel
 from shapeshift.workloads.trace import Trace
 
@@ -105,7 +106,7 @@ def _images(trace: Trace, report: Report, model: ImageModel, warm_up_s: float) -
     accuracy = np.array(
         [by_gamma[row, columns[gamma]] if gamma in columns else 0.0 for row, gamma in enumerate(gammas.tolist())]
     )
-    answered = np.nan_to_num(report.latency_s, nan=np.inf) * 1e3 <= trace.latency_ms
+    answered = in_time(report.latency_s * 1e3, trace)
     counted = trace.at_s >= warm_up_s
     return Images(
         utility=trace.utility[counted],
