@@ -55,9 +55,9 @@ def engines(
             if not all([entries, *(entry.latency for entry in entries)]):
                 raise ValueError("an engine without latencies, or none")
         else:
-            lengths = [int(tokens) for tokens in profile["lengths"]]
+            tokens = [int(length) for length in profile["lengths"]]
             latency_ms = [factor * float(ms) for ms in profile["latency_ms"]]
-            entries = _stated(lengths, latency_ms, edges, dynamic, packing)
+            entries = _stated(tokens, latency_ms, edges, dynamic, packing)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise InvalidInputError("profile", sorted(profile), f"must hold {_STATED} ({error!r})") from None
     for entry in entries:
@@ -68,8 +68,8 @@ def engines(
     texts = max(edges, default=longest)
     missing = [edge for edge in edges if edge not in {entry.tokens for entry in entries}]
     if "engines" in profile and missing and all(entry.tokens is not None for entry in entries):
-        lengths = sorted(entry.tokens or 0 for entry in entries)
-        raise InvalidInputError("bins", missing[0], f"must be a length of the profile: {', '.join(map(str, lengths))}")
+        allowed = f"must be a length of the profile: {', '.join(map(str, lengths(profile)))}"
+        raise InvalidInputError("bins", missing[0], allowed)
     return Manifest(
         *("profile", "", "", "emulated", "", ""),
         vocabulary=0,
