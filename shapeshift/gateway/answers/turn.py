@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from shapeshift.gateway.answers.families import AnswerFormat, ToolFamily, format_of
 from shapeshift.gateway.answers.pieces import (
@@ -26,7 +26,7 @@ from shapeshift.gateway.endpoint import Context
 from shapeshift.gateway.errors import ApiError, invalid
 from shapeshift.gateway.generation import GenerationCall, Row, TokenEntries, Usage, rows
 from shapeshift.gateway.tokens import tokens_of
-from shapeshift.serving.description import TOOL_PARSERS
+from shapeshift.serving.description import GENERATION, TOOL_PARSERS
 
 _PLAIN = AnswerFormat(None, None)
 # What a grammar makes of a choice among several tools.
@@ -195,12 +195,26 @@ class _Arguments:
         return [CallEnded(0)]
 
 
-async def begin(context: Context, chat: Conversation, call: GenerationCall) -> Turn:
-    """The next turn. call: what the request says of it; without prompts.
+class TurnRequest(Protocol):
+    """A request for the next turn of a conversation, whichever API it came by."""
 
-    Raises ApiError for tools that the model cannot be given, and for contradictions; else as `ChatRenderer.prompt`.
+    model: str
+
+    def chat(self) -> Conversation:
+        """The conversation so far."""
+
+    def call(self, target: Target) -> GenerationCall:
+        """What it says of the call of the model, without prompts."""
+
+
+async def begin(context: Context, request: TurnRequest) -> Turn:
+    """The next turn, by the model that the request names.
+
+    Raises ApiError for tools that the model cannot be given, and for contradictions; else as `Catalogue.find`, the
+    request's methods and `ChatRenderer.prompt`.
     """
-    front = call.target.front
+    target = await context.gateway.catalogue.find(request.model, (GENERATION,))
+    chat, call, front = request.chat(), request.call(target), target.front
     form = format_from(front)
     sampling = {"add_special_tokens": False, "max_tokens": front.number("max_tokens", 16), **call.sampling}
     if (grammar := _grammar(chat)) is not None:
@@ -209,9 +223,9 @@ async def begin(context: Context, chat: Conversation, call: GenerationCall) -> T
             raise ApiError(400, reason, param="response_format", code="invalid_value")
         sampling["structured_outputs"] = {"json": grammar}
     elif chat.schemas and form.tools is None:
-        raise _no_parser(call.target)
+        raise _no_parser(target)
     _check_budget(chat, call, form)
-    prompt = await context.gateway.templates.prompt(call.target, chat)
+    prompt = await context.gateway.templates.prompt(target, chat)
     marks = form.reasoning
     thinks = marks is not None and (marks.opened_by(prompt) or marks.is_open_in(chat.begun))
     if chat.continues and form.is_harmony:

@@ -31,7 +31,6 @@ from shapeshift.gateway.conversation import AUTO, Conversation
 from shapeshift.gateway.endpoint import BodyRoute, Context, event
 from shapeshift.gateway.errors import invalid
 from shapeshift.gateway.generation import GenerationCall, TokenEntries, likeliest
-from shapeshift.serving.description import GENERATION
 
 router = APIRouter(route_class=BodyRoute, tags=["chat"])
 
@@ -182,7 +181,7 @@ class ChatRequest(SamplingRequest):
     verbosity: Annotated[Any, not_served("medium")] = None
     web_search_options: Annotated[Any, not_served()] = None
 
-    def conversation(self) -> Conversation:
+    def chat(self) -> Conversation:
         """What all APIs make of a request. Raises as Conversation, and as `continues`."""
         choice = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else self.tool_choice
         return Conversation(
@@ -231,8 +230,7 @@ def continues(continue_final_message: bool | None, add_generation_prompt: bool |
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatRequest, context: Context) -> dict[str, Any] | AsyncGenerator[bytes, None]:
     """The next message of a conversation, whole or as server-sent events."""
-    target = await context.gateway.catalogue.find(body.model, (GENERATION,))
-    turn = await begin(context, body.conversation(), body.call(target))
+    turn = await begin(context, body)
     completion = _ChatCompletion(body, turn)
     return completion.events(context) if body.stream else await completion.whole(context)
 

@@ -15,7 +15,6 @@ from shapeshift.gateway.answers.turn import Turn, begin
 from shapeshift.gateway.apis.generation.messages_request import CountRequest, MessagesRequest
 from shapeshift.gateway.endpoint import BodyRoute, Context, event, event_stream
 from shapeshift.gateway.errors import MESSAGES, ApiError, api_error
-from shapeshift.serving.description import GENERATION
 
 router = APIRouter(route_class=BodyRoute, tags=["messages"])
 
@@ -27,8 +26,7 @@ _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 @router.post(MESSAGES)
 async def create_message(body: MessagesRequest, context: Context) -> dict[str, Any] | Response:
     """The next message of a conversation, whole or as server-sent events."""
-    target = await context.gateway.catalogue.find(body.model, (GENERATION,))
-    message = _Message(body, await begin(context, body.conversation(), body.call(target)))
+    message = _Message(body, await begin(context, body))
     if not body.stream:
         return await message.whole(context)
     return await event_stream(message.events(context), message.failed)
@@ -37,8 +35,7 @@ async def create_message(body: MessagesRequest, context: Context) -> dict[str, A
 @router.post(f"{MESSAGES}/count_tokens")
 async def count_tokens(body: CountRequest, context: Context) -> dict[str, Any]:
     """The tokens of a conversation, as a model reads them."""
-    target = await context.gateway.catalogue.find(body.model, (GENERATION,))
-    turn = await begin(context, body.conversation(), body.call(target))
+    turn = await begin(context, body)
     return {"input_tokens": await turn.input_tokens(context)}
 
 

@@ -235,7 +235,7 @@ class CountRequest(ModelRequest):
         form = self.output_config.format if self.output_config is not None else None
         return None if form is None else form.schema_
 
-    def conversation(self) -> Conversation:
+    def chat(self) -> Conversation:
         """What all APIs make of a request. Raises as Conversation, and ApiError for what a field lacks."""
         system = MessageParam(role="system", content=self.system) if self.system else None
         messages = [*([system] if system else ()), *self.messages]

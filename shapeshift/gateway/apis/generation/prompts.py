@@ -6,12 +6,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter
 
-from shapeshift.gateway.answers.turn import Turn, begin
+from shapeshift.gateway.answers.turn import TurnRequest, begin
 from shapeshift.gateway.apis.fields import not_served
 from shapeshift.gateway.apis.generation.chat import ChatRequest
 from shapeshift.gateway.apis.generation.responses_request import ResponsesRequest
 from shapeshift.gateway.endpoint import BodyRoute, Context
-from shapeshift.serving.description import GENERATION
 
 router = APIRouter(route_class=BodyRoute, tags=["tokens"])
 
@@ -25,26 +24,21 @@ class InputTokensRequest(ResponsesRequest):
 @router.post("/apply-template")
 async def apply_template(body: ChatRequest, context: Context) -> dict[str, Any]:
     """The prompt of a chat completion."""
-    return {"prompt": (await _turn(body, context)).prompt}
+    return {"prompt": (await begin(context, body)).prompt}
 
 
 @router.post("/v1/chat/completions/input_tokens")
 async def count_chat_tokens(body: ChatRequest, context: Context) -> dict[str, Any]:
     """The tokens of a chat completion's prompt."""
-    return await _counted(await _turn(body, context), context)
+    return await _counted(body, context)
 
 
 @router.post("/v1/responses/input_tokens")
 async def count_response_tokens(body: InputTokensRequest, context: Context) -> dict[str, Any]:
     """The tokens of a response's prompt."""
-    target = await context.gateway.catalogue.find(body.model, (GENERATION,))
-    return await _counted(await begin(context, body.chat(), body.call(target)), context)
+    return await _counted(body, context)
 
 
-async def _turn(body: ChatRequest, context: Context) -> Turn:
-    target = await context.gateway.catalogue.find(body.model, (GENERATION,))
-    return await begin(context, body.conversation(), body.call(target))
-
-
-async def _counted(turn: Turn, context: Context) -> dict[str, Any]:
+async def _counted(body: TurnRequest, context: Context) -> dict[str, Any]:
+    turn = await begin(context, body)
     return {"object": "response.input_tokens", "input_tokens": await turn.input_tokens(context)}

@@ -15,7 +15,6 @@ from shapeshift.gateway.answers.turn import Turn, begin
 from shapeshift.gateway.apis.generation.responses_request import ResponsesRequest
 from shapeshift.gateway.endpoint import DONE, BodyRoute, Context, event, event_stream
 from shapeshift.gateway.errors import ApiError, api_error
-from shapeshift.serving.description import GENERATION
 
 router = APIRouter(route_class=BodyRoute, tags=["responses"])
 
@@ -29,8 +28,7 @@ _IN_PROGRESS, _COMPLETED, _INCOMPLETE, _FAILED = "in_progress", "completed", "in
 @router.post("/v1/responses")
 async def create_response(body: ResponsesRequest, context: Context) -> dict[str, Any] | Response:
     """The next items of a conversation, whole or as server-sent events."""
-    target = await context.gateway.catalogue.find(body.model, (GENERATION,))
-    answer = _Answer(body, await begin(context, body.chat(), body.call(target)))
+    answer = _Answer(body, await begin(context, body))
     if not body.stream:
         return await answer.whole(context)
     return await event_stream(answer.events(context), answer.failed, DONE)
