@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 import uvicorn
@@ -49,8 +50,10 @@ def triton() -> FakeTriton:
 
 @pytest.fixture(scope="module")
 def url(start_gateway: StartGateway, triton: FakeTriton) -> str:
-    """A gateway that the tests of a module share."""
-    return start_gateway(triton)
+    """A gateway that the tests of a module share, and that lists what its Triton serves."""
+    url = start_gateway(triton)
+    wait_for(lambda: httpx2.get(f"{url}/v1/models").json()["data"], pause_s=0.05)
+    return url
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,14 @@ FRONTS: dict[str, dict[str, Any]] = {
         "chat_template": None,
     },
 }
+
+
+def with_templates(templates: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Fronts that generate, by name, each with its chat template."""
+    return {
+        name: {**FRONTS["generate"], "stream": name, "chat_template": template, "max_tokens": 512}
+        for name, template in templates.items()
+    }
 
 
 class FakeTriton(AsyncClient):

@@ -9,10 +9,9 @@ import httpx2
 import pytest
 
 from shapeshift.errors import ModelError
-from tests.gateway.fake_triton import FRONTS, TEMPLATE, FakeTriton
+from tests.gateway.fake_triton import TEMPLATE, FakeTriton, with_templates
 from tests.gateway.test_gateway_messages import SWITCH
 from tests.gateway.test_gateway_turns import TEMPLATES
-from tests.waiting import wait_for
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 APIS = (CHAT, RESPONSES, MESSAGES)
@@ -23,20 +22,7 @@ TEXTS = {"messages": [{"role": "user", "content": "a"}]}
 
 @pytest.fixture(scope="module")
 def triton() -> FakeTriton:
-    templates = {**TEMPLATES, "switch": SWITCH, "raises": RAISES}
-    return FakeTriton(
-        {
-            name: {**FRONTS["generate"], "stream": name, "chat_template": template, "max_tokens": 512}
-            for name, template in templates.items()
-        }
-    )
-
-
-@pytest.fixture(scope="module")
-def url(start_gateway: Callable[..., str], triton: FakeTriton) -> str:
-    url = start_gateway(triton)
-    wait_for(lambda: httpx2.get(f"{url}/v1/models").json()["data"], pause_s=0.05)
-    return url
+    return FakeTriton(with_templates({**TEMPLATES, "switch": SWITCH, "raises": RAISES}))
 
 
 def refusal(url: str, route: str, model: str, **fields: Any) -> tuple[int, str, str | None]:

@@ -15,9 +15,8 @@ from anthropic.types.message_create_params import MessageCreateParamsBase
 from shapeshift.errors import ModelError
 from shapeshift.gateway.apis.generation.messages_request import Block, CountRequest, MessagesRequest, ToolParam
 from shapeshift.gateway.http import api_keys
-from tests.gateway.fake_triton import FRONTS, TEMPLATE, FakeTriton
+from tests.gateway.fake_triton import TEMPLATE, FakeTriton, with_templates
 from tests.gateway.test_gateway_turns import ANSWER, CALLS, NAMES, TEMPLATES, prompt_of, sampling_of, tokens
-from tests.waiting import wait_for
 
 TOOLS: Any = [{"name": name, "input_schema": {"type": "object", "properties": {}}} for name in NAMES]
 SWITCH = TEMPLATE + "{% if enable_thinking %}<think>{% endif %}{# </think> #}"
@@ -28,19 +27,7 @@ TEXT = "<system>Be short.\n<user>hello you\n<assistant>"
 
 @pytest.fixture(scope="module")
 def triton() -> FakeTriton:
-    return FakeTriton(
-        {
-            name: {**FRONTS["generate"], "stream": name, "chat_template": template, "max_tokens": 512}
-            for name, template in {**TEMPLATES, "switch": SWITCH}.items()
-        }
-    )
-
-
-@pytest.fixture(scope="module")
-def url(start_gateway: Callable[..., str], triton: FakeTriton) -> str:
-    url = start_gateway(triton)
-    wait_for(lambda: httpx2.get(f"{url}/v1/models").json()["data"], pause_s=0.05)
-    return url
+    return FakeTriton(with_templates({**TEMPLATES, "switch": SWITCH}))
 
 
 @pytest.fixture(scope="module")

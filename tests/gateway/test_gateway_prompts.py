@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -11,9 +11,8 @@ import openai
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from tests.gateway.fake_triton import FRONTS, TEMPLATE, FakeTriton
+from tests.gateway.fake_triton import TEMPLATE, FakeTriton, with_templates
 from tests.gateway.test_gateway_turns import ASK, TEMPLATES, TOOLS, prompt_of, sampling_of, tokens
-from tests.waiting import wait_for
 
 CLOSES = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
@@ -33,19 +32,7 @@ CONTINUES = {"continue_final_message": True, "add_generation_prompt": False}
 
 @pytest.fixture(scope="module")
 def triton() -> FakeTriton:
-    return FakeTriton(
-        {
-            name: {**FRONTS["generate"], "stream": name, "chat_template": template, "max_tokens": 512}
-            for name, template in {**FORMS, "plain": TEMPLATE, "hermes": TEMPLATES["hermes"]}.items()
-        }
-    )
-
-
-@pytest.fixture(scope="module")
-def url(start_gateway: Callable[..., str], triton: FakeTriton) -> str:
-    url = start_gateway(triton)
-    wait_for(lambda: httpx2.get(f"{url}/v1/models").json()["data"], pause_s=0.05)
-    return url
+    return FakeTriton(with_templates({**FORMS, "plain": TEMPLATE, "hermes": TEMPLATES["hermes"]}))
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 from shapeshift.errors import ModelError
 from shapeshift.gateway.apis.generation.responses_request import FunctionTool, Item, Part, Reasoning, ResponsesRequest
 from tests.gateway.fake_triton import FakeTriton
-from tests.gateway.test_gateway_turns import ANSWER, CALLS, NAMES, client, prompt_of, sampling_of, tokens, triton
+from tests.gateway.test_gateway_turns import ANSWER, CALLS, NAMES, prompt_of, sampling_of, tokens, triton
 
-__all__ = ["client", "triton"]
+__all__ = ["triton"]
 
 TOOLS: Any = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in NAMES]
 SCHEMA = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}

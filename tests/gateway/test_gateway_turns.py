@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 
-from tests.gateway.fake_triton import FRONTS, TEMPLATE, FakeTriton
-from tests.waiting import wait_for
+from tests.gateway.fake_triton import TEMPLATE, FakeTriton, with_templates
 
 THINKS = "{% if enable_thinking is not defined or enable_thinking %}<think>{% else %}<think></think>{% endif %}"
 HERMES = TEMPLATE + "{% if tools %}{{ tools[0].function.name }}{% endif %}{# <tool_call> #}"
@@ -39,20 +36,9 @@ def tokens(text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def triton() -> FakeTriton:
-    fronts = {
-        name: {**FRONTS["generate"], "stream": name, "chat_template": template, "max_tokens": 512}
-        for name, template in TEMPLATES.items()
-    }
+    fronts = with_templates(TEMPLATES)
     fronts["stated"] = {**fronts["plain"], "stream": "stated", "tool_parser": "mistral"}
     return FakeTriton(fronts)
-
-
-@pytest.fixture(scope="module")
-def client(start_gateway: Callable[..., str], triton: FakeTriton) -> Iterator[openai.OpenAI]:
-    url = start_gateway(triton)
-    wait_for(lambda: httpx2.get(f"{url}/v1/models").json()["data"], pause_s=0.05)
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as client:
-        yield client
 
 
 def sampling_of(triton: FakeTriton) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from huggingface_hub import InferenceClient
 
-from tests.gateway.conftest import StartGateway
 from tests.gateway.fake_triton import FakeTriton
 
 COMMON = {"max_tokens": 64, "max_batch_size": 2}
@@ -50,11 +49,6 @@ FRONTS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def triton() -> FakeTriton:
     return FakeTriton(FRONTS)
-
-
-@pytest.fixture(scope="module")
-def url(start_gateway: StartGateway, triton: FakeTriton) -> str:
-    return start_gateway(triton)
 
 
 def sent(url: str, path: str, **body: Any) -> Any:
