@@ -117,9 +117,7 @@ async def create_classification(body: ClassifyRequest, context: Context) -> dict
         }
         for place, label in enumerate(classified.best)
     ]
-    usage = {"prompt_tokens": classified.tokens, "total_tokens": classified.tokens, "completion_tokens": 0}
-    head = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": body.model}
-    return {**head, "data": data, "usage": usage}
+    return list_of("classify", body.model, data, classified.tokens)
 
 
 @router.post("/predict")
@@ -198,6 +196,13 @@ async def _classify(
         best = [labels[int(place)] for place in scores.argmax(axis=1)]
     further = {name.lower(): _plain(outputs[name]) for name in _FURTHER if name in names}
     return Classified(scores, labels, best, further, tokens)
+
+
+def list_of(prefix: str, model: str, data: Sequence[Mapping[str, Any]], tokens: int) -> dict[str, Any]:
+    """An answer of vLLM's with a list. prefix: of its id; tokens: that the model read."""
+    head = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": model}
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
+    return {**head, "data": data, "usage": usage}
 
 
 def order(scores: NDArray[Any]) -> list[int]:

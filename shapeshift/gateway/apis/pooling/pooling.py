@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from shapeshift.gateway.apis.fields import TEXTS, Int32, ModelRequest, TeiRequest, Texts, listed
-from shapeshift.gateway.apis.pooling.classify import activated, softmax
+from shapeshift.gateway.apis.pooling.classify import activated, list_of, softmax
 from shapeshift.gateway.apis.pooling.vectors import in_base64, require_type, shortened, terms, token_vectors
 from shapeshift.gateway.endpoint import BodyRoute, Context
 from shapeshift.gateway.errors import invalid
@@ -88,10 +86,8 @@ async def create_pooling(body: PoolingRequest, context: Context) -> dict[str, An
     else:
         rows = _of_tokens(outputs, body.use_activation is not False)
     data = in_base64(rows) if body.encoding_format == "base64" else rows
-    head = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": body.model}
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
     listed_rows = [{"index": place, "object": "pooling", "data": row} for place, row in enumerate(data)]
-    return {**head, "data": listed_rows, "usage": usage}
+    return list_of("pool", body.model, listed_rows, tokens)
 
 
 @router.post("/embed_sparse")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from shapeshift.gateway.apis.fields import Int32, ModelRequest, Strings
-from shapeshift.gateway.apis.pooling.classify import activated
+from shapeshift.gateway.apis.pooling.classify import activated, list_of
 from shapeshift.gateway.apis.pooling.vectors import cosines, max_sim, require_type, shared_terms, terms, token_vectors
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.endpoint import BodyRoute, Context
@@ -97,9 +95,7 @@ async def create_score(body: ScoreRequest, context: Context) -> dict[str, Any]:
     raw = body.use_activation is False
     scores, tokens = await score(context, target, queries, documents, parameters, fields, body.score_type, raw)
     data = [{"index": place, "object": "score", "score": float(one)} for place, one in enumerate(scores)]
-    head = {"id": f"score-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": body.model}
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
-    return {**head, "data": data, "usage": usage}
+    return list_of("score", body.model, data, tokens)
 
 
 async def score(
