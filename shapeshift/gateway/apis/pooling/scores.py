@@ -63,13 +63,13 @@ class ScoreRequest(ModelRequest):
         """Both, as lists. Raises ApiError unless each is there, by the names of one form."""
         forms = ("queries", self.queries, "documents", self.documents), ("text_1", self.text_1, "text_2", self.text_2)
         used = [form for form in forms if form[1] is not None or form[3] is not None]
-        for name, value in [] if len(used) != 1 else [used[0][:2], used[0][2:]]:
-            if value is None:
-                raise ApiError(400, f"{name}: missing", param=str(name), code="missing_parameter")
         if len(used) != 1:
             raise invalid("queries", "both forms" if used else None, "queries and documents, or text_1 and text_2")
-        first, second = used[0][1], used[0][3]
-        return [first] if isinstance(first, str) else first or [], [second] if isinstance(second, str) else second or []
+        first_name, first, second_name, second = used[0]
+        if first is None or second is None:
+            name = first_name if first is None else second_name
+            raise ApiError(400, f"{name}: missing", param=name, code="missing_parameter")
+        return [first] if isinstance(first, str) else first, [second] if isinstance(second, str) else second
 
     def field_of(self, name: str) -> str:
         """As of every request, by the names that it has."""
