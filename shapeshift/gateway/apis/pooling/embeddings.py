@@ -20,7 +20,6 @@ from shapeshift.serving.description import EMBEDDING
 
 router = APIRouter(route_class=BodyRoute, tags=["embeddings"])
 
-OUTPUT = "EMBEDDING"
 Types = Annotated[list[VectorType], bounded(1, 6)]
 # Names of prompts for each of Cohere's purposes, the likeliest first.
 _PROMPTS: Mapping[str, Sequence[str]] = {
@@ -88,12 +87,10 @@ async def create_embeddings(body: EmbeddingRequest, context: Context) -> dict[st
     if body.embedding_types is not None:
         packed = {kind: of_type(vectors, kind, "embedding_types") for kind in body.embedding_types}
         packed = {kind: in_base64(rows) if in_text and kind != "base64" else rows for kind, rows in packed.items()}
-    rows = [dict(zip(packed, row, strict=True)) for row in zip(*packed.values(), strict=True)]
-    by_type = len(packed) > 1
-    data = [
-        {"object": "embedding", "index": place, "embedding": row if by_type else [*row.values()][0]}
-        for place, row in enumerate(rows)
-    ]
+    columns = [*packed.values()]
+    by_type = (dict(zip(packed, row, strict=True)) for row in zip(*columns, strict=True))
+    rows = columns[0] if len(columns) == 1 else by_type
+    data = [{"object": "embedding", "index": place, "embedding": row} for place, row in enumerate(rows)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "data": data, "model": body.model, "usage": usage}
 
@@ -136,5 +133,5 @@ async def _embed(
     param: str = "input",
 ) -> tuple[NDArray[np.float32], int]:
     """The vectors [n, width], and how many tokens the model read. Raises as `infer_texts`."""
-    outputs, tokens = await infer_texts(context, target, inputs, [OUTPUT], parameters, param)
-    return outputs[OUTPUT], tokens
+    outputs, tokens = await infer_texts(context, target, inputs, ["EMBEDDING"], parameters, param)
+    return outputs["EMBEDDING"], tokens
