@@ -275,7 +275,7 @@ class AnswerFormat:
             return "<|channel|>final<|message|>"
         closing = self.reasoning.closing if thinks and self.reasoning is not None else ""
         # A prompt of a model that thinks, without reasoning, ends with it.
-        says = self.tools is not None and (thinks or self.reasoning is None)
+        says = thinks or self.reasoning is None
         return closing + self.tools.said if self.tools is not None and says else closing
 
 

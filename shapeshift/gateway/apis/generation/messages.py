@@ -155,10 +155,11 @@ class _Message:
         usage = self._turn.usage
         details = None if usage.reasoning is None else {"thinking_tokens": usage.reasoning}
         # Apart from those that were computed before.
-        read, cached = usage.prompt, usage.cached or 0
-        tokens = {"input_tokens": read - cached, "output_tokens": usage.completion, "output_tokens_details": details}
+        cached = usage.cached or 0
         return {
-            **tokens,
+            "input_tokens": usage.prompt - cached,
+            "output_tokens": usage.completion,
+            "output_tokens_details": details,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "server_tool_use": None,
