@@ -69,9 +69,10 @@ def entities(
     logits: [tokens, labels]; offsets: bytes of each token, -1 for special ones. With `none` an object is a token.
     """
     tokens = _tokens(logits, ids, offsets, text, words)
-    parts = [_object([token], token.scores, labels, token.word) for token in tokens]
     if strategy in (FIRST, AVERAGE, MAX):
         parts = [_word(group, strategy, labels, words) for group in _grouped(tokens)]
+    else:
+        parts = [_object([token], token.scores, labels, token.word) for token in tokens]
     if strategy == NONE:
         listed = [{**part, "index": token.place} for part, token in zip(parts, tokens, strict=True)]
         listed = [{name: one[name] for name in ("entity", "score", "index", "word", "start", "end")} for one in listed]
@@ -85,7 +86,7 @@ def _tokens(logits: Array, ids: Ids, offsets: Offsets, text: bytes, words: TextT
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     scores = powers / powers.sum(axis=1, keepdims=True)
     whole = text.decode(errors="ignore")
-    names = words.names(ids.tolist())
+    names, unknown, marks_continuations = words.names(ids.tolist()), words.unknown, words.marks_continuations
     # The offsets of a text in ASCII are characters already.
     places = None if whole.isascii() else np.cumsum([0, *(len(one.encode()) for one in whole)])
     tokens = []
@@ -95,11 +96,11 @@ def _tokens(logits: Array, ids: Ids, offsets: Offsets, text: bytes, words: TextT
         if places is not None:
             start, end = (int(np.searchsorted(places, place)) for place in (start, end))
         piece, name = whole[start:end], names[index]
-        if words.marks_continuations:
+        if marks_continuations:
             continues = len(name) != len(piece)
         else:
             continues = start > 0 and " " not in whole[start - 1 : start + 1]
-        if ids[index] == words.unknown:
+        if ids[index] == unknown:
             name, continues = piece, False
         tokens.append(_Token(index, name, scores[index], start, end, continues))
     return tokens
