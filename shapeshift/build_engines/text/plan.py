@@ -19,7 +19,7 @@ from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.interfaces import OUTPUT_AXES, Provider
 from shapeshift.engines.providers import lookup
 from shapeshift.engines.text import classifiers, heads, sentence_modules, tokenizer_files
-from shapeshift.engines.text.families import family_of, hidden_size, vocabulary_size
+from shapeshift.engines.text.families import family_of, has_class, hidden_size, vocabulary_size
 from shapeshift.engines.text.sentence_modules import TOKEN_WEIGHTS, SentenceModules
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from shapeshift.files import HASHES, file_sha256
@@ -94,8 +94,7 @@ class Plan:
     @property
     def answers_pairs(self) -> bool:
         """Whether LOGITS are those of a decoder's own tokens, such as yes and no."""
-        names = self.checkpoint.config.get("architectures") or ()
-        speaks = any(str(name).endswith("ForCausalLM") for name in names)
+        speaks = has_class(self.checkpoint.config, "ForCausalLM")
         return speaks and self.head is None and "LOGITS" in self.engine_outputs
 
     @property
@@ -220,8 +219,7 @@ def engine_outputs(planned: Plan, hidden: int) -> dict[str, tuple[int, ...]]:
         raise InvalidInputError("output", [], f"at least one of {', '.join((*OUTPUT_AXES, *SPARSE_OUTPUTS))}")
     if "TOKEN_WEIGHTS" in planned.engine_outputs and modules.token_weights is None:
         raise InvalidInputError("output", "TOKEN_WEIGHTS", f"of a checkpoint with {_WEIGHTED}")
-    speaks = any(str(name).endswith("ForMaskedLM") for name in config.get("architectures") or ())
-    if "TERM_WEIGHTS" in planned.engine_outputs and not speaks:
+    if "TERM_WEIGHTS" in planned.engine_outputs and not has_class(config, "ForMaskedLM"):
         allowed = (
             f"of a masked language model (SPLADE: architectures ...ForMaskedLM), or of a checkpoint with {_WEIGHTED}"
         )

@@ -77,8 +77,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     family = FAMILIES.get(model_type)
     if family is not None and (config.get("use_bidirectional_attention") or not family.bidirectional):
         return family
-    decoder = any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ())
-    if decoder or config.get("is_encoder_decoder") or generates(model_type):
+    if has_class(config, "ForCausalLM") or config.get("is_encoder_decoder") or generates(model_type):
         kind = "an encoder with a decoder" if config.get("is_encoder_decoder") else "a decoder"
         raise UnsupportedError(
             f"checkpoint: model_type {model_type} is {kind} that polymorph does not serve; "
@@ -86,6 +85,11 @@ def family_of(config: Mapping[str, Any]) -> Family:
         )
     first = None if model_type in _FROM_PADDING else 0
     return Family(model_type, first, packs_rows=False, classifies=False)
+
+
+def has_class(config: Mapping[str, Any], end: str) -> bool:
+    """Whether config.json names a class of transformers that ends so, such as ForMaskedLM."""
+    return any(str(name).endswith(end) for name in config.get("architectures") or ())
 
 
 def generates(model_type: str) -> bool:
