@@ -103,30 +103,6 @@ void prepare_head(const AttentionParts& parts, const Norm& norm, const T* from, 
   for (int64_t i = 0; i < dim; ++i) narrow(values[i] * scale, target[i]);
 }
 
-// As `soften`, for whole vectors of scores; those of kHidden have the weight 0.
-inline float soften_vectors(float* scores, int64_t count, float& best, float& keep) {
-  using wide::kLanes, wide::Wide;
-  Wide tops = Wide{} + best;
-  for (int64_t k = 0; k < count; k += kLanes) tops = wide::larger(tops, wide::load(scores + k));
-  const float top = wide::largest(tops);
-  keep = best == top ? 1.0f : exponential(best - top);
-  best = top;
-  Wide sums{};
-  for (int64_t k = 0; k < count; k += kLanes) {
-    float* vector = scores + k;
-#pragma omp simd
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const float weight = exponential(vector[lane] - top);
-      vector[lane] = vector[lane] == kHidden ? 0.0f : weight;
-    }
-    sums += wide::load(vector);
-  }
-  if constexpr (kLanes > 8) sums += wide::turned<8>(sums);
-  sums += wide::turned<4>(sums);
-  sums += wide::turned<2>(sums);
-  return sums[0] + sums[1];
-}
-
 // Writes the attention of one head's queries of a piece, with a running softmax over its keys and values.
 template <typename T>
 void attend_piece(const AttentionParts& parts, const Piece& piece, int64_t head, const T* qkv,
@@ -187,7 +163,8 @@ void attend_piece(const AttentionParts& parts, const Piece& piece, int64_t head,
       }
       float keep;
       std::fill(scores, scores + first, kHidden), std::fill(scores + last, scores + columns, kHidden);
-      const float sum = soften_vectors(scores, columns, memory.best[i], keep);
+      const float sum = soften(scores, columns, memory.best[i], keep);
+      std::fill(scores, scores + first, 0.0f), std::fill(scores + last, scores + columns, 0.0f);
       Form::lay_row(scores, columns);
       memory.total[i] = memory.total[i] * keep + sum;
       if (keep == 1.0f || from == begin) continue;
