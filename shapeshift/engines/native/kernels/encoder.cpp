@@ -194,11 +194,6 @@ class Encoder : public torch::CustomClassHolder {
     T *normed, *qkv, *mixed, *delta, *inner, *active;
   };
 
-  static void check_below(const int64_t* list, int64_t count, int64_t limit, const char* name) {
-    const bool inside = std::all_of(list, list + count, [&](int64_t one) { return one >= 0 && one < limit; });
-    TORCH_CHECK(inside, name, ": must be 0 to ", limit - 1);
-  }
-
   // Finds the texts, and their pieces; returns the number of their tokens.
   int64_t divide(const int64_t* segments, int64_t tokens) {
     pieces_.clear(), texts_.clear();

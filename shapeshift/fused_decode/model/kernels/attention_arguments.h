@@ -143,11 +143,7 @@ inline void check_tasks(std::span<const Task> tasks, const at::Tensor& blocks, c
                         task.token + int64_t{task.count} <= tokens;
     TORCH_CHECK(inside, "attention: task ", &task - tasks.data(), " lies outside the cache or the batch");
   }
-  const int32_t* numbers = blocks.const_data_ptr<int32_t>();
-  const bool exist = std::all_of(numbers, numbers + blocks.numel(), [&](int32_t number) {
-    return number >= 0 && number < held.keys.size(0);
-  });
-  TORCH_CHECK(exist, "blocks: must be 0 to ", held.keys.size(0) - 1);
+  check_below<int32_t>(blocks, held.keys.size(0), "blocks");
 }
 
 // `attend_all` of rows of `width` elements at `qkv`, into `out`, by tasks that `check_tasks` has seen.

@@ -130,9 +130,7 @@ class Experts : public torch::CustomClassHolder {
     TORCH_CHECK(rows.size(1) == hidden, "rows: must be [rows, ", hidden, "]");
     TORCH_CHECK(chosen.size(0) == count && weights.sizes() == chosen.sizes(), "chosen: must be [rows, k], as weights");
     const int64_t* experts = chosen.const_data_ptr<int64_t>();
-    const auto most = static_cast<int64_t>(down_.size());
-    const bool exist = std::all_of(experts, experts + chosen.numel(), [&](int64_t one) { return one >= 0 && one < most; });
-    TORCH_CHECK(exist, "chosen: must be 0 to ", most - 1);
+    check_below(chosen, static_cast<int64_t>(down_.size()), "chosen");
     Tensor out = at::empty(rows.sizes(), rows.options());
     if constexpr (!Operand<float, W>::kWorks) {
       TORCH_CHECK(rows.scalar_type() == kType<W>, "rows: must be of the type of the weights");

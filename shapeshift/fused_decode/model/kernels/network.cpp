@@ -134,12 +134,6 @@ class Network : public torch::CustomClassHolder {
            one.down->panels().inputs == other.down->panels().inputs;
   }
 
-  static void check_below(const Tensor& places, int64_t limit, const char* name) {
-    const int64_t* list = places.const_data_ptr<int64_t>();
-    const bool inside = std::all_of(list, list + places.numel(), [&](int64_t at) { return at >= 0 && at < limit; });
-    TORCH_CHECK(inside, name, ": must be 0 to ", limit - 1);
-  }
-
   int64_t kv_heads() const { return layers_[0].attention.keys.size(1); }
 
   // The places of the last tokens of the rows `chosen`, of `tokens` tokens in all.
