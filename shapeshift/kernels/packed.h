@@ -62,6 +62,11 @@ at::Tensor pack(const at::Tensor& weight) {
   return packed;
 }
 
+// As `pack`, of a weight of either type.
+inline at::Tensor packed_weight(const at::Tensor& weight) {
+  return weight.scalar_type() == at::kFloat ? pack<float>(weight) : pack<BFloat>(weight);
+}
+
 // y = x weight^T + bias.
 template <typename T>
 class Linear : public torch::CustomClassHolder {

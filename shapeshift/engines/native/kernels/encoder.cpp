@@ -335,10 +335,6 @@ class Encoder : public torch::CustomClassHolder {
   Tensor state_;
 };
 
-Tensor packed_weight(const Tensor& weight) {
-  return weight.scalar_type() == at::kFloat ? pack<float>(weight) : pack<BFloat>(weight);
-}
-
 // The outputs of a panel of float, by which the packed weights of one kind of CPU differ from those of another.
 int64_t panel() { return kPanel; }
 

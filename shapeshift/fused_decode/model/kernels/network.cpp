@@ -248,11 +248,7 @@ class Network : public torch::CustomClassHolder {
   Tensor logits_;
 };
 
-// The weights of a linear in the layout of its kernels: see `pack`, `pack_levels` and `by_panel`.
-Tensor packed_weight(const Tensor& weight) {
-  return weight.scalar_type() == at::kFloat ? pack<float>(weight) : pack<BFloat>(weight);
-}
-
+// The levels of a linear in the layout of its kernels.
 Tensor packed_levels(const Tensor& levels, int64_t bits) {
   TORCH_CHECK(bits == 4 || bits == 8, "bits: must be 4 or 8");
   return bits == 8 ? pack_levels<8>(levels) : pack_levels<4>(levels);
