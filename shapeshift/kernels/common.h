@@ -67,6 +67,8 @@ inline float tangent(float x) {
   return square < 0.09f ? series : whole;
 }
 
+inline float silu(float x) { return x / (1.0f + exponential(-x)); }
+
 // Runs work(i) for i in [0, count). A thread takes the next i when it is done with one, so a thread that has lost its
 // core for a while delays only one i.
 template <typename Work>

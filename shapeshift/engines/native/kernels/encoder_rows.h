@@ -91,8 +91,6 @@ inline float gelu(float x) {
   return x * (x < 0.0f ? half : 1.0f - half);
 }
 
-inline float silu(float x) { return x / (1.0f + exponential(-x)); }
-
 inline float gelu_tanh(float x) { return x / (1.0f + exponential(-1.59576912f * (x + 0.044715f * x * x * x))); }
 
 // Calls run(function) with the activation's.
