@@ -7,28 +7,21 @@ many seconds without giving way to other threads. So it runs in processes of its
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import multiprocessing
-import os
-import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import Any
 
-from pebble import ProcessExpired, ProcessPool
-
 from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.gateway.catalogue import Target
-from shapeshift.gateway.errors import ApiError, invalid
-from shapeshift.serving.chat_templates.conversation import TemplateError, UnreadOptionError, begin, render
+from shapeshift.gateway.errors import ApiError, invalid, overloaded
+from shapeshift.gateway.template_process import MEMORY_BYTES, TemplateProcess
+from shapeshift.serving.chat_templates.conversation import TemplateError, UnreadOptionError
 
-_MEMORY_BYTES = 1 << 30
 # One template that takes its whole time holds up no other conversation.
 _PROCESSES = 2
+# Times `max_seconds` that a conversation waits for others.
 _PATIENCE = 6
-"""Times `max_seconds` until the processes count as stuck; a conversation may wait for others."""
 
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
@@ -98,25 +91,29 @@ class Conversation:
 
 
 class ChatRenderer:
-    """Two processes that render. They start with the first call of `start` or `prompt`, and again after an end.
+    """Two processes that render. They start with `start` or the first calls of `prompt`, and again after an end.
 
     max_seconds: for one rendering; ordinary ones take milliseconds.
     """
 
     def __init__(self, max_seconds: float = 10.0) -> None:
         self._max_seconds = max_seconds
-        self._pool = _new_pool()
+        self._processes = [TemplateProcess() for _ in range(_PROCESSES)]
+        # The last one first: it has the template, and the processor has both.
+        self._idle: asyncio.LifoQueue[TemplateProcess] = asyncio.LifoQueue()
+        for process in self._processes:
+            self._idle.put_nowait(process)
 
     def start(self) -> None:
-        """Start the processes, so that the first conversation does not wait for them."""
-        for _ in range(_PROCESSES):
-            self._pool.schedule(render, args=("", (), [], None))
+        """Start the processes, so that the first conversation does not wait for them. Raises OSError."""
+        for process in self._processes:
+            process.start()
 
     async def prompt(self, target: Target, chat: Conversation) -> str:
         """The text of a conversation by the model's template, see `ChatTemplate.render`.
 
-        Raises ApiError for a model without one, InvalidInputError for what the template refuses, and beyond the limits
-        of time, memory and length; EngineError where no process can be started.
+        Raises ApiError for a model without one, and where others take too long; InvalidInputError for what the template
+        refuses, and beyond the limits of time, memory and length; EngineError where no process can be started.
         """
         description, tools = target.front.description, chat.tools if chat.tool_choice != NONE else ()
         source = (description.get("tool_use_template") if tools else None) or description.get("chat_template")
@@ -126,53 +123,39 @@ class ChatRenderer:
                 " chat_template.jinja into the folder of the checkpoint and build the model again"
             )
             raise ApiError(400, reason, param="model", code="model_not_supported")
-        tokens = tuple(sorted((description.get("special_tokens") or {}).items()))
+        special_tokens, options = description.get("special_tokens") or {}, (chat.options, chat.reasoning_effort)
+        end = chat.thinks, chat.add_generation_prompt, chat.continues
         try:
-            for _ in range(2):
-                with contextlib.suppress(BrokenProcessPool):
-                    options = chat.options, chat.reasoning_effort, chat.thinks
-                    end = chat.add_generation_prompt, chat.continues
-                    return await self._rendered(str(source), tokens, chat.messages, tools or None, *options, *end)
-            raise EngineError("chat template: its process ends at once; is there memory left?")
+            return await self._rendered(str(source), special_tokens, chat.messages, tools or None, *options, *end)
         except UnreadOptionError as error:
             raise invalid(*error.args) from None
         except TemplateError as error:
             allowed = f"what the model's chat template takes: {error}"
         except TimeoutError:
             allowed = f"what the model's chat template renders within {self._max_seconds:g} s"
-        except ProcessExpired:
-            allowed = f"what the model's chat template renders within {_MEMORY_BYTES >> 20} MiB"
+        except ConnectionError:
+            allowed = f"what the model's chat template renders within {MEMORY_BYTES >> 20} MiB"
+        except OSError as error:
+            raise EngineError(f"chat template: its process cannot be started: {error}") from None
         roles = ", ".join(str(message.get("role")) for message in chat.messages)
         raise InvalidInputError("messages", roles, allowed)
 
-    async def _rendered(self, *args: Any) -> str:
-        # A process that ends while it has nothing to do ends the pool.
-        if not self._pool.active:
-            self.close()
-            self._pool = _new_pool()
-        pool = self._pool
-        future: Any = pool.schedule(render, args=args, timeout=self._max_seconds)
-        waiting = asyncio.wrap_future(future)
+    async def _rendered(self, *arguments: Any) -> str:
         try:
-            done, _ = await asyncio.wait([waiting], timeout=_PATIENCE * self._max_seconds)
+            async with asyncio.timeout(_PATIENCE * self._max_seconds):
+                process = await self._idle.get()
+        except TimeoutError:
+            raise overloaded("chat template: other conversations take all the time; retry later") from None
+        try:
+            try:
+                return await process.render(arguments, self._max_seconds)
+            except ConnectionError:
+                # It may have ended while it had nothing to do.
+                return await process.render(arguments, self._max_seconds)
         finally:
-            # Also where the client has left.
-            waiting.cancel()
-        if not done:
-            # A process that was killed, or stopped, while it held the pool's channel: no other gets a conversation.
-            if self._pool is pool:
-                self._pool = _new_pool()
-            threading.Thread(target=pool.stop, daemon=True).start()
-            raise BrokenProcessPool
-        return str(done.pop().result())
+            self._idle.put_nowait(process)
 
     def close(self) -> None:
         """End the processes."""
-        self._pool.stop()
-        self._pool.join()
-
-
-def _new_pool() -> ProcessPool:
-    # Not by fork: this process has threads.
-    context = multiprocessing.get_context("spawn")
-    return ProcessPool(_PROCESSES, initializer=begin, initargs=(os.getpid(), _MEMORY_BYTES), context=context)
+        for process in self._processes:
+            process.end()

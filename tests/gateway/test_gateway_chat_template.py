@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import itertools
 import json
-import multiprocessing
-import os
-import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -20,7 +20,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from shapeshift.errors import InvalidInputError
 from shapeshift.gateway.catalogue import Front, Target
 from shapeshift.gateway.conversation import ChatRenderer, Conversation
-from shapeshift.serving.chat_templates.conversation import ChatTemplate, TemplateError, render
+from shapeshift.gateway.errors import ApiError
+from shapeshift.serving.chat_templates.conversation import ChatTemplate
 from tests.waiting import wait_for
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -348,32 +349,89 @@ def is_rendered(chats: ChatRenderer) -> bool:
     return False
 
 
-def test_a_process_that_ends_costs_one_conversation(chats: ChatRenderer) -> None:
-    # The rest of the conversations are rendered by the other process, and by the next one.
+def processes() -> list[psutil.Process]:
+    """Those of the gateway that render, and run."""
+    children = psutil.Process().children()
+    return [one for one in children if "shapeshift.gateway.template_process" in one.cmdline()]
+
+
+def test_processes_that_end_cost_no_conversation(chats: ChatRenderer) -> None:
     rendered(chats, "a")
-    pids = [process.pid for process in multiprocessing.active_children() if process.pid]
-    os.kill(pids[0], 9)
-    assert [rendered(chats, "b") for _ in range(4)] == ["b"] * 4
+    killed = processes()
+    for process in killed:
+        process.kill()
+    assert [rendered(chats, "b") for _ in range(4)] == ["b"] * 4 and killed
 
 
-def test_processes_that_are_stuck_are_replaced() -> None:
+def test_a_process_that_is_stuck_is_replaced() -> None:
+    before = {process.pid for process in processes()}
     renderer = ChatRenderer(max_seconds=1.0)
     rendered(renderer, "a")
-    stopped = [process.pid for process in multiprocessing.active_children() if process.pid]
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
+    stopped = [process for process in processes() if process.pid not in before]
     try:
-        assert rendered(renderer, "b") == "b"
+        for process in stopped:
+            process.suspend()
+        with pytest.raises(InvalidInputError, match="renders within 1 s"):
+            rendered(renderer, "b")
+        assert rendered(renderer, "b") == "b" and stopped
     finally:
-        for pid in stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
         renderer.close()
+    assert not any(process.is_running() for process in stopped)
 
 
-def test_a_refusal_passes_between_processes() -> None:
-    with pytest.raises(TemplateError, match="TemplateError: not so"):
-        render("{{ raise_exception('not so') }}", (), ASKED, None)
+def test_a_process_ends_with_the_gateway_also_while_it_renders() -> None:
+    script = f"""
+import asyncio
+from shapeshift.gateway.catalogue import Front, Target
+from shapeshift.gateway.conversation import ChatRenderer, Conversation
+model = Target(Front("m", "generation", {{"chat_template": "{NESTED}"}}), "", "m")
+asyncio.run(ChatRenderer(max_seconds=600).prompt(model, Conversation([{{"role": "user", "content": "a"}}])))
+"""
+    gateway = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        wait_for(lambda: psutil.Process(gateway.pid).children(), timeout_s=60)
+        children = psutil.Process(gateway.pid).children()
+        wait_for(lambda: children[0].cpu_times().user > 1, timeout_s=60)
+    finally:
+        gateway.kill()
+        gateway.wait()
+    gone, alive = psutil.wait_procs(children, 30)
+    assert gone and not alive
+
+
+def test_a_conversation_that_waits_too_long_for_others_may_come_again() -> None:
+    chats = ChatRenderer(max_seconds=0.5)
+
+    async def all_at_once() -> list[str | BaseException]:
+        conversations = [chats.prompt(model(NESTED), Conversation(ASKED)) for _ in range(20)]
+        return await asyncio.gather(*conversations, return_exceptions=True)
+
+    rendered(chats, "a")
+    answers = asyncio.run(all_at_once())
+    chats.close()
+    refused = [one for one in answers if isinstance(one, ApiError)]
+    assert {one.status for one in refused} == {429} and all(
+        isinstance(one, ApiError | InvalidInputError) for one in answers
+    )
+
+
+def test_a_client_that_leaves_ends_its_rendering() -> None:
+    chats = ChatRenderer(max_seconds=60.0)
+
+    async def leave() -> str:
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(chats.prompt(model(NESTED), Conversation(ASKED)), 1)
+        return await chats.prompt(model("b"), Conversation(ASKED))
+
+    rendered(chats, "a")
+    assert asyncio.run(leave()) == "b"
+    chats.close()
+
+
+def test_text_that_is_no_unicode_is_refused(chats: ChatRenderer) -> None:
+    with pytest.raises(InvalidInputError, match="surrogates"):
+        rendered(chats, "{{ '\\ud800' }}")
 
 
 def test_a_long_conversation_is_within_the_bounds(chats: ChatRenderer) -> None:

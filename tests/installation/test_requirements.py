@@ -84,7 +84,7 @@ def test_the_package_declares_what_it_imports() -> None:
     # The parts of OpenTelemetry have one name between them.
     assert found - required([*DECLARED["dependencies"], *extras["trace"]]) == {
         *("onnx", "onnxruntime", "llguidance", "cryptography", "ray"),
-        *("fastapi", "fastapi-offline", "limits", "orjson", "pebble", "prometheus-client", "starlette", "uvicorn"),
+        *("fastapi", "fastapi-offline", "limits", "orjson", "prometheus-client", "starlette", "uvicorn"),
         *("httpx", "nicegui"),
     }
 

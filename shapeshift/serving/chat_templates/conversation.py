@@ -7,14 +7,10 @@ rendering short conversations with it, once.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import itertools
 import json
-import os
 import re
-import resource
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,7 +27,6 @@ _TEXT, _PARTS = _NEEDLE, [{"type": "text", "text": _NEEDLE}]
 _CALL_ID = "call00000"
 # The names of a message's reasoning, the one that most templates read first.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-_PR_SET_PDEATHSIG = 1
 # Behind a message that the answer goes on with: the prompt ends where it stands, as in transformers.
 _END = "end7q"
 # Options of the templates that are asked for most. Others that a template reads may be its own variables, or tools.
@@ -191,48 +186,11 @@ class ChatTemplate:
 
 
 class TemplateError(Exception):
-    """Why a template makes no text of a conversation: its one argument, so that it passes between processes."""
+    """Why a template makes no text of a conversation."""
 
 
 class UnreadOptionError(TemplateError):
     """An option that a template does not read: the field that states it, its name or value, and what is allowed."""
-
-
-def begin(parent: int, memory_bytes: int) -> None:
-    """Bound this new process, which only renders. It ends with its parent, also in the middle of a rendering."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        raise SystemExit(1)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def render(
-    source: str,
-    special_tokens: tuple[tuple[str, str], ...],
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None,
-    options: Mapping[str, Any] | None = None,
-    reasoning_effort: str | None = None,
-    thinks: bool = False,
-    add_generation_prompt: bool = True,
-    continues: bool = False,
-) -> str:
-    """`ChatTemplate.render`, in a process that keeps the last templates. Raises TemplateError."""
-    try:
-        template = _template(source, special_tokens)
-        is_given = options or reasoning_effort or thinks
-        chosen = template.options_of(options or {}, reasoning_effort, thinks) if is_given else {}
-        return template.render(messages, tools, add_generation_prompt, chosen, continues)
-    except TemplateError:
-        raise
-    except Exception as error:  # noqa: BLE001  a template may raise whatever Python does
-        raise TemplateError(f"{type(error).__name__}: {error}") from None
-
-
-@functools.lru_cache(maxsize=32)
-def _template(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
-    return ChatTemplate(source, dict(special_tokens))
 
 
 def _call(content: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
