@@ -70,14 +70,13 @@ async def infer_texts(
     inputs: Sequence[str] | Sequence[Sequence[int]],
     outputs: Sequence[str],
     parameters: Mapping[str, Any],
-    param: str = "input",
 ) -> tuple[Tensors, int]:
-    """As `infer_rows`, of 1 to 2048 texts, or of their tokens. Raises ApiError naming `param`, too."""
+    """As `infer_rows`, of 1 to 2048 texts, or of their tokens. Raises ApiError naming `input`, too."""
     if not 1 <= len(inputs) <= _MOST_INPUTS:
-        raise invalid(param, f"{len(inputs)} inputs", f"1 to {_MOST_INPUTS}")
+        raise invalid("input", f"{len(inputs)} inputs", f"1 to {_MOST_INPUTS}")
     rows: Columns | TokenRows
     if isinstance(inputs[0], str):
-        rows = {"TEXT": text_column(cast("Sequence[str]", inputs), param)}
+        rows = {"TEXT": text_column(cast("Sequence[str]", inputs))}
     else:
         rows = TokenRows(cast("Sequence[Sequence[int]]", inputs), target.front.number("max_tokens", _MOST_TOKENS))
     return await infer_rows(context, target, rows, outputs, parameters)

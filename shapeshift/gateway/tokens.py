@@ -48,7 +48,6 @@ async def tokens_of(
     context: Context,
     target: Target,
     inputs: Sequence[str] | Sequence[Sequence[int]],
-    param: str = "prompt",
     parameters: Mapping[str, Any] | None = None,
 ) -> list[Tokens]:
     """The tokens of each text, or the text of the tokens of each, in which case the model is one that generates.
@@ -59,14 +58,15 @@ async def tokens_of(
     require_output(target, TOKENS.name)
     answers: list[Tokens] = []
     size = front.number("max_batch_size", 0) or _AT_ONCE
+    texts = text_column(cast("Sequence[str]", inputs)) if isinstance(inputs[0], str) else None
     for first in range(0, len(inputs), size):
-        part = inputs[first : first + size]
         tensors: dict[str, Any]
-        if not isinstance(part[0], str):
+        if texts is None:
+            part = inputs[first : first + size]
             lengths = np.array([len(ids) for ids in part], np.int32)
             tensors = {"input_ids": np.concatenate([np.array(ids, np.int32) for ids in part]), "input_lengths": lengths}
         else:
-            column = text_column(cast("Sequence[str]", part), param)
+            column = texts[first : first + size]
             tensors = {"text_input": column[:, 0]} if front.serves_as((GENERATION,)) else {"TEXT": column}
         call = ModelCall(front.stream, tensors, context.timeout_s, (TOKENS.name,), parameters or {}, context.request_id)
         answer = await first_of(context.gateway.upstream.stream(call))

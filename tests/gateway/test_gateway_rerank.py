@@ -174,6 +174,23 @@ def test_tei_embeds(url: str) -> None:
     assert post(url, "/embed", inputs=["abc", "a"], normalize=False) == [[3, 4, 5, 6], [1, 2, 3, 4]]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/embed", {"inputs": [[1], [2] * 600]}, "inputs[1]"),
+        ("/embed", {"inputs": ["a", [1]]}, "inputs[1]"),
+        ("/embed", {"inputs": ["a", ""]}, "inputs[1]"),
+        ("/embed", {"inputs": []}, "inputs"),
+        ("/predict", {"model": "topics", "inputs": [["a"], ["b", ""]]}, "inputs[1]"),
+        ("/predict", {"model": "cross", "inputs": [["a", "b"], ["c"]]}, "inputs[1]"),
+    ],
+)
+def test_an_input_of_teis_is_named_as_it_was_sent(url: str, path: str, body: dict[str, Any], param: str) -> None:
+    answer = httpx2.post(f"{url}{path}", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param) and error["message"].startswith(f"{param}: got ")
+
+
 def test_tei_reranks(url: str) -> None:
     found = post(url, "/rerank", query="q", texts=["a", "abcdefg"], raw_scores=True, return_text=True)
     assert found == [{"index": 1, "score": 2.0, "text": "abcdefg"}, {"index": 0, "score": -4.0, "text": "a"}]
@@ -219,4 +236,4 @@ def test_tei_names_no_model_where_there_is_one(url: str) -> None:
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == "model: name one of classify_raw, classify_text, cross, score, topics"
     pair = httpx2.post(f"{url}/predict", json={"inputs": ["a", "b"], "model": "classify_text"})
-    assert "input[0]: got '2 texts'; 1, which classify_text classifies" in pair.json()["error"]["message"]
+    assert "inputs[0]: got '2 texts'; 1, which classify_text classifies" in pair.json()["error"]["message"]

@@ -85,7 +85,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], tuple[int, str, str | None]]] = {
     "no text": ("tokenize", {"model": "generate"}, (400, "invalid_type", None)),
     "two texts": ("tokenize", {"model": "generate", "prompt": "a", "messages": ASK}, (400, "invalid_type", None)),
     "an empty prompt": ("tokenize", {"model": "generate", "prompt": ""}, (400, "invalid_value", "prompt")),
-    "an empty text": ("tokenize", {"model": "encode", "inputs": ["a", ""]}, (400, "invalid_value", "inputs[1]")),
+    "an empty text": ("tokenize", {"model": "encode", "inputs": [*"abcdef", ""]}, (400, "invalid_value", "inputs[6]")),
     "a number": ("tokenize", {"model": "encode", "inputs": [1]}, (400, "invalid_value", "inputs")),
     "an image model": ("tokenize", {"model": "classify_image", "prompt": "a"}, (400, "model_not_supported", "model")),
     "a model without tokens": (

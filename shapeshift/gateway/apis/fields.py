@@ -134,8 +134,11 @@ class ApiRequest(BaseModel):
         return cls
 
     def field_of(self, name: str) -> str:
-        """The field that an input or parameter of the model was made of."""
-        return self.made_of.get(name.partition("[")[0], name)
+        """The field that an input or parameter of the model was made of; a text of `input` keeps its number."""
+        base, bracket, place = name.partition("[")
+        if base not in self.made_of:
+            return name
+        return self.made_of[base] + (bracket + place if base == "input" else "")
 
     def request_parameters(self, *more: str) -> dict[str, Any]:
         """The request parameters for the model, those of the fields `more` too."""

@@ -80,7 +80,7 @@ class TokenizeRequest(ApiRequest):
 class TeiTokenizeRequest(ApiRequest):
     """TEI's. model: which front is asked; None: the only one that reads texts and does not generate."""
 
-    made_of: ClassVar[Mapping[str, str]] = {"TEXT": "inputs", "text_input": "inputs"}
+    made_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("input", "TEXT", "text_input"), "inputs")
     common = ("prompt_name",)
 
     model: str | None = None
@@ -106,7 +106,7 @@ async def tokenize(body: TokenizeRequest | TeiTokenizeRequest, context: Context)
     if isinstance(body, TeiTokenizeRequest):
         target = await catalogue.only(body.model, kinds if body.model else _ENCODERS)
         inputs = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-        listed = await tokens_of(context, target, inputs, "inputs", body.request_parameters())
+        listed = await tokens_of(context, target, inputs, body.request_parameters())
         return [_of_tei(one if body.add_special_tokens else one.without_special()) for one in listed]
     target = await catalogue.only(body.model, kinds if body.model else (GENERATION,))
     prompt = body.prompt
@@ -134,7 +134,7 @@ async def tokenize(body: TokenizeRequest | TeiTokenizeRequest, context: Context)
 async def detokenize(body: DetokenizeRequest, context: Context) -> dict[str, Any]:
     """The text of tokens."""
     target = await context.gateway.catalogue.only(body.model, (GENERATION,))
-    (tokens,) = await tokens_of(context, target, [body.tokens], "tokens")
+    (tokens,) = await tokens_of(context, target, [body.tokens])
     return {"prompt": tokens.text}
 
 

@@ -74,7 +74,7 @@ class EntityParameters(ApiRequest):
 class PredictRequest(TeiRequest):
     """TEI's; with the aggregation_strategy of transformers' pipeline for a model that classifies tokens."""
 
-    made_of: ClassVar[Mapping[str, str]] = {"TEXT": "inputs", "TEXT_PAIR": "inputs"}
+    made_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("input", "TEXT", "TEXT_PAIR"), "inputs")
 
     inputs: Rows = Field(description="a text, a pair of texts, or a list of lists with one text or one pair each")
     raw_scores: bool = False
@@ -143,7 +143,7 @@ async def _entities(body: PredictRequest, context: Context, target: Target) -> l
     require_output(target, "ENTITIES")
     parameters = body.request_parameters()
     parameters |= {} if body.strategy is None else {"aggregation_strategy": body.strategy}
-    outputs, _ = await infer_texts(context, target, body.texts(), ["ENTITIES"], parameters, "inputs")
+    outputs, _ = await infer_texts(context, target, body.texts(), ["ENTITIES"], parameters)
     entities = [orjson.loads(row) for row in outputs["ENTITIES"].reshape(-1)]
     return entities[0] if isinstance(body.inputs, str) else entities
 

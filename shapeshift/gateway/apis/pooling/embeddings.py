@@ -47,7 +47,7 @@ class EmbeddingRequest(ModelRequest):
 class EmbedRequest(TeiRequest):
     """TEI's. normalize: false leaves the vectors as the model makes them, of length 1 for some."""
 
-    made_of: ClassVar[Mapping[str, str]] = {"TEXT": "inputs", "INPUT_IDS": "inputs"}
+    made_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("input", "TEXT", "INPUT_IDS"), "inputs")
 
     inputs: Texts = Field(description=TEXTS)
     normalize: bool | None = None
@@ -58,7 +58,7 @@ class EmbedRequest(TeiRequest):
 class CohereEmbedRequest(ModelRequest):
     """Cohere's, of texts. input_type: the prompt of this purpose, where the model has one."""
 
-    made_of: ClassVar[Mapping[str, str]] = {"TEXT": "texts"}
+    made_of: ClassVar[Mapping[str, str]] = {"input": "texts", "TEXT": "texts"}
 
     texts: Annotated[list[str], bounded(1)]
     input_type: Literal["search_query", "search_document", "classification", "clustering"] | None = None
@@ -104,7 +104,7 @@ async def cohere_embed(body: CohereEmbedRequest, context: Context) -> dict[str, 
     name = next((one for one in _PROMPTS.get(body.input_type or "", ()) if one in prompts), None)
     parameters |= {"truncate": body.truncate == "END"} | ({} if name is None else {"prompt_name": name})
     parameters |= {} if body.max_tokens is None else {"truncate_prompt_tokens": body.max_tokens}
-    vectors, tokens = await _embed(context, target, body.texts, parameters, "texts")
+    vectors, tokens = await _embed(context, target, body.texts, parameters)
     vectors = shortened(target, vectors, body.output_dimension, "output_dimension")
     return {
         "id": f"embed-{uuid.uuid4().hex}",
@@ -119,7 +119,7 @@ async def cohere_embed(body: CohereEmbedRequest, context: Context) -> dict[str, 
 async def tei_embed(body: EmbedRequest, context: Context) -> list[NDArray[Any]]:
     """A vector for each input."""
     target = await context.gateway.catalogue.only(body.model, (EMBEDDING,))
-    vectors, _ = await _embed(context, target, listed(body.inputs), body.request_parameters("prompt_name"), "inputs")
+    vectors, _ = await _embed(context, target, listed(body.inputs), body.request_parameters("prompt_name"))
     vectors = shortened(target, vectors, body.dimensions)
     # TEI's default; nothing changes where the model does it already.
     return list(vectors if body.normalize is False else of_length_1(vectors))
@@ -130,8 +130,7 @@ async def _embed(
     target: Target,
     inputs: Sequence[str] | Sequence[Sequence[int]],
     parameters: Mapping[str, Any],
-    param: str = "input",
 ) -> tuple[NDArray[np.float32], int]:
     """The vectors [n, width], and how many tokens the model read. Raises as `infer_texts`."""
-    outputs, tokens = await infer_texts(context, target, inputs, ["EMBEDDING"], parameters, param)
+    outputs, tokens = await infer_texts(context, target, inputs, ["EMBEDDING"], parameters)
     return outputs["EMBEDDING"], tokens

@@ -57,7 +57,7 @@ class PoolingRequest(ModelRequest):
 class TextsRequest(TeiRequest):
     """TEI's body of POST /embed_sparse and /embed_all."""
 
-    made_of: ClassVar[Mapping[str, str]] = {"TEXT": "inputs", "INPUT_IDS": "inputs"}
+    made_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("input", "TEXT", "INPUT_IDS"), "inputs")
 
     inputs: Texts = Field(description=TEXTS)
     prompt_name: str | None = None
@@ -95,7 +95,7 @@ async def tei_embed_sparse(body: TextsRequest, context: Context) -> list[list[di
     """Of each input the ids of the vocabulary that have a weight, and their weights."""
     target = await context.gateway.catalogue.only(body.model, (SPARSE_EMBEDDING,))
     names, parameters = ("SPARSE_INDICES", "SPARSE_VALUES"), body.request_parameters("prompt_name")
-    outputs, _ = await infer_texts(context, target, listed(body.inputs), names, parameters, "inputs")
+    outputs, _ = await infer_texts(context, target, listed(body.inputs), names, parameters)
     rows = terms(outputs["SPARSE_INDICES"], outputs["SPARSE_VALUES"])
     return [[{"index": index, "value": value} for index, value in row.items()] for row in rows]
 
@@ -105,7 +105,7 @@ async def tei_embed_all(body: TextsRequest, context: Context) -> list[NDArray[An
     """Of each input the vectors of its tokens."""
     target = await context.gateway.catalogue.only(body.model, (TOKEN_EMBEDDING,))
     name, parameters = "TOKEN_EMBEDDING", body.request_parameters("prompt_name")
-    outputs, _ = await infer_texts(context, target, listed(body.inputs), [name], parameters, "inputs")
+    outputs, _ = await infer_texts(context, target, listed(body.inputs), [name], parameters)
     return list(token_vectors(outputs[name]))
 
 
