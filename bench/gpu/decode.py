@@ -19,7 +19,7 @@ from bench.gpu.part import Part, Row, ratio
 from bench.gpu.random_models import Shape, decoder, gathering, reference_decoder
 from shapeshift.fused_decode.interfaces import StepBatch, blocks_of
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
-from shapeshift.fused_decode.model.weights import weight_bytes
+from shapeshift.fused_decode.model.tensor_layout import weight_bytes
 
 ONE_BILLION: Shape = {
     "vocab_size": 128256,

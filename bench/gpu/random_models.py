@@ -18,8 +18,9 @@ from shapeshift.fused_decode.model.architecture import Architecture, from_config
 from shapeshift.fused_decode.model.assembly import LinearMakers, assemble
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
+from shapeshift.fused_decode.model.tensor_layout import linears, shapes
 from shapeshift.fused_decode.model.torch_operations import PLAIN, PlainLinear
-from shapeshift.fused_decode.model.weights import WeightFiles, linears, shapes
+from shapeshift.fused_decode.model.weights import WeightFiles
 
 Shape = Mapping[str, Any]
 """Fields of a transformers configuration."""

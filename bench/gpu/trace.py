@@ -24,7 +24,7 @@ from bench.gpu.part import Part, Row, ratio
 from bench.gpu.random_models import Shape, architecture_of, decoder
 from shapeshift.engines import gpu
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.weights import weight_bytes
+from shapeshift.fused_decode.model.tensor_layout import weight_bytes
 from shapeshift.simulate.adapter_cache import Machine
 
 LOAD = 0.8

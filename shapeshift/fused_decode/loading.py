@@ -25,7 +25,8 @@ from shapeshift.fused_decode.engine.detokenize import require_tokens_of_model, t
 from shapeshift.fused_decode.interfaces import Runtime, StepBatch, blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import cache_bytes
-from shapeshift.fused_decode.model.weights import WeightFiles, experts_bytes, weight_bytes
+from shapeshift.fused_decode.model.tensor_layout import experts_bytes, weight_bytes
+from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import (
     COMPUTED_BYTES,
     FusedDecodeSettings,

@@ -37,7 +37,7 @@ def make_checkpoint(folder: Path, seed: int = 0) -> Path:
     from safetensors.torch import save_file
 
     from shapeshift.fused_decode.model.architecture import Architecture
-    from shapeshift.fused_decode.model.weights import shapes
+    from shapeshift.fused_decode.model.tensor_layout import shapes
 
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(_CONFIG))

@@ -14,8 +14,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from shapeshift.errors import InvalidInputError
-from shapeshift.fused_decode.model.architecture import FAMILIES, Architecture, Rope, from_config
+from shapeshift.fused_decode.model.architecture import FAMILIES, Architecture, from_config
 from shapeshift.fused_decode.model.kv_cache import frequencies
+from shapeshift.fused_decode.model.parts import Rope
 from tests.fused_decode.families import CASES
 
 OLD_LLAMA: dict[str, Any] = {

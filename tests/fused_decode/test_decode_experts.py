@@ -20,13 +20,15 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.loading import need_of
 from shapeshift.fused_decode.model import native_operations, weights
-from shapeshift.fused_decode.model.architecture import Architecture, Experts, from_config
+from shapeshift.fused_decode.model.architecture import Architecture, from_config
 from shapeshift.fused_decode.model.assembly import linear_makers
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES, DecodeModel, ModelOptions
 from shapeshift.fused_decode.model.cuda_runtime import GraphedModel
 from shapeshift.fused_decode.model.experts import ExpertMlps, choose
+from shapeshift.fused_decode.model.parts import Experts
 from shapeshift.fused_decode.model.shared_weights import read
-from shapeshift.fused_decode.model.weights import WeightFiles, stored_parts, weight_bytes
+from shapeshift.fused_decode.model.tensor_layout import stored_parts, weight_bytes
+from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import FusedDecodeSettings, computed
 from tests.fused_decode.decode_models import VOCAB, Tiny, batch, texts
 from tests.fused_decode.families import CASES, MIXTURES, make, reference_logits

@@ -21,7 +21,8 @@ from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from shapeshift.fused_decode.model.formats.levels import of_blocks
-from shapeshift.fused_decode.model.weights import WeightFiles, weight_bytes
+from shapeshift.fused_decode.model.tensor_layout import weight_bytes
+from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import resolve
 from tests.engines import gguf_models
 from tests.engines.gguf_models import LINEARS, all_linears

@@ -16,7 +16,7 @@ from shapeshift.fused_decode.interfaces import Runtime, StepBatch
 from shapeshift.fused_decode.loading import load_runtime, need_of
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import cache_bytes
-from shapeshift.fused_decode.model.weights import weight_bytes
+from shapeshift.fused_decode.model.tensor_layout import weight_bytes
 from shapeshift.fused_decode.settings import FusedDecodeSettings, MemoryNeed
 from tests.fakes import logger
 from tests.fused_decode.checkpoints import LONGEST, VOCABULARY, make_checkpoint

@@ -286,16 +286,14 @@ def test_a_value_that_is_no_number_reaches_its_own_row_alone(
     model = load(tiny("llama").folder, kv_precision="int8")
     given = texts(2, seed=14, shortest=30)
     model.forward(batch([text[:20] for text in given], [0, 1], [0, 0]))
-    assert model.cache.value_scales is not None
-    model.cache.value_scales[0, 0, 0, 3] = float("nan")
+    model.cache.value_scales[0][0, 0, 3] = float("nan")
     logits = model.forward(batch([text[20:21] for text in given], [0, 1], [20, 20]))
     assert logits[0].isnan().all() and logits[1].isfinite().all()
 
 
 def test_a_slot_can_be_reused(tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]) -> None:
     model = load(tiny("llama").folder)
-    model.cache.keys.fill_(float("nan"))
-    model.cache.values.fill_(float("nan"))
+    model.memory.fill_(float("nan"))
     long, short = texts(2, seed=6, shortest=LONGEST)
     model.forward(batch([long], [3], [0]))
     logits = model.forward(batch([short[:30]], [3], [0]))
@@ -304,8 +302,7 @@ def test_a_slot_can_be_reused(tiny: Callable[[str], Tiny], load: Callable[..., D
 
 def test_torch_operations_ignore_foreign_tokens(tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel]) -> None:
     model = load(tiny("mistral").folder, native=False)
-    model.cache.keys.fill_(float("nan"))
-    model.cache.values.fill_(float("nan"))
+    model.memory.fill_(float("nan"))
     given = texts(2, seed=7)
     logits = model.forward(batch([given[0][:19], given[1][:19]], [0, 1], [0, 0]))
     assert (logits[1] - reference_logits(tiny("mistral"), given[1][:19])[-1]).abs().max() < LOGITS_TOLERANCE

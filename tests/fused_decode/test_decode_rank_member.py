@@ -50,7 +50,7 @@ def test_a_rank_has_its_part_of_each_layer_and_the_cache_of_its_heads(folder: Pa
     network, cache = made.network, made.cache
     assert (made.slots, made.max_length, made.blocks) == (3, 64, 3 * blocks_of(64))
     alone = load_member(spec(folder, 0, 1, native=False, slots=3, max_length=64), RankGroup(0, 1))
-    assert 2 * cache.keys.numel() == alone.cache.keys.numel()
+    assert 2 * cache.memory.numel() == alone.cache.memory.numel()
     assert made.vocab_size == whole.vocab_size and len(network.layers) == whole.layers
     for layer in network.layers:
         assert isinstance(layer.output, Summed) and isinstance(layer.down, Summed)

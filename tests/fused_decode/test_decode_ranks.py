@@ -20,7 +20,8 @@ from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.loading import load_runtime
 from shapeshift.fused_decode.model.architecture import Architecture, from_config
 from shapeshift.fused_decode.model.kv_cache import cache_bytes
-from shapeshift.fused_decode.model.weights import WeightFiles, shapes, weight_bytes
+from shapeshift.fused_decode.model.tensor_layout import shapes, weight_bytes
+from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.ranks.collective import RankGroup
 from shapeshift.fused_decode.ranks.launcher import RankProcess, device_of
 from shapeshift.fused_decode.ranks.runtime import TensorParallelModel

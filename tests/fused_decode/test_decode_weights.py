@@ -21,7 +21,8 @@ from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache, cache_bytes
 from shapeshift.fused_decode.model.quantised import quantise
-from shapeshift.fused_decode.model.weights import WeightFiles, linears, shapes, weight_bytes
+from shapeshift.fused_decode.model.tensor_layout import linears, shapes, weight_bytes
+from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import WEIGHT_BITS, FusedDecodeSettings, computed, group_of
 from tests.fused_decode.decode_models import Tiny
 from tests.fused_decode.families import CONFIGS, make
@@ -233,10 +234,9 @@ def test_the_memory_bound_of_a_cache_in_int8(
 ) -> None:
     architecture = replace(Architecture.read(tiny("llama").folder), head_dim=head_dim)
     cache = KeyValueCache(architecture, slots=3, max_length=20, dtype=dtype, kv_precision="int8")
-    parts = (cache.keys, cache.values, cache.key_scales, cache.value_scales)
-    assert cache.keys.dtype == torch.int8
-    assert all(part is not None for part in parts)
-    held = sum(part.nbytes for part in parts if part is not None)
+    parts = [*cache.keys, *cache.values, *cache.key_scales, *cache.value_scales]
+    assert len(parts) == 4 * architecture.layers and {part.dtype for part in cache.keys} == {torch.int8}
+    held = sum(part.nbytes for part in parts)
     assert cache_bytes(architecture, 3, 20, precision, kv_precision="int8") == held == cache.memory.nbytes
     assert cache_bytes(architecture, 3, 20, precision) == held * head_dim * dtype.itemsize // (head_dim + 4)
 
@@ -247,7 +247,7 @@ def test_the_memory_bound_is_the_allocated_memory(
 ) -> None:
     architecture = Architecture.read(folder)
     cache = KeyValueCache(architecture, slots=3, max_length=20, dtype=dtype)
-    assert cache_bytes(architecture, 3, 20, precision) == cache.keys.nbytes + cache.values.nbytes
+    assert cache_bytes(architecture, 3, 20, precision) == sum(part.nbytes for part in [*cache.keys, *cache.values])
     files = open_files(folder)
     held = sum(files.read(name, dtype).nbytes for name in shapes(architecture))
     assert weight_bytes(architecture, precision) == held

@@ -22,7 +22,7 @@ from shapeshift.fused_decode.interfaces import (
     StepBatch,
 )
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.weights import linears, qkv_order
+from shapeshift.fused_decode.model.tensor_layout import linears, qkv_order
 from shapeshift.settings import require
 
 ALIGNMENT = 32

@@ -17,7 +17,8 @@ from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.registry.peft import BaseModel
 from shapeshift.engines.hardware import cores
 from shapeshift.errors import EngineError, InvalidInputError, OverloadedError
-from shapeshift.fused_decode.model.weights import WeightFiles, shapes
+from shapeshift.fused_decode.model.tensor_layout import shapes
+from shapeshift.fused_decode.model.weights import WeightFiles
 
 Store = Callable[[torch.Tensor, torch.Tensor, bool, float], bool]
 """See `LoraKernels.store`."""

@@ -86,7 +86,7 @@ def require_logits(checkpoint: Checkpoint, library: Any, native: bool, remembere
 
 def _compared(checkpoint: Checkpoint, library: Any, native: bool, kernels: Path) -> str:
     # These import torch.
-    from shapeshift.fused_decode.model.weights import weight_bytes
+    from shapeshift.fused_decode.model.tensor_layout import weight_bytes
 
     architecture = Architecture.read(checkpoint.folder)
     if architecture.packing is not None and architecture.packing.method != GGUF:

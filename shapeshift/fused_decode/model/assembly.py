@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from shapeshift.fused_decode.model.architecture import Architecture, Experts
+from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.native_operations import NativeLinear
 from shapeshift.fused_decode.model.network import AttentionLayer, Layer, Linear, Network, Norm
+from shapeshift.fused_decode.model.parts import Experts
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import QUANTISED
 from shapeshift.serving.model_args import Log
@@ -116,7 +117,7 @@ class _Builder:
         a, length = self.architecture, self.cache.max_length
         if not a.query_growth or length <= a.query_span:
             return None
-        turns = torch.arange(length, device=self.cache.keys.device) // a.query_span
+        turns = torch.arange(length, device=self.cache.device) // a.query_span
         return 1.0 + a.query_growth * torch.log1p(turns.float())
 
     def _embedding(self) -> torch.Tensor:
@@ -140,7 +141,7 @@ class _Builder:
         return f"{self.architecture.tensors.embedding}.weight"
 
     def _layer(self, index: int) -> Layer:
-        a, names = self.architecture, self.architecture.tensors
+        a, names = self.architecture.layer(index), self.architecture.tensors
         prefix = f"{names.layers}.{index}."
         before, after, middle, end = (
             self._norm(f"{prefix}{name}") if name else None
@@ -168,7 +169,7 @@ class _Builder:
         )
 
     def _experts(self, index: int, experts: Experts) -> Linear:
-        a, numbers = self.architecture, range(experts.count)
+        a, numbers = self.architecture.layer(index), range(experts.count)
         router = f"{a.tensors.layers}.{index}.{a.tensors.router}"
         # In f32: which experts a token gets is a jump.
         weight = self._read(f"{router}.weight", torch.float32)
@@ -182,7 +183,7 @@ class _Builder:
         return mlps
 
     def _attention(self, index: int, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None) -> AttentionLayer:
-        a, tables, cache = self.architecture, self.cache.tables[index], self.cache
+        a, tables, cache = self.architecture.layer(index), self.cache.tables[index], self.cache
         return AttentionLayer(
             keys=cache.keys[index],
             values=cache.values[index],
@@ -194,8 +195,8 @@ class _Builder:
             window=a.windows[index],
             scale=a.scales[index],
             score_cap=a.score_cap,
-            key_scales=None if cache.key_scales is None else cache.key_scales[index],
-            value_scales=None if cache.value_scales is None else cache.value_scales[index],
+            key_scales=cache.key_scales[index] if cache.key_scales else None,
+            value_scales=cache.value_scales[index] if cache.value_scales else None,
             sinks=self._read(f"{a.tensors.layers}.{index}.{a.tensors.sinks}", torch.float32) if a.sinks else None,
         )
 
@@ -203,11 +204,11 @@ class _Builder:
         return self.weights.linear(f"{index}.{name}", lambda: self._made(index, name))
 
     def _made(self, index: int, name: str) -> Linear:
-        packing = self.files.packing(name)
+        packing = self.files.packing(index, name)
         if self.make.packed is not None and packing is not None and packing.bits == self.make.bits:
             return self.make.packed(*self.files.levels(index, name, self.make.dtype))
         weight, bias = self.files.linear(index, name, self.make.dtype)
-        device = self.cache.keys.device
+        device = self.cache.device
         return self.make.linear(weight.to(device), None if bias is None else bias.to(device))
 
     def _norm(self, name: str) -> Norm:
@@ -222,4 +223,4 @@ class _Builder:
         return Norm(weight, None, self.architecture.norm_eps)
 
     def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        return self.files.read(name, dtype).to(self.cache.keys.device)
+        return self.files.read(name, dtype).to(self.cache.device)

@@ -117,6 +117,7 @@ class DecodeModel:
         self.network = network
         self.fused_forward = operations.fused_forward(network)
         self.cache = cache
+        self._kv_heads = {layer.attention.keys.shape[1] for layer in network.layers}
         self._checked: StepBatch | None = None
 
     @property
@@ -200,7 +201,7 @@ class DecodeModel:
             low_rank = None if linear_delta is None else linear_delta.low_rank(last_tokens(batch))
             if linear_delta is None or low_rank is not None:
                 return self.fused_forward(batch, low_rank)
-        plan = self.operations.plan(batch, self.architecture.kv_heads)
+        plan = self.operations.plan(batch, *self._kv_heads)
         last = last_tokens(batch).to(batch.tokens.device)
         places = token_places(batch).to(batch.tokens.device)
         return self.network.forward(self.operations, batch.tokens, places, plan, last, linear_delta)

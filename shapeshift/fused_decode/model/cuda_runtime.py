@@ -95,7 +95,7 @@ class GraphedModel(DecodeModel):
 
     def __init__(self, network: Network, cache: KeyValueCache, kernels: StepKernels | None = None) -> None:
         """kernels: None: those for the device of the cache."""
-        self._device = cache.keys.device
+        self._device = cache.device
         self.kernels = kernels or step_kernels(self._device.type == "cuda")
         super().__init__(network, TorchOperations(self._device, self.kernels), cache)
         self.graphs: dict[GraphBounds, GraphStep] = {}
@@ -131,12 +131,14 @@ class GraphedModel(DecodeModel):
         architecture, dtype = Architecture.read(checkpoint_dir), DTYPES[precision]
         experts = 0 if architecture.experts is None else architecture.experts.count
         require(not experts, "num_experts", experts, f"0 on a GPU: the experts of {architecture.family} are for CPUs")
+        varied = "model_type", architecture.family, "a decoder whose layers are alike on a GPU"
+        require(not architecture.varied, *varied)
         files = WeightFiles(checkpoint_dir, architecture)
         cache = KeyValueCache(
             architecture, slots, max_length, dtype, blocks=blocks, device=device, extra_elements=extra_elements
         )
         network = assemble(architecture, files, cache, dtype, LinearMakers(PlainLinear, PlainLinear, dtype))
-        return cls(network, cache, kernels or kernels_for(network, cache.keys.device, log))
+        return cls(network, cache, kernels or kernels_for(network, cache.device, log))
 
     def capture_common(self, prefill_tokens: int, most_bytes: float, used_bytes: Callable[[], float], log: Log) -> None:
         """Capture the graphs of `common_bounds`; see `capture`. No text may be in the cache."""

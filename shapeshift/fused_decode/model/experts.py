@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from shapeshift.fused_decode.model.architecture import Experts
 from shapeshift.fused_decode.model.native_operations import NativeLinear
 from shapeshift.fused_decode.model.network import Linear
+from shapeshift.fused_decode.model.parts import Experts
 
 
 class ExpertMlps:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import mmap
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
-from shapeshift.fused_decode.model.architecture import Architecture, Rope
+from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.parts import Rope
 from shapeshift.fused_decode.settings import COMPUTED_BYTES, computed, vector_bytes
 from shapeshift.settings import Choices, require
 
@@ -33,21 +35,23 @@ def cache_bytes(
 ) -> int:
     """Bytes of a cache of `blocks` blocks (0: `max_length` tokens for each slot), and of the slots' rotary tables."""
     block = block_bytes(architecture, COMPUTED_BYTES[computed(precision)], kv_precision)
-    copies = sum(has_own_tables(rope, max_length) for rope in _ropes(architecture))
-    tables = copies * slots * max_length * architecture.head_dim * COMPUTED_BYTES["f32"]
+    widths = sum(head_dim for rope, head_dim in _ropes(architecture) if has_own_tables(rope, max_length))
+    tables = slots * max_length * widths * COMPUTED_BYTES["f32"]
     return (blocks or slots * blocks_of(max_length)) * block + tables
 
 
 def block_bytes(architecture: Architecture, number_bytes: int, kv_precision: str) -> int:
     """Bytes of a block: the keys and values of its tokens in all layers. number_bytes: see `vector_bytes`."""
-    vectors = 2 * architecture.layers * architecture.kv_heads * BLOCK_TOKENS
-    return vectors * vector_bytes(architecture.head_dim, number_bytes, kv_precision)
+    return sum(
+        2 * one.kv_heads * BLOCK_TOKENS * vector_bytes(one.head_dim, number_bytes, kv_precision)
+        for one in (architecture.layer(index) for index in range(architecture.layers))
+    )
 
 
 class KeyValueCache:
-    """keys and values: [layers, blocks, kv_heads, BLOCK_TOKENS, head_dim] each, of `dtype` or, with scales, INT8.
+    """keys and values of each layer: [blocks, kv_heads, BLOCK_TOKENS, head_dim], of `dtype` or, with scales, INT8.
 
-    key_scales and value_scales: FLOAT32 [layers, blocks, kv_heads, BLOCK_TOKENS] each; None with a `kv_precision` of
+    key_scales and value_scales of each layer: FLOAT32 [blocks, kv_heads, BLOCK_TOKENS]; none with a `kv_precision` of
     auto. A vector is its levels times its scale.
 
     A block is contiguous: `block_elements` elements. So is the part of a head in it: vectors, then their scales.
@@ -78,19 +82,39 @@ class KeyValueCache:
         self.blocks = blocks or slots * self.text_blocks
         self.block_elements = block_bytes(architecture, dtype.itemsize, kv_precision) // dtype.itemsize
         self.memory = _zeros(self.blocks * self.block_elements + extra_elements, dtype, device)
-        heads = self._block_memory.view(self.blocks, 2, architecture.layers, architecture.kv_heads, -1)
-        self.key_scales, self.value_scales = None, None
-        if kv_precision == "int8":
-            heads = heads.view(torch.int8)
-            levels = BLOCK_TOKENS * architecture.head_dim
-            self.key_scales, self.value_scales = _by_layer(heads[..., levels:].view(torch.float32))
-            heads = heads[..., :levels]
-        self.keys, self.values = _by_layer(heads.view(*heads.shape[:-1], BLOCK_TOKENS, architecture.head_dim))
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        self.key_scales: list[torch.Tensor] = []
+        self.value_scales: list[torch.Tensor] = []
+        self._lay_out(architecture, kv_precision)
         tables = {
-            rope: RopeTables(rope, architecture.head_dim, slots, max_length, device) for rope in _ropes(architecture)
+            (rope, head_dim): RopeTables(rope, head_dim, slots, max_length, device)
+            for rope, head_dim in _ropes(architecture)
         }
-        self.tables = [tables[rope or _STILL] for rope in architecture.ropes]
+        self.tables = [tables[_rope(architecture, layer)] for layer in range(architecture.layers)]
         self._own_tables = [one for one in tables.values() if one.is_own]
+
+    @property
+    def device(self) -> torch.device:
+        return self.memory.device
+
+    def _lay_out(self, architecture: Architecture, kv_precision: str) -> None:
+        """Give each layer its part of the blocks: the keys of all layers, then their values."""
+        halves = self._block_memory.view(self.blocks, 2, -1)
+        end = 0
+        for layer in (architecture.layer(index) for index in range(architecture.layers)):
+            size = block_bytes(replace(layer, layers=1), halves.dtype.itemsize, kv_precision) // halves.dtype.itemsize
+            begin, end = end, end + size // 2
+            heads = halves[..., begin:end].view(self.blocks, 2, layer.kv_heads, -1)
+            if kv_precision == "int8":
+                heads, levels = heads.view(torch.int8), BLOCK_TOKENS * layer.head_dim
+                scales = heads[..., levels:].view(torch.float32)
+                self.key_scales.append(scales[:, 0])
+                self.value_scales.append(scales[:, 1])
+                heads = heads[..., :levels]
+            vectors = heads.view(*heads.shape[:-1], BLOCK_TOKENS, layer.head_dim)
+            self.keys.append(vectors[:, 0])
+            self.values.append(vectors[:, 1])
 
     @property
     def has_own_tables(self) -> bool:
@@ -116,11 +140,6 @@ class KeyValueCache:
     def own_blocks(self, slots: torch.Tensor) -> torch.Tensor:
         """The blocks of these slots, INT32 [n, text_blocks], where each slot has blocks of its own."""
         return slots[:, None] * self.text_blocks + torch.arange(self.text_blocks, dtype=torch.int32)
-
-
-def _by_layer(both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of keys and of values [layers, blocks, ...], from [blocks, 2, layers, ...]."""
-    return both[:, 0].transpose(0, 1), both[:, 1].transpose(0, 1)
 
 
 def _zeros(count: int, dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -186,5 +205,10 @@ def has_own_tables(rope: Rope, max_length: int) -> bool:
     return rope.by_length and max_length > rope.original
 
 
-def _ropes(architecture: Architecture) -> set[Rope]:
-    return {rope or _STILL for rope in architecture.ropes}
+def _ropes(architecture: Architecture) -> set[tuple[Rope, int]]:
+    return {_rope(architecture, layer) for layer in range(architecture.layers)}
+
+
+def _rope(architecture: Architecture, layer: int) -> tuple[Rope, int]:
+    """The rotary positions of a layer, and the size of the heads that they rotate."""
+    return architecture.ropes[layer] or _STILL, architecture.layer(layer).head_dim

@@ -18,8 +18,9 @@ from shapeshift.serving.model_args import Log
 KERNELS = Path(__file__).with_name("kernels")
 _NAMESPACE, _LIBRARY = "shapeshift_decode", "decode"
 _lock = threading.Lock()
-Plan = tuple[torch.Tensor, torch.Tensor, bool]
-"""Tasks INT32 [tasks, 6], the blocks of each row (`StepBatch.blocks`), and whether a row has several tasks."""
+Plan = dict[int, tuple[torch.Tensor, torch.Tensor, bool]]
+"""By the key and value heads of a layer: tasks INT32 [tasks, 6], the blocks of each row (`StepBatch.blocks`), and
+whether a row has several tasks."""
 _SUFFIXES = {torch.float32: "", torch.bfloat16: "BFloat16"}
 
 
@@ -111,13 +112,16 @@ class NativeOperations:
         self._add_norm = kernels.add_norm.default
         self._gate = kernels.gate.default
 
-    def plan(self, batch: StepBatch, kv_heads: int) -> Plan:
+    def plan(self, batch: StepBatch, *kv_heads: int) -> Plan:
         assert batch.blocks is not None
-        tasks: torch.Tensor = self._plan(batch.slots, batch.starts, batch.lengths, kv_heads)
-        return tasks, batch.blocks, tasks.shape[0] > batch.slots.shape[0] * kv_heads
+        plan: Plan = {}
+        for heads in kv_heads:
+            tasks = self._plan(batch.slots, batch.starts, batch.lengths, heads)
+            plan[heads] = tasks, batch.blocks, tasks.shape[0] > batch.slots.shape[0] * heads
+        return plan
 
     def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Plan) -> torch.Tensor:
-        tasks, blocks, split = plan
+        tasks, blocks, split = plan[layer.keys.shape[1]]
         out: torch.Tensor = self._attention(
             qkv,
             layer.keys,

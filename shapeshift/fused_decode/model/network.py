@@ -65,8 +65,8 @@ class Operations(Protocol):
 
     name: str
 
-    def plan(self, batch: StepBatch, kv_heads: int) -> Any:
-        """The `plan` argument of `attention`, the same for every layer of one step."""
+    def plan(self, batch: StepBatch, *kv_heads: int) -> Any:
+        """The `plan` argument of `attention`, for all layers of one step; kv_heads: those that layers have."""
         ...
 
     def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
@@ -171,7 +171,7 @@ class Network:
             normed = self._enter(operations, state, delta, layer.attention_norm)
             qkv = apply(layer.qkv, normed, linear_delta, index, QKV)
             if self.query_scales is not None:
-                qkv[:, : a.query_width] *= self.query_scales[places, None]
+                qkv[:, : a.layer(index).query_width] *= self.query_scales[places, None]
             mixed = self._attend(operations, layer, qkv, plan)
             if layer is self.layers[-1]:
                 # After the last attention, only the wanted tokens matter.
@@ -206,7 +206,7 @@ class Network:
 
     def _attend(self, operations: Operations, layer: Layer, qkv: torch.Tensor, plan: Any) -> torch.Tensor:
         if layer.row_norms is not None:
-            queries, keys = self.architecture.query_width, self.architecture.kv_width
+            queries, keys = (norm.weight.shape[0] for norm in layer.row_norms)
             for rows, norm in zip((qkv[:, :queries], qkv[:, queries : queries + keys]), layer.row_norms, strict=True):
                 rows.copy_(norm(rows))
         return operations.attention(qkv, layer.attention, plan)

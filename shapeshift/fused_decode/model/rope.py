@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from shapeshift.fused_decode.model.architecture import Rope
+from shapeshift.fused_decode.model.parts import Rope
 
 
 def default(rope: Rope, plain: torch.Tensor, length: int) -> torch.Tensor:

@@ -116,7 +116,7 @@ class TorchOperations:
         self.name = self._kernels.name
         self.add_norm, self.gate = self._kernels.add_norm, self._kernels.gate
 
-    def plan(self, batch: StepBatch, kv_heads: int) -> list[Rows]:
+    def plan(self, batch: StepBatch, *kv_heads: int) -> list[Rows]:
         assert batch.blocks is not None
         lengths, starts = batch.lengths.long(), batch.starts.long()
         firsts = lengths.cumsum(0) - lengths

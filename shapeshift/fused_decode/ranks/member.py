@@ -70,7 +70,7 @@ class MemberModel(DecodeModel):
     """
 
     def _run(self, batch: StepBatch) -> torch.Tensor:
-        tokens = batch.tokens.to(self.cache.keys.device)
+        tokens = batch.tokens.to(self.cache.device)
         return super()._run(dataclasses.replace(batch, tokens=tokens)).cpu()
 
 

@@ -16,7 +16,8 @@ from safetensors import safe_open
 from torch.nn import functional
 
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.weights import WeightFiles, linears
+from shapeshift.fused_decode.model.tensor_layout import linears
+from shapeshift.fused_decode.model.weights import WeightFiles
 
 SUMMED = ("output", "down")
 """The linears of a layer whose outputs the ranks add."""

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shapeshift.fused_decode.model.architecture import EXPERT_DOWN, EXPERT_GATE_UP, Architecture, Experts, Tensors
+from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.families import llama
 from shapeshift.fused_decode.model.families.config import Config
+from shapeshift.fused_decode.model.parts import EXPERT_DOWN, EXPERT_GATE_UP, Experts, Tensors
 from shapeshift.settings import require
 
 _MOST, _MOST_TOGETHER = 1024, 1 << 17

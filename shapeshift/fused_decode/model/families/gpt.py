@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shapeshift.fused_decode.model.architecture import Architecture, Rope, Tensors
+from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.families import rope_config
 from shapeshift.fused_decode.model.families.config import Config
+from shapeshift.fused_decode.model.parts import Rope, Tensors
 from shapeshift.settings import require
 
 _KEYS = {

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shapeshift.fused_decode.model.architecture import Architecture, Tensors
+from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.families import rope_config
 from shapeshift.fused_decode.model.families.config import Config
+from shapeshift.fused_decode.model.parts import Tensors
 from shapeshift.settings import require
 
 # Norms after the branches alone.

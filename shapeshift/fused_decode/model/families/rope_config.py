@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shapeshift.fused_decode.model.architecture import Rope
 from shapeshift.fused_decode.model.families.config import Config, positive
+from shapeshift.fused_decode.model.parts import Rope
 from shapeshift.settings import require
 
 _ORIGINAL = "original_max_position_embeddings"
