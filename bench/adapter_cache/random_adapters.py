@@ -56,8 +56,11 @@ def loaded(model: Any, folder: Path, adapters: Sequence[Path]) -> tuple[Any, lis
     from shapeshift.adapter_cache.memory.loader import load_weights
     from shapeshift.adapter_cache.registry import peft
 
-    base, width = peft.BaseModel(model.architecture, {folder.name}, MOST_RANKS, folder), model.memory.element_size()
-    records = [make_adapter(one.name, "0", peft.read(one, base), model.architecture, width) for one in adapters]
+    base, width = (
+        peft.BaseModel.of_decoder(model.architecture, {folder.name}, MOST_RANKS, folder),
+        model.memory.element_size(),
+    )
+    records = [make_adapter(one.name, "0", peft.read(one, base), width) for one in adapters]
     memory = torch.zeros(sum(one.elements for one in records), dtype=model.memory.dtype)
     places, start = [], 0
     for one in records:

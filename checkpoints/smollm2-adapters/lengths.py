@@ -249,10 +249,10 @@ def add_adapters(base: loading.Loaded) -> None:
     kernels = native.load(base.kernel_cache, print)
     assert kernels is not None, "the CPU's native kernels are needed"
     architecture = Architecture.read(base.folder)
-    fits = peft.BaseModel(architecture, {"SmolLM2-135M-Instruct"}, 64, base.folder)
+    fits = peft.BaseModel.of_decoder(architecture, {"SmolLM2-135M-Instruct"}, 64, base.folder)
     places, start = [], runtime.blocks * runtime.block_elements
     for name in TASKS:
-        adapter = make_adapter(name, "0", peft.read(HERE / name, fits), architecture, runtime.memory.element_size())
+        adapter = make_adapter(name, "0", peft.read(HERE / name, fits), runtime.memory.element_size())
         adapter.verified = True
         load_weights(runtime.memory[start : start + adapter.elements], adapter, kernels.store)
         places.append(shifted(adapter.relative, start))

@@ -391,4 +391,4 @@ def _base_model(
 ) -> BaseModel:
     names = {folder.name, str(folder), *filter(None, params.base_names.split(","))}
     sha256 = settings.read(GeneratedDecodeSettings, parameters).checkpoint_sha256
-    return BaseModel(architecture, names, params.max_rank, folder, sha256)
+    return BaseModel.of_decoder(architecture, names, params.max_rank, folder, sha256)

@@ -324,7 +324,7 @@ def _prepare_registry(
 
     folder = _registry_folder(name, params, paths)
     names = {str(checkpoint.folder), *base_names}
-    base = peft.BaseModel(
+    base = peft.BaseModel.of_decoder(
         Architecture.read(checkpoint.folder), names, params.max_rank, checkpoint.folder, checkpoint.sha256
     )
     starters = starter.sources(params.starter_dir, store.FILES[0], paths)

@@ -20,6 +20,7 @@ from shapeshift.adapter_cache.lora.batch import (
     LoraDelta,
     LoraHook,
     LoraKernels,
+    decoder_linears,
     group_tokens,
     lay_out,
     shifted,
@@ -65,10 +66,8 @@ def kernels() -> native.NativeLora:
 def loaded(base: Path, folders: list[Path], dtype: torch.dtype, write: Store = TORCH.store) -> BatchAdapters:
     """These adapters one behind the other in one buffer, after some other elements."""
     architecture = Architecture.read(base)
-    model = peft.BaseModel(architecture, {base.name}, 128, base)
-    records = [
-        make_adapter(folder.name, store.digest(folder), peft.read(folder, model), architecture, 4) for folder in folders
-    ]
+    model = peft.BaseModel.of_decoder(architecture, {base.name}, 128, base)
+    records = [make_adapter(folder.name, store.digest(folder), peft.read(folder, model), 4) for folder in folders]
     memory = torch.full((96 + sum(one.elements for one in records),), float("nan"), dtype=dtype)
     start, found = 96, []
     for one in records:
@@ -160,8 +159,8 @@ def test_places_outside_the_memory_are_refused(base: Path, adapters: dict[str, P
 
 def test_places_do_not_overlap(base: Path, adapters: dict[str, Path]) -> None:
     architecture = Architecture.read(base)
-    factors = peft.read(adapters["large"], peft.BaseModel(architecture, {base.name}, 128, base)).factors
-    relative, elements = lay_out(architecture, factors)
+    factors = peft.read(adapters["large"], peft.BaseModel.of_decoder(architecture, {base.name}, 128, base)).factors
+    relative, elements = lay_out(decoder_linears(architecture), factors)
     widths = {0: 64, 1: 64, 2: 64, 3: 128}
     spans = sorted(
         (offset, offset + rank * (widths[linear] + outputs))
@@ -308,7 +307,7 @@ def test_magnitudes_that_do_not_fit_are_refused(base: Path, tmp_path: Path) -> N
     folder = lora_models.make_adapter(tmp_path / "dora", base, Spec(2, dora=True))
     tensors = load_file(folder / peft.WEIGHTS)
     name = next(name for name in tensors if "magnitude" in name)
-    model = peft.BaseModel(Architecture.read(base), {base.name}, 128, base)
+    model = peft.BaseModel.of_decoder(Architecture.read(base), {base.name}, 128, base)
     save_file({**tensors, name: torch.ones(3)}, folder / peft.WEIGHTS)
     with pytest.raises(InvalidInputError, match=r"lora_magnitude_vector: got \(3,\); shape must be"):
         peft.read(folder, model)

@@ -31,8 +31,8 @@ class Held:
 
     def __init__(self, base: Path, folders: list[Path]) -> None:
         architecture = Architecture.read(base)
-        model = peft.BaseModel(architecture, {base.name}, 128, base)
-        made = [make_adapter(one.name, store.digest(one), peft.read(one, model), architecture, 4) for one in folders]
+        model = peft.BaseModel.of_decoder(architecture, {base.name}, 128, base)
+        made = [make_adapter(one.name, store.digest(one), peft.read(one, model), 4) for one in folders]
         self._half = -(-(64 + sum(one.elements + 64 for one in made)) // 32) * 32
         self.memory = torch.full((2 * self._half,), float("nan"))
         self.version, self.places, start = 0, list[torch.Tensor](), 64

@@ -66,7 +66,7 @@ def test_small_and_safe() -> None:
 
 
 def test_they_are_served_over_their_base() -> None:
-    base = BaseModel(Architecture.read(BASE), {BASE.name}, 64, BASE)
+    base = BaseModel.of_decoder(Architecture.read(BASE), {BASE.name}, 64, BASE)
     ranks = set()
     for name in STYLES:
         adapter = peft.read(FOLDER / name, base)

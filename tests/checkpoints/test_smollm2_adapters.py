@@ -45,7 +45,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
     folder = tmp_path_factory.mktemp("base") / BASE
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    return BaseModel(Architecture.read(folder), {BASE}, 64, folder)
+    return BaseModel.of_decoder(Architecture.read(folder), {BASE}, 64, folder)
 
 
 def test_there_are_six_of_ranks_4_to_64(base: BaseModel) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,7 +67,32 @@ class Factor:
     @property
     def module(self) -> str:
         """The linear's name in the checkpoint."""
-        return self.a.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+        return module_of(self.a)
+
+
+def module_of(a: str) -> str:
+    """The name of the linear whose factor A is the tensor `a` of an adapter."""
+    return a.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+
+
+@dataclass(frozen=True)
+class BaseLinears:
+    """The linears of a base model that adapters may change; all its layers have the same.
+
+    paths    what adapters may write before the number of a layer, the checkpoint's own name first
+    targets  linear and part, by the name of the module in a layer
+    """
+
+    layers: int
+    paths: tuple[str, ...]
+    targets: Mapping[str, tuple[int, int]]
+    parts: Mapping[tuple[int, int], Part]
+
+
+def decoder_linears(a: Architecture) -> BaseLinears:
+    """Those of a model that generates. Raises InvalidInputError as `require_no_experts`."""
+    require_no_experts(a)
+    return BaseLinears(a.layers, (a.tensors.layers,), targets(a), linear_parts(a))
 
 
 def require_no_experts(a: Architecture) -> None:
@@ -106,17 +131,16 @@ def row_order(a: Architecture, layer: int, linear: int, part: int) -> torch.Tens
     return order[part_rows.first : part_rows.first + part_rows.outputs] - part_rows.first
 
 
-def lay_out(architecture: Architecture, factors: Sequence[Factor]) -> tuple[torch.Tensor, int]:
+def lay_out(base: BaseLinears, factors: Sequence[Factor]) -> tuple[torch.Tensor, int]:
     """The places of an adapter's factors relative to its first element, and the elements that all of them take.
 
     The places are INT64 [layers, LINEARS, PARTS, FIELDS], see `fused_decode.interfaces.LowRank`. B is transposed.
     Behind the B of a factor with a magnitude are 2 times `outputs` elements, see `OutputScales`.
     """
-    parts = linear_parts(architecture)
-    places = torch.zeros(architecture.layers, LINEARS, PARTS, FIELDS, dtype=torch.int64)
+    places = torch.zeros(base.layers, LINEARS, PARTS, FIELDS, dtype=torch.int64)
     end = 0
     for factor in factors:
-        part = parts[factor.linear, factor.part]
+        part = base.parts[factor.linear, factor.part]
         row = torch.tensor([end, factor.rank, part.first, part.outputs])
         places[factor.layer, factor.linear, factor.part] = row
         taken = factor.rank * (part.inputs + part.outputs) + (2 * part.outputs if factor.magnitude else 0)

@@ -15,7 +15,6 @@ from shapeshift.adapter_cache.lora.batch import lay_out
 from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
 from shapeshift.adapter_cache.registry.peft import PeftAdapter
 from shapeshift.errors import EngineError, OverloadedError, ShapeshiftError
-from shapeshift.fused_decode.model.architecture import Architecture
 
 ABSENT, LOADING, READY = range(3)
 _PAUSE_S, _MOST_PAUSE_S = 1.0, 30.0
@@ -86,9 +85,9 @@ class Adapter:
         return self.state == READY and not self.users
 
 
-def make_adapter(label: str, sha256: str, source: PeftAdapter, base: Architecture, element_bytes: int) -> Adapter:
+def make_adapter(label: str, sha256: str, source: PeftAdapter, element_bytes: int) -> Adapter:
     """The record of a checked adapter."""
-    relative, elements = lay_out(base, source.factors)
+    relative, elements = lay_out(source.base.linears, source.factors)
     number = next(_numbers)
     info = AdapterInfo(f"{label}@{sha256[:12]}.{number}", source.rank, elements * element_bytes)
     return Adapter(info, label, sha256, source, relative, elements, number=number)

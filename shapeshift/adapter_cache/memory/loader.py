@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ from safetensors import SafetensorError, safe_open
 from shapeshift.adapter_cache.lora.batch import OFFSET, Factor, row_order
 from shapeshift.adapter_cache.memory.adapter_table import Adapter
 from shapeshift.adapter_cache.registry import store
-from shapeshift.adapter_cache.registry.peft import BaseModel
 from shapeshift.engines.hardware import cores
 from shapeshift.errors import EngineError, InvalidInputError, OverloadedError
+from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.tensor_layout import shapes
 from shapeshift.fused_decode.model.weights import WeightFiles
 
@@ -51,13 +52,19 @@ def load_weights(
         if (stat.st_size, stat.st_mtime_ns) != source.stamp:
             name = source.weights.name
             raise EngineError(f"adapter {adapter.label}: {name} has changed since it was registered; add it again")
-        lengths = _MergedLengths(source.base) if source.has_magnitudes else None
+        architecture = source.base.architecture
+        lengths = None
+        if source.has_magnitudes:
+            assert architecture is not None
+            lengths = _MergedLengths(source.base.folder, architecture)
         with safe_open(str(source.weights), framework="pt") as file:
             for factor in source.factors:
                 a, b = file.get_tensor(factor.a), file.get_tensor(factor.b)
                 start = int(adapter.relative[factor.layer, factor.linear, factor.part, OFFSET])
                 middle, end = start + a.numel(), start + a.numel() + b.numel()
-                order = row_order(source.base.architecture, factor.layer, factor.linear, factor.part)
+                order = None
+                if architecture is not None:
+                    order = row_order(architecture, factor.layer, factor.linear, factor.part)
                 if lengths is not None:
                     scales = file.get_tensor(factor.magnitude).float() / lengths.of(factor, a.float(), b.float(), pause)
                     b = b.float() * scales[:, None]
@@ -84,10 +91,10 @@ def load_weights(
 class _MergedLengths:
     """The lengths of the rows of weights merged with an adapter, in f32: PEFT computes them from the same tensors."""
 
-    def __init__(self, base: BaseModel) -> None:
-        self._files = WeightFiles(base.folder, base.architecture)
-        self._names = shapes(base.architecture).keys()
-        self._columns = base.architecture.tensors.columns
+    def __init__(self, folder: Path, architecture: Architecture) -> None:
+        self._files = WeightFiles(folder, architecture)
+        self._names = shapes(architecture).keys()
+        self._columns = architecture.tensors.columns
 
     def of(self, factor: Factor, a: torch.Tensor, b: torch.Tensor, pause: Callable[[], None]) -> torch.Tensor:
         """[outputs]; `pause()` is called in between."""

@@ -175,7 +175,7 @@ class Catalogue:
             return None
 
     def _make(self, name: str, sha256: str, source: peft.PeftAdapter, verified: bool) -> Adapter:
-        adapter = make_adapter(name, sha256, source, self._base.architecture, self._element_bytes)
+        adapter = make_adapter(name, sha256, source, self._element_bytes)
         adapter.verified = verified
         if adapter.elements > self._cache.max_elements:
             limit = self._cache.max_elements * self._element_bytes >> 20

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from shapeshift.adapter_cache.lora.batch import Factor, Part, linear_parts, require_no_experts, targets
+from shapeshift.adapter_cache.lora.batch import BaseLinears, Factor, Part, decoder_linears, module_of
 from shapeshift.engines.checkpoint import weights_sha256
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.architecture import Architecture
@@ -34,7 +34,7 @@ _OFF: tuple[object, ...] = (None, False, "none", [], {}, "")
 # Initializations that also change the weights of the base model.
 _BASE_CHANGING = ("pissa", "corda", "olora", "loftq", "lora_ga")
 # Behind the name of the base model's list of layers.
-_NAME = r"\.(\d{1,6})\.(\w+\.\w+)\.lora_(?:([AB])\.weight|(magnitude)_vector(?:\.weight)?)"
+_NAME = r"\.(\d{1,6})\.(\w+(?:\.\w+)*)\.lora_(?:([AB])\.weight|(magnitude)_vector(?:\.weight)?)"
 _MAX_CONFIG_BYTES = 1 << 20
 
 
@@ -44,13 +44,22 @@ class BaseModel:
 
     folder  of its checkpoint: an adapter may state another folder with the same weights, a DoRA needs its weights
     sha256  hash of its checkpoint
+    architecture  of a decoder, which may have another order of outputs than its checkpoint, and DoRAs
     """
 
-    architecture: Architecture
+    linears: BaseLinears
     names: Collection[str]
     max_rank: int
     folder: Path
     sha256: str = ""
+    architecture: Architecture | None = None
+
+    @classmethod
+    def of_decoder(
+        cls, architecture: Architecture, names: Collection[str], max_rank: int, folder: Path, sha256: str = ""
+    ) -> BaseModel:
+        """A model that generates. Raises InvalidInputError for one whose layers have several MLPs."""
+        return cls(decoder_linears(architecture), names, max_rank, folder, sha256, architecture)
 
 
 @dataclass(frozen=True)
@@ -175,38 +184,42 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _factors(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], base: BaseModel) -> tuple[Factor, ...]:
-    require_no_experts(base.architecture)
-    parts, places = linear_parts(base.architecture), targets(base.architecture)
-    prefix = base.architecture.tensors.layers
-    form = re.compile(re.escape(f"base_model.model.{prefix}") + _NAME)
+    linears = base.linears
+    path = "|".join(map(re.escape, linears.paths))
+    form = re.compile(rf"base_model\.model\.({path}){_NAME}")
     pairs: dict[tuple[int, str], dict[str, str]] = {}
     for name in shapes:
         match = form.fullmatch(name)
-        allowed = f"the name of a LoRA factor of a linear in base_model.model.{prefix}"
+        allowed = f"the name of a LoRA factor of a linear in base_model.model.{linears.paths[0]}"
         require(match is not None, name, shapes[name], allowed)
         assert match is not None
-        layer, target = int(match[1]), match[2]
-        layers = base.architecture.layers
-        require(layer < layers, name, layer, f"the base model has {layers} layers")
-        require(target in places, name, target, f"a linear of the base model: {', '.join(places)}")
-        pairs.setdefault((layer, target), {})[match[3] or match[4]] = name
+        layer, target = int(match[2]), match[3]
+        require(layer < linears.layers, name, layer, f"the base model has {linears.layers} layers")
+        require(target in linears.targets, name, target, f"a linear of the base model: {', '.join(linears.targets)}")
+        kind = match[4] or match[5]
+        pair = pairs.setdefault((layer, target), {})
+        require(kind not in pair, name, pair.get(kind), "each factor once")
+        pair[kind] = name
     require(bool(pairs), WEIGHTS, "no tensor", "at least one LoRA factor")
     dora = config.get("use_dora")
     require(dora in (None, True, False), "use_dora", dora, "true or false")
-    packed = base.architecture.packing is not None
+    require(not dora or base.architecture is not None, "use_dora", dora, "false over an encoder")
+    packed = base.architecture is not None and base.architecture.packing is not None
     require(not (dora and packed), "use_dora", dora, "false over a quantised checkpoint: DoRA needs its plain weights")
     kinds = {"A", "B", "magnitude"} if dora else {"A", "B"}
     allowed = "both factors, lora_A and lora_B, and lora_magnitude_vector with use_dora alone"
     factors = []
     for (layer, target), pair in sorted(pairs.items()):
         require(pair.keys() == kinds, "adapter", sorted(pair.values()), allowed)
-        place = places[target]
-        rank = _rank(shapes, pair, parts[place], base.max_rank)
-        scale = _scale(config, f"{prefix}.{layer}.{target}", rank)
+        place = linears.targets[target]
+        part = linears.parts[place]
+        rank = _rank(shapes, pair, part, base.max_rank)
+        scale = _scale(config, module_of(pair["A"]), rank)
         magnitude = pair.get("magnitude", "")
         if magnitude:
-            shape, outputs = shapes[magnitude], parts[place].outputs
-            require(shape == (outputs,), magnitude, shape, f"shape must be ({outputs},)")
+            require(
+                shapes[magnitude] == (part.outputs,), magnitude, shapes[magnitude], f"shape must be ({part.outputs},)"
+            )
         factors.append(Factor(layer, *place, rank, scale, pair["A"], pair["B"], magnitude))
     return tuple(factors)
 

@@ -102,9 +102,10 @@ def _check(folder: Path, model: Path, values: dict[str, str]) -> str:
     names = {checkpoint.name, str(checkpoint), *filter(None, cache.base_names.split(","))}
     architecture = Architecture.read(checkpoint)
     sha256 = settings.read(GeneratedDecodeSettings, values).checkpoint_sha256
-    adapter = peft.read(folder, BaseModel(architecture, names, cache.max_rank, checkpoint, sha256))
+    base = BaseModel.of_decoder(architecture, names, cache.max_rank, checkpoint, sha256)
+    adapter = peft.read(folder, base)
     peft.require_finite(adapter)
-    size = lay_out(architecture, adapter.factors)[1] * COMPUTED_BYTES[computed(loop.precision)]
+    size = lay_out(base.linears, adapter.factors)[1] * COMPUTED_BYTES[computed(loop.precision)]
     settings.require(
         size <= cache.adapter_mb << 20, "adapter", f"{size} bytes", f"at most adapter_mb ({cache.adapter_mb})"
     )
