@@ -9,7 +9,7 @@ GPU ?=
 MODELS ?=
 # What `make bench` measures: a module of bench/, such as encode, gateway or drill.
 BENCH ?= encode
-# Further options of `make serve`, `make demo`, `make bench`, `make gpu` and `make test`.
+# Further options of `make serve`, `make demo`, `make bench`, `make simulate`, `make gpu` and `make test`.
 ARGS ?=
 
 # Four processes, one file of tests each at a time, in the order in which they were collected (tests/conftest.py):
@@ -37,7 +37,7 @@ TORCH := requirements/torch-$(if $(GPU),gpu,cpu).txt
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup engines serve demo image test test-long lint bench gpu clean
+.PHONY: help setup engines serve demo image test test-long lint bench simulate gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -74,6 +74,9 @@ lint: .venv/.test ## check style, formatting and types
 
 bench: .venv/.test engines ## measure ours against others, python -m bench.$$BENCH (BENCH=encode, a technique, gateway, drill, ...; ARGS=--quick: under 3 minutes)
 	@$(BIN)/python -m bench.$(BENCH) $(ARGS)
+
+simulate: .venv/.test ## the tables and figures of the papers beside ours, in simulation (15 minutes; ARGS=--quick, or "--parts arlo,flover")
+	@$(BIN)/python -m bench.papers $(ARGS)
 
 gpu: ## the tests that need an NVIDIA GPU, then every figure of the GPU path (25 minutes; ARGS="--parts engines,decode"); without a GPU a rehearsal. Needs torch, transformers, peft and timm
 	@if $(GPU_PYTHON) -c 'import pytest' 2>/dev/null; \

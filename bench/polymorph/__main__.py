@@ -2,7 +2,6 @@
 
     real         inline and resident beside DT and ST, over the real engines
     emulated     the real server, router and scheduler over workers that wait for measured latencies
-    simulated    the same policies as discrete events, for more workers than a machine can hold
 
 Each table says which part it belongs to. Ratios are between figures of one run.
 """
@@ -15,14 +14,14 @@ from collections.abc import Mapping
 from bench.common.front_variants import ENGINES
 from bench.common.output import Output, empty, name_of_parts, parser, program
 from bench.common.texts import TextBench
-from bench.polymorph import real_engines, simulated
+from bench.polymorph import real_engines
 from bench.polymorph.emulated_server import WORK_FOLDER, Cell
-from bench.polymorph.simulated import ALLOCATIONS, DISPATCHES, INFAAS, OURS, PAPER, Scheme
+from bench.polymorph.schemes import ALLOCATIONS, DISPATCHES, INFAAS, OURS, PAPER, Scheme
 from bench.polymorph.traces import Traffic
 from shapeshift.engines import manifest
 
 _DRAWS = 2
-PARTS = ("real", "emulated", "simulated")
+PARTS = ("real", "emulated")
 
 
 class PolymorphBench:
@@ -56,12 +55,6 @@ class PolymorphBench:
                 self._cell("8 workers", 8, Traffic(load, drift=0.1, duration_s=40.0), both, seed=self._seed + draw)
         many = Traffic(0.7, drift=0.1, duration_s=100.0)
         self._cell("40 workers, 6 times as slow", 40, many, {"ours": OURS}, slower=6.0)
-
-    def simulated(self) -> None:
-        """The paper's tables and figures as discrete events."""
-        for title, rows in simulated.tables(20.0 if self._quick else 200.0, self._seed):
-            self._output.table(f"simulated: {title}", rows)
-            self._output.data.setdefault("simulated", []).append({"what": title, "rows": rows})
 
     def _cell(
         self,

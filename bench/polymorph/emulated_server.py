@@ -10,7 +10,7 @@ import numpy as np
 from bench.common.foreign_load import ForeignLoad
 from bench.common.output import FOLDER, Row
 from bench.polymorph.fleet import emulated_front, read_curve, running_fleet
-from bench.polymorph.simulated import EDGES, SLO_MS, Scheme, System, row
+from bench.polymorph.schemes import EDGES, SLO_MS, Scheme, System, row
 from bench.polymorph.traces import Traffic, capacity_per_s, planned
 from client.open_loop import replay
 from shapeshift.simulate.planner import Pace
@@ -73,5 +73,5 @@ class Cell:
     def simulated(self, name: str, scheme: Scheme) -> Row:
         """Simulate the requests as discrete events, without server and processes; a row of the table."""
         pace = Pace(self.period_s / self.slower, change_s=_CHANGE_S / self.slower)
-        result = System(scheme, pace=pace).run(self.workers, self._trace.scaled(self.slower))
+        result = System(scheme, pace=pace).over(self._curve, self.workers, self._trace.scaled(self.slower))
         return {**row(name, result), "what": "simulated"}

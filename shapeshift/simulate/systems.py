@@ -34,6 +34,8 @@ from shapeshift.triton import model_config
 from shapeshift.workloads import adapters
 from shapeshift.workloads.trace import Trace
 
+MOST_WORKERS = 10_000
+"""Of a node of a simulated front; more than `MAX_WORKERS` are spread over several."""
 _MOST_IMAGES, _THROUGHPUT_SHARE = 64, 0.9
 
 
@@ -117,6 +119,8 @@ class TextSystem:
     def front(self, weights: Sequence[float], workers: int = 0) -> Front:
         """The front, with so many workers if given. weights: of the first plan. Raises InvalidInputError."""
         parameters: dict[str, object] = {"placement": "inline", **self.parameters}
+        if not workers and (each := self._many()):
+            workers = each * self.nodes
         if not workers:
             return profile.front(parameters, self.engines, self.edges, weights, self.nodes)
         # A front has at most so many on one machine.
@@ -124,6 +128,18 @@ class TextSystem:
         parameters |= dict.fromkeys(("workers", "min_workers", "max_workers"), -(-workers // nodes))
         front = profile.front(parameters, self.engines, self.edges, weights, nodes)
         return replace(front, workers=workers, min_workers=workers, max_workers=workers)
+
+    def _many(self) -> int:
+        """The workers of a node where they are more than a server may have, else 0. Raises InvalidInputError."""
+        text = self.parameters.get("workers", "")
+        count = int(text) if text.isdecimal() else 0
+        if count <= MAX_WORKERS:
+            return 0
+        require(count <= MOST_WORKERS, "workers", count, f"at most {MOST_WORKERS}")
+        for name in ("min_workers", "max_workers"):
+            value = self.parameters.get(name, text)
+            require(value == text, name, value, f"left out: more than {MAX_WORKERS} workers do not scale")
+        return count
 
     def least_ms(self, lengths: NDArray[np.int64]) -> float:
         """Engine time of texts, if all calls were full. Raises InvalidInputError for a text that is too long."""

@@ -59,6 +59,11 @@ def test_images_and_adapters_are_simulated_too(run: Run) -> None:
     assert outcomes["as stated"]["first p98 ms"] > 0
 
 
+def test_a_front_may_have_more_workers_than_a_server(run: Run) -> None:
+    status, out, _ = run(TEXTS.replace("workers = 8", "workers = 1000"), "--json")
+    assert status == 0 and json.loads(out)["as stated"]["workers"] == 1000
+
+
 def test_a_trace_takes_the_place_of_the_load(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("at_s,length,latency_ms\n0,40,1\n1,40,1000\n2,400,1000\n")
@@ -91,6 +96,8 @@ def test_the_plot_names_every_system(run: Run, tmp_path: Path) -> None:
         ("seed = 3", "seed = -3", "seed: got -3; a whole number of at least 0"),
         ("[polymorph]", "[polymorf]", "unknown parameter; did you mean polymorph?"),
         ("workers = 8", "workers = 0", "[polymorph]: workers: got 0; must be at least 1"),
+        ("workers = 8", "workers = 10001", "[polymorph]: workers: got 10001; at most 10000"),
+        ("workers = 8", "workers = 300\nmax_workers = 400", "max_workers: got '400'; left out: more than 256"),
         ("workers = 8", "workers = 'many'", "[polymorph]: workers: got 'many'; must be a whole number"),
         ("bins = [64, 512]", "bins = [512, 64]", "[polymorph]: bins: got '512,64'; whole numbers of tokens, ascending"),
         (

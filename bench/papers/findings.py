@@ -1,0 +1,53 @@
+"""What the papers say beside what is measured here: tables, and a verdict on each claim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from bench.common.output import Output, Row
+
+YES, PARTLY, NO, OTHER = "yes", "in part", "no", "not here"
+"""Verdicts on a claim. OTHER: it needs what a simulation does not have."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a paper. where: table or figure; ours: what was measured; why: the reason of a verdict."""
+
+    paper: str
+    where: str
+    claim: str
+    ours: str
+    holds: str
+    why: str = ""
+
+
+class Findings:
+    """The findings on one paper. scale: factor on the simulated time."""
+
+    def __init__(self, paper: str, output: Output, scale: float = 1.0) -> None:
+        self.scale = scale
+        self._paper, self._output = paper, output
+
+    def table(self, where: str, title: str, rows: Sequence[Row]) -> None:
+        """Print a table, and keep it."""
+        self._output.table(f"{self._paper}, {where}: {title}", rows)
+        entry = {"paper": self._paper, "where": where, "title": title, "rows": [*rows]}
+        self._output.data.setdefault("tables", []).append(entry)
+
+    def claim(self, where: str, claim: str, ours: str, holds: str, why: str = "") -> None:
+        """Print a verdict, and keep it."""
+        verdict = Claim(self._paper, where, claim, ours, holds, why)
+        self._output.say(f"{where}: {claim}\n  here: {ours}\n  reproduced: {holds}" + (f"; {why}" if why else ""))
+        self._output.data.setdefault("claims", []).append(asdict(verdict))
+
+
+def verdict(*held: bool) -> str:
+    """YES where all held, NO where none did."""
+    return YES if all(held) else PARTLY if any(held) else NO
+
+
+def lower(ours: Mapping[str, float], theirs: Mapping[str, float], name: str) -> float:
+    """By which share a figure of ours is below theirs."""
+    return 1.0 - ours[name] / theirs[name]
