@@ -229,8 +229,8 @@ def _port_here(server: str) -> int | None:
     host, _, port = server.rpartition(":")
     try:
         # Only an address of this machine can be bound to.
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.bind((host, 0))
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((host.strip("[]"), 0))
         return int(port)
     except (OSError, ValueError):
         return None

@@ -27,7 +27,7 @@ CA_FILE = "ca.pem"
 _CA_KEY_FILE = "ca.key"
 # Clocks of nodes may differ by so much.
 _SKEW = datetime.timedelta(days=1)
-_LOOPBACK = ("localhost", "127.0.0.1")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def ensure(folder: Path, node: str, hosts: Sequence[str] = (), days: float = 365) -> Tls:

@@ -23,7 +23,7 @@ from shapeshift.fleet.node import Members, Membership, Node
 from shapeshift.fleet.settings import ADDRESS, DnsSettings, RaySettings
 from shapeshift.loops import Loop
 from shapeshift.registry import FolderWatch
-from shapeshift.triton.endpoint import Endpoint, Tls
+from shapeshift.triton.endpoint import Endpoint, Tls, bracketed
 
 # In the folder of a fleet on Ray: a fleet file with [[nodes]], which `fleet up` writes.
 NODES_FILE = "nodes.toml"
@@ -109,7 +109,7 @@ class DnsMembership:
 
     def _node(self, address: str) -> Node:
         options = self._settings
-        name, host = (node_name(address), _host(address)) if options.names == ADDRESS else self._hostname(address)
+        name, host = (node_name(address), bracketed(address)) if options.names == ADDRESS else self._hostname(address)
         metrics = f"{'https' if self._tls else 'http'}://{host}:{options.metrics_port}/metrics"
         key_file = self._folder / options.key_file.replace("{node}", name) if options.key_file else None
         return Node(name, Endpoint(f"{host}:{options.grpc_port}", self._tls), metrics, key_file)
@@ -136,10 +136,6 @@ class DnsMembership:
 def node_name(address: str) -> str:
     """The name of a node without another one: its IP address with dashes, which is a DNS label."""
     return re.sub(r"[.:]", "-", ipaddress.ip_address(address).exploded)
-
-
-def _host(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
 
 
 class FileMembership:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.triton import metrics
-from shapeshift.triton.endpoint import Endpoint, Tls
+from shapeshift.triton.endpoint import Endpoint, Tls, bracketed
 
 CERTIFICATE_EXPIRY = "shapeshift_certificate_expiry_timestamp_seconds"
 _PATH = "/metrics"
@@ -44,10 +44,12 @@ class MetricsProxy(http.server.ThreadingHTTPServer):
         self._lock = threading.Lock()
         # In the order in which they came.
         self._connections: dict[socket.socket, None] = {}
+        if ":" in host:
+            self.address_family = socket.AF_INET6
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
-            address = f"{host}:{port}"
+            address = f"{bracketed(host)}:{port}"
             raise InvalidInputError("metrics", address, f"the address is not available ({error.strerror})") from None
 
     def __enter__(self) -> Self:
@@ -98,7 +100,7 @@ class MetricsProxy(http.server.ThreadingHTTPServer):
         return text + self._expiry
 
     def _expiry_line(self) -> str:
-        host, _, port = self._grpc.address.rpartition(":")
+        host, port = self._grpc.host, self._grpc.address.rpartition(":")[2]
         with contextlib.suppress(OSError, ShapeshiftError, KeyError):
             with (
                 socket.create_connection((host, int(port)), _TIMEOUT_S) as plain,

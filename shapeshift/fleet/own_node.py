@@ -18,6 +18,7 @@ from shapeshift.fleet.node import Node
 from shapeshift.serving.model_args import FLEET_FILE_VARIABLE, NODE_VARIABLE
 from shapeshift.settings import require
 from shapeshift.triton import metrics
+from shapeshift.triton.endpoint import bracketed
 from shapeshift.triton.metrics import Samples
 from shapeshift.triton.settings import ServerSettings
 
@@ -52,7 +53,7 @@ class OwnNode:
         host, port = _address(self._node.grpc.address, "grpc")
         return replace(
             base,
-            grpc_host=host,
+            grpc_host=bracketed(host),
             grpc_port=port,
             tls=self._tls,
             control_key=self._node.key_file or base.control_key,
@@ -83,7 +84,7 @@ class OwnNode:
         require(
             (parts.scheme == "https") == secured, "metrics", self._node.metrics, "https:// with [tls], else http://"
         )
-        host, port = _address(f"{parts.hostname}:{parts.port}", "metrics")
+        host, port = _address(parts.netloc, "metrics")
         require(secured or host.startswith("127."), "metrics", self._node.metrics, "other machines need [tls]")
         return host, port
 
@@ -119,11 +120,11 @@ def _find(nodes: tuple[Node, ...], name: str, file: Path) -> Node:
 
 
 def _address(address: str, field: str) -> tuple[str, int]:
-    """Host, as an IPv4 address, and port. Raises InvalidInputError for a name that nothing resolves."""
+    """Host, as an IP address (IPv6 where there is no other), and port. Raises InvalidInputError for an unknown host."""
     host, _, port = address.rpartition(":")
     try:
-        return str(socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0]), int(port)
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except (OSError, ValueError):
-        raise InvalidInputError(
-            field, address, "must be HOST:PORT, a host of this machine with an IPv4 address"
-        ) from None
+        raise InvalidInputError(field, address, "must be HOST:PORT, a host of this machine") from None
+    sockaddr = min(found, key=lambda info: info[0] != socket.AF_INET)[4]
+    return str(sockaddr[0]), int(sockaddr[1])

@@ -96,6 +96,11 @@ def tls_from_environment(environment: Mapping[str, str] = os.environ) -> Tls | N
     return Tls(*files.values())
 
 
+def bracketed(host: str) -> str:
+    """`host` as it stands before a port: an address of IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """address: HOST:PORT; tls: None for plain text. Raises InvalidInputError for what is no address."""
@@ -106,7 +111,13 @@ class Endpoint:
     def __post_init__(self) -> None:
         host, _, port = self.address.rpartition(":")
         valid = bool(host) and "/" not in host and port.isdecimal() and 0 < int(port) < 65536
-        require(valid, "grpc", self.address, "must be HOST:PORT of a gRPC interface")
+        allowed = "must be HOST:PORT of a gRPC interface, an address of IPv6 in brackets"
+        require(valid and host == bracketed(self.host), "grpc", self.address, allowed)
+
+    @property
+    def host(self) -> str:
+        """The host of the address, without brackets."""
+        return self.address.rpartition(":")[0].strip("[]")
 
     @property
     def is_local(self) -> bool:

@@ -89,7 +89,9 @@ class ServerSettings:
     @property
     def is_public(self) -> bool:
         """Whether other machines can reach the server without a certificate."""
-        return not is_loopback(self.host) or (self.tls is None and not is_loopback(self.grpc_address))
+        grpc = self.grpc_address
+        is_local = grpc == "[::1]" if grpc.startswith("[") else is_loopback(grpc)
+        return not is_loopback(self.host) or (self.tls is None and not is_local)
 
     @property
     def address(self) -> str:

@@ -26,8 +26,8 @@ from shapeshift.fleet.metrics_proxy import CERTIFICATE_EXPIRY, MetricsProxy
 from shapeshift.triton import metrics
 from shapeshift.triton.async_client import AsyncClient, ModelCall
 from shapeshift.triton.control import ModelControl
-from shapeshift.triton.embedded.free_ports import free_ports
-from shapeshift.triton.endpoint import KEY_VARIABLE, Endpoint, Tls, tls_from_environment
+from shapeshift.triton.embedded.free_ports import free_ports, why_taken
+from shapeshift.triton.endpoint import KEY_VARIABLE, Endpoint, Tls, bracketed, tls_from_environment
 from tests.fleet.fake_node import FakeNode
 
 
@@ -61,12 +61,23 @@ def page() -> Iterator[str]:
         server.shutdown()
 
 
+def pass_on(page: str, host: str, tls: Tls) -> Iterator[str]:
+    """The URL at this address at which the page is passed on; also what stands for gRPC."""
+    port = next(free_ports())
+    with MetricsProxy(host, port, page, Endpoint(f"{bracketed(host)}:{port}"), tls):
+        yield f"https://{bracketed(host)}:{port}/metrics"
+
+
 @pytest.fixture(scope="module")
 def secured(ours: Tls, page: str) -> Iterator[str]:
-    """The URL at which the page is passed on."""
-    port = next(free_ports())
-    with MetricsProxy("127.0.0.1", port, page, Endpoint(f"127.0.0.1:{port}"), ours):
-        yield f"https://127.0.0.1:{port}/metrics"
+    yield from pass_on(page, "127.0.0.1", ours)
+
+
+@pytest.fixture
+def secured_by_ipv6(ours: Tls, page: str) -> Iterator[str]:
+    if why_taken("::1", 0):
+        pytest.skip("no IPv6 here")
+    yield from pass_on(page, "::1", ours)
 
 
 def test_files_are_made_once_and_private(tmp_path: Path) -> None:
@@ -223,6 +234,13 @@ def test_the_page_says_when_the_certificate_of_the_server_ends(secured: str, our
     """The server at the address of gRPC is the page's own here: it shows the same certificate."""
     ends = x509.load_pem_x509_certificate(ours.certificate.read_bytes()).not_valid_after_utc
     assert metrics.scrape(secured, tls=ours)[CERTIFICATE_EXPIRY, frozenset()] == ends.timestamp()
+
+
+def test_a_host_of_ipv6_passes_its_page_on(secured_by_ipv6: str, ours: Tls, stranger: Tls) -> None:
+    samples = metrics.scrape(secured_by_ipv6, tls=ours)
+    assert samples["up", frozenset()] == 1.0 and (CERTIFICATE_EXPIRY, frozenset()) in samples
+    with pytest.raises(ShapeshiftError, match="CERTIFICATE_VERIFY_FAILED"):
+        metrics.scrape(secured_by_ipv6, tls=stranger)
 
 
 def test_a_page_that_is_away_is_said(ours: Tls) -> None:

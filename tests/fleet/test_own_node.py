@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shapeshift.cli.main import main
-from shapeshift.errors import InvalidInputError, NotFoundError
+from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
 from shapeshift.fleet import certificates
 from shapeshift.fleet.own_node import OwnNode
 from shapeshift.triton import metrics
@@ -43,6 +43,19 @@ def test_with_tls_http_and_metrics_stay_on_loopback(tmp_path: Path) -> None:
     assert (found.grpc_address, found.address, found.is_public) == ("10.1.2.3", "127.0.0.1", False)
     assert found.metrics_url == BASE.metrics_url
     assert found.shared_variables[CA_VARIABLE] == str(tmp_path / "tls" / "ca.pem")
+
+
+def test_a_node_of_an_ipv6_host_keeps_its_brackets(tmp_path: Path) -> None:
+    certificates.ensure(tmp_path / "tls", "a")
+    file = write(tmp_path, "[fd00::7]", "https://[fd00::7]:18003/metrics", TLS)
+    found = OwnNode(file, "a").server_settings(BASE)
+    assert (found.grpc_url, found.address, found.is_public) == ("[fd00::7]:18001", "127.0.0.1", False)
+    local = OwnNode(write(tmp_path, "[::1]"), "a").server_settings(BASE)
+    assert (local.grpc_url, local.is_public) == ("[::1]:18001", False)
+    with pytest.raises(InvalidInputError, match="grpc_host"):
+        OwnNode(write(tmp_path, "[fd00::7]"), "a").server_settings(BASE)
+    with pytest.raises(ShapeshiftError, match="an address of IPv6 in brackets"):
+        OwnNode(write(tmp_path, "fd00::7"), "a")
 
 
 def test_an_open_address_needs_tls(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def _answers(address: str) -> bool:
     """Whether a program listens at `address`, HOST:PORT; the record of a server stays when it has ended."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), _CONNECT_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except ValueError:
         raise InvalidInputError("server", address, "HOST:GRPCPORT") from None
     except OSError:

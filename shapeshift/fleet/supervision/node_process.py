@@ -191,4 +191,4 @@ def _host(name: str, fleet_file: Path) -> str:
         nodes = settings.read(fleet_file, name).nodes
     except ShapeshiftError:
         return ""
-    return next((one.grpc.address.rpartition(":")[0] for one in nodes if one.name == name), "")
+    return next((one.grpc.host for one in nodes if one.name == name), "")

@@ -13,7 +13,7 @@ from shapeshift.fleet import settings as fleet_settings
 from shapeshift.fleet.node import Node
 from shapeshift.fleet.settings import METRICS_OFFSET, FleetSettings, RaySettings
 from shapeshift.fleet.supervision.node_process import NodeCommand
-from shapeshift.triton.endpoint import Endpoint, Tls
+from shapeshift.triton.endpoint import Endpoint, Tls, bracketed
 
 # The folder of the sidecar among those of the nodes, and its name in certificates.
 SIDECAR = "sidecar"
@@ -56,8 +56,8 @@ class FleetPlan:
         """The plan with one node more, on the machine `host`. Raises as `made_files` does."""
         settings, number = self.settings, int(name.rpartition("-")[2])
         grpc, metrics = (
-            f"{host}:{settings.grpc_port + number}",
-            f"https://{host}:{settings.grpc_port + METRICS_OFFSET + number}/metrics",
+            f"{bracketed(host)}:{settings.grpc_port + number}",
+            f"https://{bracketed(host)}:{settings.grpc_port + METRICS_OFFSET + number}/metrics",
         )
         build = self.folder / settings.build
         command = NodeCommand(name, fleet_file_of(self.home, name), build, tuple(shlex.split(settings.serve)))

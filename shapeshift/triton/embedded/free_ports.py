@@ -24,11 +24,12 @@ def free_ports() -> Iterator[int]:
 
 def why_taken(host: str, port: int) -> str:
     """Why a server cannot listen on a port, such as `Address already in use`; empty where it can."""
-    with socket.socket() as probe:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
         # Servers set this option, too: connections in TIME_WAIT do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind((host.strip("[]"), port))
             probe.listen(1)
         except OSError as error:
             return error.strerror or str(error)
