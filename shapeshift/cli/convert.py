@@ -83,5 +83,7 @@ def _convert(pickle: Path, target: Path) -> list[str]:
         tensors[name] = value.clone() if is_shared else value.contiguous()
     with files.draft_of(target) as draft:
         save_file(tensors, draft, metadata={"format": "pt"})
+        files.flush(draft)
         draft.replace(target)
+    files.flush(target.parent)
     return list(tensors)
