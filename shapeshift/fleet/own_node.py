@@ -123,8 +123,8 @@ def _address(address: str, field: str) -> tuple[str, int]:
     """Host, as an IP address (IPv6 where there is no other), and port. Raises InvalidInputError for an unknown host."""
     host, _, port = address.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except (OSError, ValueError):
         raise InvalidInputError(field, address, "must be HOST:PORT, a host of this machine") from None
-    sockaddr = min(found, key=lambda info: info[0] != socket.AF_INET)[4]
+    sockaddr = min(infos, key=lambda info: info[0] != socket.AF_INET)[4]
     return str(sockaddr[0]), int(sockaddr[1])

@@ -82,9 +82,11 @@ class TextWorker:
         loaded = Gauge("engines_loaded", "Engines in use", lambda: len(self.engines.loaded))
         counters = [self._calls, self._rows, *work_metrics(engines, lambda: [self.engines])]
         self._executing = StepCounter("execute", lambda: False, longest_call_s(engines))
-        stalled = Liveness(lambda: [self._executing], self._log.error).metric
+        self.liveness = Liveness(lambda: [self._executing], self._log.error)
         events.open_ring(args.name, self._log.warning)
-        self._metrics = MetricsFlusher(pb_utils, args.name, [*counters, loaded, stalled], self._log.warning)
+        self._metrics = MetricsFlusher(
+            pb_utils, args.name, [*counters, loaded, self.liveness.metric], self._log.warning
+        )
         self._log.info(
             f"ready: bin {worker.bin or 'any'}, generation {args.generation}, {engines.provider} {engines.precision}"
         )

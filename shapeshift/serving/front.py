@@ -171,7 +171,8 @@ class Front(ABC, Generic[J]):
         self.watch = CancellationWatch(self.log.error)
         self.peers = _peers(self) if self.any_node and fleet_file() else None
         metrics = [*request_metrics.exported, *self.metrics(), *([] if self.peers is None else self.peers.metrics)]
-        metrics.append(Liveness(self._all_steps, self.log.error).metric)
+        self.liveness = Liveness(self._all_steps, self.log.error)
+        metrics.append(self.liveness.metric)
         self._flusher = MetricsFlusher(self.pb_utils, self.args.name, metrics, self.log.warning)
 
     # The way of a request.
@@ -321,11 +322,8 @@ class Front(ABC, Generic[J]):
 
     def _record(self, line: RequestLine | None, trace: Trace | None, facts: RequestLine, code: str) -> None:
         if line is not None:
-            rounded = {
-                name: round(value, 2) if isinstance(value, float) else value
-                for name, value in (line | facts).items()
-                if value not in (None, "")
-            }
+            values = {name: value for name, value in (line | facts).items() if value not in (None, "")}
+            rounded = {name: round(value, 2) if isinstance(value, float) else value for name, value in values.items()}
             self.log.info("request " + events.encode({**rounded, "outcome": code}))
         if trace is not None:
             trace.end(facts, code)
@@ -371,8 +369,11 @@ class EntryPoint:
         model_args.freeze_objects()
 
     def execute(self, requests: Sequence[InferenceRequest]) -> Returned:
-        returned: Returned = self._front.execute(requests)
-        return returned
+        return cast(Returned, self._front.execute(requests))
+
+    def is_ready(self) -> bool:
+        """Whether the model's threads go on. Triton asks from 26.03 on, when a client asks for `ready`."""
+        return not self._front.liveness.is_stalled
 
     def finalize(self) -> None:
         self._front.close()

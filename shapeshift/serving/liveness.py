@@ -101,6 +101,11 @@ class Liveness:
         self._waits: dict[StepCounter, tuple[int, float, float]] = {}
         self._stalled: dict[str, float] = {}
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether a thread was stalled at the last check. Called on any thread."""
+        return any(self._stalled.values())
+
     def stalled(self) -> dict[str, float]:
         """By thread: seconds without a step although it has work, where above its limit; else 0."""
         now = self._clock()

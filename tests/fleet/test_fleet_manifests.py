@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +203,26 @@ def test_the_file_of_ray_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[s
     allowed = [one["ports"][0] for one in policy["spec"]["ingress"] if "ports" in one]
     ranges = [(port, port + 7) for port in (own.grpc_port, own.grpc_port + METRICS_OFFSET)]
     assert [(one["port"], one["endPort"]) for one in allowed] == ranges
+
+
+def test_kustomize_takes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl here")
+    assert main(["fleet", "manifests", "kubernetes"]) == 0
+    (tmp_path / "base.yaml").write_text(capsys.readouterr().out)
+    patch = [{"op": "add", "path": "/spec/template/spec/nodeSelector", "value": {"cpu": "amx"}}]
+    kustomization = {
+        "resources": ["base.yaml"],
+        "images": [{"name": "shapeshift-triton", "newName": "registry.example/shapeshift", "newTag": "7"}],
+        "patches": [{"target": {"kind": "StatefulSet"}, "patch": yaml.safe_dump(patch)}],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    done = subprocess.run(["kubectl", "kustomize", tmp_path], capture_output=True, text=True, check=True)
+    changed = list(yaml.safe_load_all(done.stdout))
+    (nodes,) = of_kind(changed, "StatefulSet")
+    assert nodes["spec"]["template"]["spec"]["nodeSelector"] == {"cpu": "amx"}
+    images = {container["image"] for template in pods(changed) for container in template["spec"]["containers"]}
+    assert images == {"registry.example/shapeshift:7"}
 
 
 def test_what_is_watched_exists(capsys: pytest.CaptureFixture[str]) -> None:
