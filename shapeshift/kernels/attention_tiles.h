@@ -2,9 +2,12 @@
 
 #pragma once
 
+#include <limits>
+
 #include "attention_scores.h"
 
 constexpr int64_t kSeen = 64;       // keys that a tile of queries scores and mixes together
+constexpr float kHidden = -std::numeric_limits<float>::infinity();  // the score of a key that a query does not see
 constexpr int64_t kQueries = wide::kLanes == 16 ? 8 : 4;  // rows of a product that stay in registers
 constexpr int64_t kColumns = 2;                           // vectors of its columns that do
 
@@ -28,14 +31,17 @@ struct Pairs {
 };
 #endif
 
-// out [kRows, kVectors vectors] += rows [kRows, count] times columns [count, kVectors vectors], each with its stride.
-template <typename Product, int64_t kRows, int64_t kVectors>
-void add_tile(const float* rows, int64_t row_stride, const float* columns, int64_t stride, int64_t count, float* out,
-              int64_t out_stride) {
+// out [kRows, kVectors vectors] = rows [kRows, count] times columns [count, kVectors vectors], each with its stride;
+// kAdded: added to what is there.
+template <typename Product, bool kAdded, int64_t kRows, int64_t kVectors>
+void multiply_tile(const float* rows, int64_t row_stride, const float* columns, int64_t stride, int64_t count,
+                   float* out, int64_t out_stride) {
   using wide::kLanes, wide::Wide;
   Wide held[kRows][kVectors];
   for (int64_t row = 0; row < kRows; ++row) {
-    for (int64_t v = 0; v < kVectors; ++v) held[row][v] = wide::load(out + row * out_stride + v * kLanes);
+    for (int64_t v = 0; v < kVectors; ++v) {
+      held[row][v] = kAdded ? wide::load(out + row * out_stride + v * kLanes) : Wide{};
+    }
   }
   for (int64_t k = 0; k < count; ++k, columns += stride) {
     Wide own[kVectors];
@@ -50,22 +56,72 @@ void add_tile(const float* rows, int64_t row_stride, const float* columns, int64
   }
 }
 
-// out [count of rows, width] += rows [count of rows, depth] times columns [depth, width]; width a multiple of kLanes.
-// stride: of columns and of `out`.
-template <typename Product, int64_t kRows = kQueries>
-void add_product(int64_t count, const float* rows, int64_t row_stride, const float* columns, int64_t width,
-                 int64_t depth, float* out, int64_t stride) {
+// out [count of rows, width] = rows [count of rows, depth] times columns [depth, width]; width a multiple of kLanes.
+// stride: of columns and of `out`; kAdded: added to what is there.
+template <typename Product, bool kAdded, int64_t kRows = kQueries>
+void multiply(int64_t count, const float* rows, int64_t row_stride, const float* columns, int64_t width, int64_t depth,
+              float* out, int64_t stride) {
   using wide::kLanes;
   for (; count >= kRows; count -= kRows, rows += kRows * row_stride, out += kRows * stride) {
     int64_t at = 0;
     for (; at + kColumns * kLanes <= width; at += kColumns * kLanes) {
-      add_tile<Product, kRows, kColumns>(rows, row_stride, columns + at, stride, depth, out + at, stride);
+      multiply_tile<Product, kAdded, kRows, kColumns>(rows, row_stride, columns + at, stride, depth, out + at, stride);
     }
     for (; at < width; at += kLanes) {
-      add_tile<Product, kRows, 1>(rows, row_stride, columns + at, stride, depth, out + at, stride);
+      multiply_tile<Product, kAdded, kRows, 1>(rows, row_stride, columns + at, stride, depth, out + at, stride);
     }
   }
-  if constexpr (kRows > 1) add_product<Product, kRows - 1>(count, rows, row_stride, columns, width, depth, out, stride);
+  if constexpr (kRows > 1) {
+    multiply<Product, kAdded, kRows - 1>(count, rows, row_stride, columns, width, depth, out, stride);
+  }
+}
+
+// Makes weights of scores [kRows, count], whose rows are kSeen apart; count: a multiple of kLanes. best, total [kRows]:
+// the largest score so far, and the sum of the weights. What earlier keys gave is to be multiplied by keep [kRows].
+// Several rows at once: of one alone, each operation waits for the one before.
+template <int64_t kRows>
+void soften_tile(float* scores, int64_t count, float* best, float* total, float* keep) {
+  using wide::kLanes, wide::Wide;
+  Wide tops[kRows], sums[kRows] = {}, rises{};
+  for (int64_t row = 0; row < kRows; ++row) tops[row] = Wide{} + best[row];
+  for (int64_t k = 0; k < count; k += kLanes) {
+    for (int64_t row = 0; row < kRows; ++row) tops[row] = wide::larger(tops[row], wide::load(scores + row * kSeen + k));
+  }
+  for (int64_t row = 0; row < kRows; ++row) {
+    const float top = wide::largest(tops[row]);
+    rises[row] = best[row] - top;
+    tops[row] = Wide{} + top;
+    best[row] = top;
+  }
+  const Wide factors = wide::exponential(rises);
+  for (int64_t k = 0; k < count; k += kLanes) {
+    for (int64_t row = 0; row < kRows; ++row) {
+      const Wide below = wide::load(scores + row * kSeen + k) - tops[row];
+      const Wide weights = below < -87.0f ? Wide{} : wide::exponential(below);
+      wide::store(weights, scores + row * kSeen + k);
+      sums[row] += weights;
+    }
+  }
+  for (int64_t row = 0; row < kRows; ++row) {
+    keep[row] = factors[row];
+    total[row] = total[row] * keep[row] + wide::sum(sums[row]);
+  }
+}
+
+// As `soften_tile`, for `rows` rows; it multiplies what earlier keys gave, sums [rows, dim].
+template <int64_t kRows = 4>
+void soften_rows(int64_t rows, float* scores, int64_t count, float* best, float* total, float* sums, int64_t dim) {
+  for (; rows >= kRows; rows -= kRows, scores += kRows * kSeen, best += kRows, total += kRows, sums += kRows * dim) {
+    float keep[kRows];
+    soften_tile<kRows>(scores, count, best, total, keep);
+    for (int64_t row = 0; row < kRows; ++row) {
+      if (keep[row] == 1.0f) continue;
+      for (int64_t d = 0; d < dim; d += wide::kLanes) {
+        wide::store(wide::load(sums + row * dim + d) * keep[row], sums + row * dim + d);
+      }
+    }
+  }
+  if constexpr (kRows > 1) soften_rows<kRows - 1>(rows, scores, count, best, total, sums, dim);
 }
 
 // Writes `count` rows of `dim` elements as columns of target [dim, kSeen], which start on a multiple of kLanes; zeros
@@ -129,7 +185,11 @@ struct Paired {
 
   static void lay_row(float* numbers, int64_t count) {
     auto* target = reinterpret_cast<BFloat*>(numbers);
-    for (int64_t i = 0; i < count; i += wide::kLanes) wide::store(wide::load(numbers + i), target + i);
+    for (int64_t i = 0; i < count; i += 2 * wide::kLanes) {
+      const auto near = reinterpret_cast<__m512>(wide::load(numbers + i));
+      const auto far = reinterpret_cast<__m512>(wide::load(numbers + i + wide::kLanes));
+      _mm512_storeu_si512(target + i, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(far, near)));
+    }
   }
 
  private:

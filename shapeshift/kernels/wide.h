@@ -101,8 +101,40 @@ Wide turned(const Wide& values) {
   return __builtin_shuffle(values, from);
 }
 
-// The larger of each lane's two; the first one where one of them is not a number.
-inline Wide larger(const Wide& a, const Wide& b) { return a < b ? b : a; }
+// The larger of each lane's two; the second one where one of them is not a number. From operators the compiler would
+// make a comparison and a choice.
+inline Wide larger(const Wide& a, const Wide& b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Wide>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Wide>(_mm256_max_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// The smaller of each lane's two; the second one where one of them is not a number.
+inline Wide smaller(const Wide& a, const Wide& b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Wide>(_mm512_min_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Wide>(_mm256_min_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
+#else
+  return a < b ? a : b;
+#endif
+}
+
+// The largest whole numbers that are not larger.
+inline Wide floor(const Wide& values) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Wide>(_mm512_floor_ps(reinterpret_cast<__m512>(values)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Wide>(_mm256_floor_ps(reinterpret_cast<__m256>(values)));
+#else
+  const Wide near = numbers(__builtin_convertvector(values, Ints));
+  return near > values ? near - 1.0f : near;
+#endif
+}
 
 inline float largest(Wide values) {
   if constexpr (kLanes > 8) values = larger(values, turned<8>(values));
@@ -120,10 +152,8 @@ inline float sum(Wide values) {
 
 // As the function of one number.
 inline Wide exponential(const Wide& given) {
-  const Wide most = Wide{} + 88.0f, least = Wide{} - 87.0f;
-  const Wide x = given < least ? least : given > most ? most : given;
-  const Wide shifted = x * 1.44269504f + 0.5f, near = numbers(__builtin_convertvector(shifted, Ints));
-  const Wide turns = near > shifted ? near - 1.0f : near;
+  const Wide x = smaller(Wide{} + 88.0f, larger(Wide{} - 87.0f, given));
+  const Wide turns = floor(x * 1.44269504f + 0.5f);
   const Wide rest = (x - turns * 0.693359375f) + turns * 2.12194440e-4f;
   Wide sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
   sum = sum * rest + 8.3334519073e-3f;
@@ -131,8 +161,12 @@ inline Wide exponential(const Wide& given) {
   sum = sum * rest + 1.6666665459e-1f;
   sum = sum * rest + 5.0000001201e-1f;
   sum = sum * rest * rest + rest + 1.0f;
+#ifdef __AVX512F__
+  return reinterpret_cast<Wide>(_mm512_scalef_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512>(turns)));
+#else
   const Wide power = reinterpret_cast<Wide>((__builtin_convertvector(turns, Ints) + 127) << 23);
-  return given == given ? sum * power : given;
+  return sum * power;
+#endif
 }
 
 inline float total(const Wide& values) {

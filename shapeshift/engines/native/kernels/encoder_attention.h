@@ -9,7 +9,6 @@
 #include "encoder_rows.h"
 
 constexpr int64_t kQueryTokens = 128;  // of a piece of work
-constexpr float kHidden = -std::numeric_limits<float>::max();
 
 // The attention of a layer. Rows of qkv hold `heads` queries, then kv_heads keys and as many values, of `dim` elements.
 //
@@ -121,7 +120,7 @@ void attend_piece(const AttentionParts& parts, const Piece& piece, int64_t head,
     prepare_head(parts, parts.query_norm, text + (piece.from + i) * width + head * dim, places[piece.from + i],
                  parts.scale, padded, query);
     Form::lay_row(query, padded);
-    memory.best[i] = kHidden, memory.total[i] = 0.0f;
+    memory.best[i] = std::numeric_limits<float>::lowest(), memory.total[i] = 0.0f;
   }
   std::fill(memory.sums, memory.sums + tokens * padded, 0.0f);
   auto* rows = reinterpret_cast<Element*>(memory.rows);
@@ -145,34 +144,24 @@ void attend_piece(const AttentionParts& parts, const Piece& piece, int64_t head,
       }
     }
     Form::lay_values(rows, seen, padded, memory.values);
-    std::fill(memory.scores, memory.scores + tokens * kSeen, 0.0f);
-    add_product<Product>(tokens, memory.queries, padded, memory.keys, columns, padded / kNumbers, memory.scores, kSeen);
+    multiply<Product, false>(tokens, memory.queries, padded, memory.keys, columns, padded / kNumbers, memory.scores,
+                             kSeen);
     for (int64_t i = 0; i < tokens; ++i) {
       const int64_t token = piece.from + i;
       const int64_t first = std::clamp<int64_t>(token - parts.reach - from, 0, seen);
-      const int64_t last = std::clamp<int64_t>(token + (parts.causal ? 0 : parts.reach) + 1 - from, 0, seen);
+      const int64_t last = std::clamp<int64_t>(token + (parts.causal ? 0 : parts.reach) + 1 - from, first, seen);
       float* scores = memory.scores + i * kSeen;
-      if (first >= last) {
-        std::fill(scores, scores + columns, 0.0f);
-        continue;
-      }
       if (parts.bias != nullptr) {
         const float* bias = parts.bias + head * (2 * parts.far + 1) + parts.far + from - token;
 #pragma omp simd
         for (int64_t k = first; k < last; ++k) scores[k] += bias[k];
       }
-      float keep;
       std::fill(scores, scores + first, kHidden), std::fill(scores + last, scores + columns, kHidden);
-      const float sum = soften(scores, columns, memory.best[i], keep);
-      std::fill(scores, scores + first, 0.0f), std::fill(scores + last, scores + columns, 0.0f);
-      Form::lay_row(scores, columns);
-      memory.total[i] = memory.total[i] * keep + sum;
-      if (keep == 1.0f || from == begin) continue;
-#pragma omp simd
-      for (int64_t d = 0; d < padded; ++d) memory.sums[i * padded + d] *= keep;
     }
-    add_product<Product>(tokens, memory.scores, kSeen, memory.values, padded, (seen + kNumbers - 1) / kNumbers,
-                         memory.sums, padded);
+    soften_rows(tokens, memory.scores, columns, memory.best, memory.total, memory.sums, padded);
+    for (int64_t i = 0; i < tokens; ++i) Form::lay_row(memory.scores + i * kSeen, columns);
+    multiply<Product, true>(tokens, memory.scores, kSeen, memory.values, padded, (seen + kNumbers - 1) / kNumbers,
+                            memory.sums, padded);
   }
   for (int64_t i = 0; i < tokens; ++i) {
     T* target = out + ((piece.first + piece.from + i) * parts.heads + head) * dim;

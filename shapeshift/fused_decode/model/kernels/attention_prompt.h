@@ -26,31 +26,26 @@ void attend_tiles(const Layer<T, C>& layer, const Task& task, Scratch& scratch) 
       Form::turn_keys(layer.keys + part.place, part.count, dim, scratch.keys + at);
       Form::lay_values(layer.values + part.place, part.count, dim, scratch.values + at / kNumbers * dim);
     }
-    std::fill(scratch.scores, scratch.scores + rows * kSeen, 0.0f);
-    add_product<Product>(rows, scratch.queries, dim, scratch.keys, kSeen, dim / kNumbers, scratch.scores,
-                         kSeen);
+    multiply<Product, false>(rows, scratch.queries, dim, scratch.keys, kSeen, dim / kNumbers, scratch.scores, kSeen);
+    const bool hiding = to > task.position + 1 || task.position + task.count - reach > from || to - from < kSeen;
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t position = task.position + row / group;
-      const int64_t first = std::max(from, position + 1 - reach) - from, last = std::min(to, position + 1) - from;
       float* scores = scratch.scores + row * kSeen;
-      if (first >= last) {
-        std::fill(scores, scores + kSeen, 0.0f);
-        continue;
-      }
-      parts.scale(layer.key_scales, from + first, from + last, scores + first);
-      if (layer.cap > 0.0f) flatten(scores + first, last - first, layer.cap);
-      float keep;
-      const float sum = soften(scores + first, last - first, scratch.best[row], keep);
-      parts.scale(layer.value_scales, from + first, from + last, scores + first);
-      std::fill(scores, scores + first, 0.0f), std::fill(scores + last, scores + kSeen, 0.0f);
+      parts.scale(layer.key_scales, from, to, scores);
+      if (layer.cap > 0.0f) flatten(scores, to - from, layer.cap);
+      if (!hiding) continue;
+      const int64_t first = std::clamp(position + 1 - reach - from, int64_t{0}, kSeen);
+      const int64_t last = std::clamp(std::min(to, position + 1) - from, first, kSeen);
+      std::fill(scores, scores + first, kHidden), std::fill(scores + last, scores + kSeen, kHidden);
+    }
+    soften_rows(rows, scratch.scores, kSeen, scratch.best, scratch.total, scratch.sums, dim);
+    for (int64_t row = 0; row < rows; ++row) {
+      float* scores = scratch.scores + row * kSeen;
+      parts.scale(layer.value_scales, from, to, scores);
       Form::lay_row(scores, kSeen);
-      scratch.total[row] = scratch.total[row] * keep + sum;
-      if (keep == 1.0f) continue;
-#pragma omp simd
-      for (int64_t d = 0; d < dim; ++d) scratch.sums[row * dim + d] *= keep;
     }
     const int64_t depth = (to - from + kNumbers - 1) / kNumbers;
-    add_product<Product>(rows, scratch.scores, kSeen, scratch.values, dim, depth, scratch.sums, dim);
+    multiply<Product, true>(rows, scratch.scores, kSeen, scratch.values, dim, depth, scratch.sums, dim);
   }
   finish_rows(layer, task, scratch);
 }
