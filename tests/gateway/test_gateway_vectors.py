@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from huggingface_hub import InferenceClient
 
+from tests.gateway.conftest import StartGateway
 from tests.gateway.fake_triton import FakeTriton
+from tests.waiting import wait_for
 
 COMMON = {"max_tokens": 64, "max_batch_size": 2}
 VECTORS = ["EMBEDDING", "SPARSE_INDICES", "SPARSE_VALUES", "TOKEN_EMBEDDING", "NUM_TOKENS"]
@@ -202,7 +204,7 @@ def test_scores_that_cannot_be_are_refused(url: str) -> None:
     assert refused(url, "/v1/rerank", model="ner", query="a", documents=["b"])[0] == "model"
 
 
-def test_entities_by_the_hubs_own_client(url: str, triton: FakeTriton) -> None:
+def test_entities_by_the_hubs_own_client(url: str, triton: FakeTriton, start_gateway: StartGateway) -> None:
     assert sent(url, "/predict", model="ner", inputs=["ab", "abc"], aggregation_strategy="max") == [
         [{"end": 2}],
         [{"end": 3}],
@@ -210,11 +212,13 @@ def test_entities_by_the_hubs_own_client(url: str, triton: FakeTriton) -> None:
     assert triton.calls[-1].parameters == {"aggregation_strategy": "max"}
     assert sent(url, "/predict", model="ner", inputs="abcd") == [{"end": 4}]
     assert refused(url, "/predict", model="ner", inputs="a", aggregation_strategy="most")[0] == "aggregation_strategy"
-    client = InferenceClient(model=f"{url}/predict", timeout=20)
     # The only model for this route.
-    triton.fronts = {name: front for name, front in FRONTS.items() if name != "cross"}
+    alone = FakeTriton({"ner": FRONTS["ner"]})
+    where = start_gateway(alone)
+    wait_for(lambda: httpx2.get(f"{where}/v1/models").json()["data"], pause_s=0.05)
+    client = InferenceClient(model=f"{where}/predict", timeout=20)
     entities = client.token_classification("abcd", aggregation_strategy="simple")
-    assert entities[0].end == 4 and triton.calls[-1].parameters == {"aggregation_strategy": "simple"}
+    assert entities[0].end == 4 and alone.calls[-1].parameters == {"aggregation_strategy": "simple"}
 
 
 def test_info_is_that_of_tei(url: str) -> None:
