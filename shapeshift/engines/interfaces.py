@@ -17,7 +17,8 @@ have one entry per token of the pack, [1, tokens, ...].
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,6 +54,27 @@ class Engine(Protocol):
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Compute one pack of exactly this engine's shape. The arrays are valid until the next call."""
+        ...
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """What adapters change in a pack.
+
+    terms  low-rank terms of linears, as `kernels/added.h` takes them; none: there are none
+    heads  of an output's head: which texts have it, INT64 [n] places in the pack, and its tensors in place of the
+           model's, in their order
+    """
+
+    terms: Sequence[Any] = ()
+    heads: Sequence[tuple[Ids, Sequence[Any]]] = ()
+
+
+class AdaptableEngine(Engine, Protocol):
+    """An engine whose texts may have adapters."""
+
+    def run_adapted(self, inputs: Mapping[str, Array], adapted: Adapted) -> dict[str, Array]:
+        """As `run`."""
         ...
 
 

@@ -8,11 +8,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import cast
 
 import numpy as np
 
 from shapeshift.engines.hardware import resident_mb
-from shapeshift.engines.interfaces import TOKEN_OUTPUTS, Array, Engine, Ids
+from shapeshift.engines.interfaces import TOKEN_OUTPUTS, AdaptableEngine, Adapted, Array, Engine, Ids
 from shapeshift.engines.manifest import EngineEntry, Manifest
 from shapeshift.errors import EngineError
 from shapeshift.serving import events
@@ -76,13 +77,16 @@ class EngineSet:
         self.calls.clear()
         self.call_s.clear()
 
-    def run(self, texts: Sequence[Ids]) -> dict[str, Array]:
-        """The outputs of one pack, each [len(texts), ...]; see `unpack`."""
+    def run(self, texts: Sequence[Ids], adapted: Adapted | None = None) -> dict[str, Array]:
+        """The outputs of one pack, each [len(texts), ...]; see `unpack`. adapted: of engines that have adapters."""
         tokens = sum(map(len, texts))
         engine = self.choose(tokens, len(texts))
         began = time.perf_counter()
         inputs = pack(texts, engine.tokens or tokens, engine.rows or len(texts), *self._counted_from)
-        outputs = unpack(engine.run(inputs), texts)
+        if adapted is None:
+            outputs = unpack(engine.run(inputs), texts)
+        else:
+            outputs = unpack(cast(AdaptableEngine, engine).run_adapted(inputs, adapted), texts)
         took_s = time.perf_counter() - began
         self.calls[engine.tokens] += 1
         self.call_s[engine.tokens] += took_s

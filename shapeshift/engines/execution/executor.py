@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from shapeshift.engines.execution import engine_set
 from shapeshift.engines.execution.engine_set import BackgroundLoader, EngineSet, first_and_rest
 from shapeshift.engines.execution.request import BoundedQueue, Row, TextRequest, trace_call
 from shapeshift.engines.hardware import cores
-from shapeshift.engines.interfaces import PROVIDERS
+from shapeshift.engines.interfaces import PROVIDERS, Adapted
 from shapeshift.engines.manifest import EngineEntry, Manifest
 from shapeshift.engines.policy.packs import MeasuredFactor, row_costs, rows_to_take
 from shapeshift.errors import EngineError
@@ -104,7 +104,7 @@ class EngineThread:
         self.busy_ms = self._executor.pack_ms(sum(row.tokens for row in rows))
         began, before = time.monotonic(), time.perf_counter()
         try:
-            outputs = self.engines.run([row.ids for row in rows])
+            outputs = self.engines.run([row.ids for row in rows], self._executor.adapted(rows))
         except Exception as error:  # noqa: BLE001  a failing engine fails its rows, not the thread
             for row in rows:
                 row.request.fail(EngineError(f"the engine failed: {error}"))
@@ -132,7 +132,10 @@ class EngineExecutor:
         settings: ExecutorSettings,
         log: Log,
         device: int | None = None,
+        adapted: Callable[[Sequence[Row]], Adapted | None] = lambda rows: None,
     ) -> None:
+        """adapted: what the adapters of a pack's requests change, of engines that are `AdaptableEngine`."""
+        self.adapted = adapted
         self.lengths_seen = [0] * (manifest.max_tokens + 1)
         pack_tokens = settings.pack_tokens or engine_set.efficient_tokens(manifest)
         self._pack_tokens = min(pack_tokens, manifest.pack_tokens)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -73,6 +74,8 @@ class TextRequest:
         self.error: Exception | None = None
         self.latency_ms = latency_ms
         self.trace: Trace | None = None
+        # Of all its rows: see `EngineExecutor.adapted`.
+        self.adapter: Any = None
         # When it was taken: how long its answer would take.
         self.predicted_ms: float | None = None
         self._deadline = None if latency_ms is None else self.arrived + latency_ms / 1e3

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 
-from shapeshift.engines.interfaces import Array
+from shapeshift.engines.interfaces import TOKEN_OUTPUTS, Adapted, Array
 from shapeshift.errors import EngineError
 from shapeshift.kernels import kernel_build
 
@@ -20,6 +21,7 @@ KERNELS = Path(__file__).with_name("kernels")
 WEIGHTS, ROWS = "encoder.safetensors", "rows.pt"
 _NAMESPACE, _LIBRARY = "shapeshift_encode", "encode"
 _CLASSES = {"f32": "Encoder", "bf16": "EncoderBFloat16"}
+_PLAIN = Adapted()
 _lock = threading.Lock()
 
 
@@ -41,16 +43,29 @@ def load(engines: Path) -> Any:
     return operators
 
 
+def description(folder: Path) -> dict[str, Any]:
+    """What `export` says of the weights in a folder of engines."""
+    with safe_open(folder / WEIGHTS, framework="pt") as opened:
+        return dict(json.loads(opened.metadata()["description"]))
+
+
+def head(folder: Path, described: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors of the head, in order; none where the outputs have no head. described: see `description`."""
+    with safe_open(folder / WEIGHTS, framework="pt") as opened:
+        return [opened.get_tensor(name) for name in described["head"]]
+
+
 class EncoderFile:
     """The weights of an encoder and their description, as `export` writes them. All engines of a process share them."""
 
     def __init__(self, folder: Path, precision: str) -> None:
         operators = load(folder)
+        content = description(folder)
         with safe_open(folder / WEIGHTS, framework="pt") as opened:
-            content = json.loads(opened.metadata()["description"])
             self._tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         self._encoder, self._layers, self.outputs = content["encoder"], content["layers"], content["outputs"]
         self.pooling = content["pooling"]
+        self.head = [self._tensors[name] for name in content["head"]]
         self._class = getattr(getattr(torch.classes, _NAMESPACE), _CLASSES[precision])
         self._rows = folder / ROWS
         if content["panel"] != operators.panel():
@@ -83,10 +98,14 @@ class NativeEngine:
     def __init__(self, file: EncoderFile, threads: int, tokens: int | None, rows: int | None) -> None:
         self.tokens, self.rows = tokens, rows
         self._encoder, self._outputs_of = file.open()
-        self._names, self._pooling = file.outputs, file.pooling
+        self._names, self._pooling, self._head = file.outputs, file.pooling, file.head
         self._threads = threads
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return self.run_adapted(inputs, _PLAIN)
+
+    def run_adapted(self, inputs: Mapping[str, Array], adapted: Adapted) -> dict[str, Array]:
+        """See `interfaces.AdaptableEngine`."""
         if self._threads:
             # torch's setting is that of the calling thread, which for engines is not the one that loads them.
             torch.set_num_threads(self._threads)
@@ -94,12 +113,27 @@ class NativeEngine:
         tokens = [torch.from_numpy(inputs[name]) for name in ("INPUT_IDS", "SEGMENTS", "POSITIONS")]
         if self._pooling is not None:
             count, pooling = len(inputs["ROWS"]), self._pooling
-            vectors: Array = self._encoder.pool(*tokens, count, pooling["modes"], pooling["normalize"]).numpy()
+            options = (adapted.terms, count, pooling["modes"], pooling["normalize"])
+            vectors: Array = self._encoder.pool(*tokens, *options).numpy()
             return {"EMBEDDING": vectors}
         rows = torch.from_numpy(inputs["ROWS"])
         with torch.inference_mode():
-            hidden = self._encoder.forward(*tokens)
-            outputs = self._outputs_of(hidden[None], *tokens, rows)
-        if isinstance(outputs, torch.Tensor):
-            outputs = (outputs,)
+            hidden = self._encoder.forward(*tokens, adapted.terms)[None]
+            values = self._outputs(hidden, tokens, rows, self._head)
+            for places, head in adapted.heads:
+                its_rows = rows[torch.from_numpy(places)]
+                of_head = self._outputs(hidden, tokens, its_rows, head)
+                for name in self._names:
+                    if name in TOKEN_OUTPUTS:
+                        at = np.isin(inputs["SEGMENTS"], its_rows.numpy())
+                        values[name][at] = of_head[name][at]
+                    else:
+                        values[name][places] = of_head[name]
+        return values
+
+    def _outputs(
+        self, hidden: torch.Tensor, tokens: Sequence[torch.Tensor], rows: torch.Tensor, head: Sequence[torch.Tensor]
+    ) -> dict[str, Array]:
+        outputs = self._outputs_of(hidden, *tokens, rows, *head)
+        outputs = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
         return {name: values.numpy() for name, values in zip(self._names, outputs, strict=True)}

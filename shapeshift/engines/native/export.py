@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import Mapping
@@ -46,16 +47,16 @@ def write(module: Any, example: Mapping[str, Array], folder: Path, precision: st
         raise UnsupportedError(f"provider native does not compute a {module.family.name}; it does {', '.join(LAYOUTS)}")
     with torch.inference_mode():
         pooling = _pooling(module)
-        _Writer(module, layout, _TYPES[precision], encoder.load(folder)).save(folder, pooling)
+        _Writer(module, layout, _TYPES[precision], encoder.load(folder)).save(folder, pooling, module.row_outputs)
         if pooling is not None:
             return [encoder.WEIGHTS]
         ids, segments, positions, rows = (torch.from_numpy(example[name]) for name in module.input_axes)
         hidden = torch.zeros(1, ids.shape[1], module.model.config.hidden_size)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            traced = torch.jit.trace(  # type: ignore[no-untyped-call]
-                module.row_outputs, (hidden, ids, segments, positions, rows), check_trace=False
-            )
+            outputs = _WithHead(module.row_outputs)
+            example_inputs = (hidden, ids, segments, positions, rows, *outputs.head)
+            traced = torch.jit.trace(outputs, example_inputs, check_trace=False)  # type: ignore[no-untyped-call]
         torch.jit.save(traced, str(folder / encoder.ROWS))
     return [encoder.WEIGHTS, encoder.ROWS]
 
@@ -66,6 +67,41 @@ def _pooling(module: Any) -> dict[str, Any] | None:
     if module.output_names != ("EMBEDDING",) or len(embedding.dense):
         return None
     return {"modes": [POOLINGS.index(mode) for mode in embedding.pooling], "normalize": embedding.normalize}
+
+
+class _WithHead(nn.Module):
+    """The outputs of rows, whose head's parameters, `head`, are inputs behind the others."""
+
+    def __init__(self, rows: Any) -> None:
+        super().__init__()
+        self._rows = copy.deepcopy(rows)
+        self.head = []
+        self._places: list[tuple[nn.Module, str]] = []
+        for name, parameter in rows.named_parameters():
+            if _is_of_head(name):
+                path, _, leaf = name.rpartition(".")
+                owner = self._rows.get_submodule(path)
+                # What stays a parameter is a constant of the traced module.
+                delattr(owner, leaf)
+                self.head.append(parameter)
+                self._places.append((owner, leaf))
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        ids: torch.Tensor,
+        segments: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        *head: torch.Tensor,
+    ) -> Any:
+        for (owner, leaf), tensor in zip(self._places, head, strict=True):
+            setattr(owner, leaf, tensor)
+        return self._rows(hidden, ids, segments, positions, rows)
+
+
+def _is_of_head(name: str) -> bool:
+    return name.startswith("head.")
 
 
 class _Writer:
@@ -80,16 +116,46 @@ class _Writer:
         self._encoder = self._embeddings(module.type_stride)
         self._layers = self._all_layers()
 
-    def save(self, folder: Path, pooling: dict[str, Any] | None) -> None:
+    def save(self, folder: Path, pooling: dict[str, Any] | None, rows: Any) -> None:
+        """rows: see `RowOutputs`."""
         description = {
             "pooling": pooling,
             "panel": self._operators.panel(),
+            "adaptable": self._adaptable(rows),
+            "head": [
+                self._add(_Part(), "head.", name, one) for name, one in rows.named_parameters() if _is_of_head(name)
+            ],
             "sizes": self._sizes,
             "outputs": self._outputs,
             "encoder": vars(self._encoder),
             "layers": [vars(layer) for layer in self._layers],
         }
         save_file(self._tensors, folder / encoder.WEIGHTS, {"description": json.dumps(description)})
+
+    def _adaptable(self, rows: Any) -> dict[str, Any] | None:
+        """What adapters may change, see `adapter_cache.lora.batch.Adaptable`; None: nothing."""
+        layout = self._layout
+        if layout.shares_layers:
+            return None
+        layer = self._model.get_submodule(layout.layers)[0]
+        targets: list[dict[str, Any]] = []
+        for linear, names in enumerate((layout.qkv, (layout.output,), layout.up, (layout.down,))):
+            first = 0
+            for part, name in enumerate(names):
+                outputs, inputs = layer.get_submodule(name).weight.shape
+                shape = {"inputs": inputs, "first": first, "outputs": outputs}
+                targets.append({"name": name, "linear": linear, "part": part, **shape})
+                first += outputs
+        prefix = self._model.base_model_prefix
+        shapes = [list(parameter.shape) for parameter in rows.head.parameters()] if rows.head_names else []
+        return {
+            "layers": len(self._layers),
+            "paths": [layout.layers, f"{prefix}.{layout.layers}"],
+            "targets": targets,
+            # Only a head reads what it makes.
+            "unused": [] if rows.head_names else ["pooler", f"{prefix}.pooler"],
+            "head": dict(zip(rows.head_names, shapes, strict=True)),
+        }
 
     def _count_positions(self) -> int:
         if self._layout.positions:

@@ -35,7 +35,8 @@ class RowOutputs(nn.Module):
     """The outputs `output_names` of the token vectors of a pack, in that order.
 
     embedding, tokens: what makes vectors of them; head: of LOGITS, TOKEN_LOGITS or TERM_WEIGHTS, if one of them is
-    wanted; padding: the id that pads texts, None: there is none; type_stride: see `PackedEncoder`.
+    wanted; head_names: of its parameters in the checkpoint, none where they are of another file; padding: the id that
+    pads texts, None: there is none; type_stride: see `PackedEncoder`.
     """
 
     def __init__(
@@ -46,9 +47,11 @@ class RowOutputs(nn.Module):
         head: nn.Module | None,
         padding: int | None,
         type_stride: int,
+        head_names: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.output_names = tuple(output_names)
+        self.head_names = tuple(head_names)
         self.embedding = embedding
         self.tokens = tokens
         self.head = head
@@ -128,7 +131,7 @@ class PackedEncoder(nn.Module):
 
     model: a transformers model without a task's head; embedding, tokens: what makes vectors of its output; head: of
     LOGITS, TOKEN_LOGITS or TERM_WEIGHTS, if one of them is wanted; type_stride: the number added to the ids of a pair's
-    second text, 0 if the model has no token types.
+    second text, 0 if the model has no token types; head_names: see `RowOutputs`.
     The argument names of `forward` are the input names in lower case; exporters rely on this.
     """
 
@@ -143,6 +146,7 @@ class PackedEncoder(nn.Module):
         output_names: Sequence[str] = ("EMBEDDING",),
         head: nn.Module | None = None,
         type_stride: int = 0,
+        head_names: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.model = model
@@ -153,7 +157,8 @@ class PackedEncoder(nn.Module):
         # A decoder's keys and values are of no further use.
         config: Any = model.config
         config.use_cache = False
-        self.row_outputs = RowOutputs(output_names, embedding, tokens, head, config.pad_token_id, type_stride)
+        padding = config.pad_token_id
+        self.row_outputs = RowOutputs(output_names, embedding, tokens, head, padding, type_stride, head_names)
 
     def cast(self, dtype: torch.dtype) -> PackedEncoder:
         """Compute the model in `dtype`, in place; what follows it, pooling and heads, stays in f32."""

@@ -125,7 +125,10 @@ class ReferenceModel:
             head = answer_head(self._model, self._answers) if self._answers else _HEADS[self._task](self._model)
         vectors = SentenceHead(self._modules), self._tokens
         base = self._model.base_model
-        return PackedEncoder(base, self.family, *vectors, self.outputs, head, self.type_stride).eval()
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        of_head = [] if head is None else [names.get(id(parameter), "") for parameter in head.parameters()]
+        head_names = of_head if all(of_head) else []
+        return PackedEncoder(base, self.family, *vectors, self.outputs, head, self.type_stride, head_names).eval()
 
     def compute(self, ids: Ids) -> dict[str, Array]:
         """The outputs of one text, with the axes of `interfaces.OUTPUT_AXES`."""

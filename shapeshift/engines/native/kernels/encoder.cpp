@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "added.h"
 #include "encoder_attention.h"
 #include "packed.h"
-#include "team.h"
 
 namespace {
 
@@ -22,7 +22,7 @@ using at::Tensor;
 using Tensors = c10::Dict<std::string, Tensor>;
 using Numbers = c10::Dict<std::string, double>;
 
-constexpr int64_t kShares = 8;  // most calls of the team in a layer, or outside the layers
+constexpr int64_t kShares = 12;  // most calls of the team in a layer, or outside the layers
 
 // What a description names. It holds the tensors, which are read in place.
 class Described {
@@ -151,8 +151,8 @@ class Encoder : public torch::CustomClassHolder {
   }
 
   // The vectors FLOAT [tokens, hidden] of a pack (`interfaces`), whose texts lie one after another; zeros where no text
-  // is. Valid until the next call.
-  Tensor forward(const Tensor& ids, const Tensor& segments, const Tensor& positions) {
+  // is. terms: of adapters, see `Added::fit`. Valid until the next call.
+  Tensor forward(const Tensor& ids, const Tensor& segments, const Tensor& positions, const std::vector<Tensor>& terms) {
     TORCH_CHECK(!layers_.empty(), "layers: at least one");
     check_like(ids, at::kLong, "ids"), check_like(segments, at::kLong, "segments");
     check_like(positions, at::kLong, "positions");
@@ -163,16 +163,17 @@ class Encoder : public torch::CustomClassHolder {
     check_below(id, rows, kinds_ * vocabulary_, "ids"), check_below(at, rows, positions_, "positions");
     for (const auto& text : texts_) TORCH_CHECK(text.second <= positions_, "segments: at most ", positions_, " alike");
     const Buffers buffers = fit(tokens, rows);
+    fit_terms(terms, rows);
     const auto shares = kShares * static_cast<int64_t>(layers_.size() + 1);
     Team::gather(shares, [&](const Team& team) { pass(team, buffers, id, at, rows); });
     return state_.narrow(0, 0, tokens);
   }
 
   // The vectors FLOAT [count, hidden x poolings] of the texts of a pack; zeros where there is no text.
-  Tensor pool(const Tensor& ids, const Tensor& segments, const Tensor& positions, int64_t count,
-              const std::vector<int64_t>& poolings, bool normalised) {
+  Tensor pool(const Tensor& ids, const Tensor& segments, const Tensor& positions, const std::vector<Tensor>& terms,
+              int64_t count, const std::vector<int64_t>& poolings, bool normalised) {
     for (const int64_t pooling : poolings) TORCH_CHECK(0 <= pooling && pooling <= 5, "poolings: must be 0 to 5");
-    forward(ids, segments, positions);
+    forward(ids, segments, positions, terms);
     TORCH_CHECK(count >= static_cast<int64_t>(texts_.size()), "count: fewer than texts");
     const int64_t width = hidden_ * static_cast<int64_t>(poolings.size());
     Tensor vectors = at::zeros({count, width}, at::kFloat);
@@ -232,25 +233,39 @@ class Encoder : public torch::CustomClassHolder {
     return buffers;
   }
 
+  void fit_terms(const std::vector<Tensor>& terms, int64_t rows) {
+    const EncoderLayer<T>& first = layers_.front();
+    for (const EncoderLayer<T>& layer : layers_) {
+      const bool alike = layer.qkv.outputs == first.qkv.outputs && layer.output.inputs == first.output.inputs &&
+                         layer.up.outputs == first.up.outputs && layer.down.inputs == first.down.inputs;
+      TORCH_CHECK(alike || terms.empty(), "terms: layers must be alike");
+    }
+    added_.fit(terms, {&first.qkv, &first.output, &first.up, &first.down}, static_cast<int64_t>(layers_.size()), rows,
+               rows);
+  }
+
   void pass(const Team& team, const Buffers& buffers, const int64_t* ids, const int64_t* positions, int64_t rows) {
     embed(team, buffers, ids, positions, rows);
     for (size_t i = 0; i < layers_.size(); ++i) {
       const EncoderLayer<T>& layer = layers_[i];
-      multiply(layer.qkv, buffers.normed, rows, buffers.qkv, team);
+      const auto apply = [&](Place place, const Panels<T>& linear, const T* from, T* out) {
+        added_.multiply(team, static_cast<int64_t>(i), place, linear, from, from, rows, out);
+      };
+      apply(kQkv, layer.qkv, buffers.normed, buffers.qkv);
       const int64_t heads = layer.parts.heads, pieces = static_cast<int64_t>(pieces_.size());
       team(pieces * heads, [&](int64_t task) {
         static thread_local AttentionMemory memory;
         attend_piece(layer.parts, pieces_[task / heads], task % heads, buffers.qkv, positions, buffers.mixed, memory);
       });
-      multiply(layer.output, buffers.mixed, rows, buffers.delta, team);
+      apply(kOutput, layer.output, buffers.mixed, buffers.delta);
       finish(team, buffers, layer.attention, layer.mlp.pre, rows);
-      multiply(layer.up, buffers.normed, rows, buffers.inner, team);
+      apply(kGateUp, layer.up, buffers.normed, buffers.inner);
       const int64_t width = layer.up.outputs, inner = layer.down.inputs;
       T* active = layer.gated ? buffers.active : buffers.inner;
       team(rows, [&](int64_t row) {
         activate_row(layer.activation, layer.gated, buffers.inner + row * width, inner, active + row * inner);
       });
-      multiply(layer.down, active, rows, buffers.delta, team);
+      apply(kDown, layer.down, active, buffers.delta);
       finish(team, buffers, layer.mlp, i + 1 < layers_.size() ? layers_[i + 1].attention.pre : Norm{}, rows);
     }
     if (last_) {
@@ -328,6 +343,7 @@ class Encoder : public torch::CustomClassHolder {
   Panels<T> project_{};
   Norm norm_, last_;
   std::vector<EncoderLayer<T>> layers_;
+  Added<T, T> added_;
   std::vector<Piece> pieces_;
   std::vector<std::pair<int64_t, int64_t>> texts_;  // first row, and tokens
   std::vector<T> memory_;
