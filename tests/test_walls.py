@@ -14,7 +14,7 @@ from tests.sources import closure, imports, source_of
 PROJECT = Path(__file__).resolve().parents[1]
 
 TECHNIQUES = ("polymorph", "token_adapt", "fused_decode", "adapter_cache", "cascade")
-MAY_BUILD_ON = {("adapter_cache", "fused_decode")}
+MAY_BUILD_ON = {("adapter_cache", "fused_decode"), ("adapter_cache", "polymorph")}
 
 GATEWAY_MAY_IMPORT = {"gateway", "serving", "triton", "errors", "loops", "settings"}
 

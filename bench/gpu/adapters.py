@@ -18,7 +18,7 @@ from bench.gpu.part import Part, Row, ratio
 from bench.gpu.random_models import Shape, decoder, reference_decoder
 from bench.peers.peft_steps import TARGETS, stepper, with_adapters
 from shapeshift.adapter_cache.lora import grouped_loading
-from shapeshift.adapter_cache.lora.batch import Factor, decoder_linears, lay_out, shifted, targets
+from shapeshift.adapter_cache.lora.batch import Factor, adaptable_of_decoder, lay_out, shifted, targets
 from shapeshift.adapter_cache.lora.grouped import GraphLoraHook
 from shapeshift.errors import EngineError
 from shapeshift.fused_decode.interfaces import StepBatch
@@ -101,7 +101,9 @@ def factors(architecture: Architecture, rank: int) -> list[Factor]:
 
 def adapter_hook(model: GraphedModel, count: int, device: Device, seed: int) -> GraphLoraHook:
     """`count` random adapters of RANKS in turn, for rows of `model`."""
-    laid = {rank: lay_out(decoder_linears(model.architecture), factors(model.architecture, rank)) for rank in RANKS}
+    laid = {
+        rank: lay_out(adaptable_of_decoder(model.architecture), factors(model.architecture, rank)) for rank in RANKS
+    }
     ranks = list(islice(cycle(RANKS), count))
     places, start = [], 0
     for rank in ranks:

@@ -20,7 +20,7 @@ from bench.gpu.decode import SEVEN_BILLION, TINY
 from bench.gpu.device import Device
 from bench.gpu.part import Part, Row, ratio
 from bench.gpu.random_models import Shape, architecture_of
-from shapeshift.adapter_cache.lora.batch import decoder_linears, lay_out
+from shapeshift.adapter_cache.lora.batch import adaptable_of_decoder, lay_out
 from shapeshift.fused_decode.model.architecture import Architecture
 
 
@@ -48,7 +48,7 @@ def measure(device: Device, sizes: Sizes, seed: int) -> Iterator[Row]:
 
 def adapter_elements(architecture: Architecture, rank: int) -> int:
     """The numbers of an adapter of this rank, as it lies in memory."""
-    _, elements = lay_out(decoder_linears(architecture), factors(architecture, rank))
+    _, elements = lay_out(adaptable_of_decoder(architecture), factors(architecture, rank))
     return elements
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +13,7 @@ from typing import Any, cast
 
 from shapeshift import settings
 from shapeshift.adapter_cache.lora.batch import LoraHook, LoraKernels, require_no_experts
-from shapeshift.adapter_cache.memory.adapter_table import Adapter, unavailable
-from shapeshift.adapter_cache.memory.cache import MAX_LABELS, AdapterCache
-from shapeshift.adapter_cache.memory.loader import load_weights
+from shapeshift.adapter_cache.memory.adapter_table import Adapter
 from shapeshift.adapter_cache.memory.placement import SharedMemory
 from shapeshift.adapter_cache.policy.length_prediction import (
     LengthPredictor,
@@ -25,16 +22,12 @@ from shapeshift.adapter_cache.policy.length_prediction import (
     WordRegressor,
 )
 from shapeshift.adapter_cache.policy.scheduling import SchedulerInputs
-from shapeshift.adapter_cache.registry.catalogue import Catalogue
+from shapeshift.adapter_cache.registry.catalogue import ServedAdapters, requests_info
 from shapeshift.adapter_cache.registry.peft import BaseModel
-from shapeshift.adapter_cache.registry.store import read_multi_lora
 from shapeshift.adapter_cache.settings import (
-    EVICTION_RULES,
-    FIRST_USE,
     HOST_TIERS,
     LORA_HOOKS,
     LORA_KERNELS,
-    PREFETCHERS,
     SCHEDULERS,
     AdapterCacheSettings,
     require_one_rank,
@@ -50,9 +43,9 @@ from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
 from shapeshift.fused_decode.request import LENGTH, STOP, TOO_LATE, Reason, Request
 from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
 from shapeshift.loops import Loop
-from shapeshift.serving.description import Description, registry_version
+from shapeshift.serving.description import Description
 from shapeshift.serving.front import Client, RequestLine, Trace
-from shapeshift.serving.metrics import OTHER, Gauge, Info, Metric
+from shapeshift.serving.metrics import Metric
 from shapeshift.serving.model_args import ModelArgs, model_log
 from shapeshift.serving.parameters import RequestParameters
 from shapeshift.serving.pb_utils import InferenceRequest, PbUtils
@@ -108,32 +101,27 @@ class LoraFront(GenerateFront):
         self._text_blocks = blocks_of(runtime.max_length)
         on_gpu = args.kind == "GPU"
         kernels = _load_kernels(base, params, runtime, on_gpu, log)
-        self.cache = cache = AdapterCache(
+        architecture = Architecture.read(base.folder)
+        self.adapters = ServedAdapters(
+            args,
+            params,
+            _base_model(args.parameters, base.folder, architecture, params),
             SharedMemory(runtime.memory, base.pool, runtime.block_elements, self._text_blocks),
-            rule=EVICTION_RULES[params.eviction],
-            load=partial(load_weights, write=kernels.store),
+            log,
+            write=kernels.store,
             on_change=self._wake,
             on_failure=self._fail_waiting,
+            fetch_s=self.fetch_s,
             open_host=partial(HOST_TIERS["cuda"], params.host_mb << 20) if on_gpu else None,
         )
+        self.cache, self.catalogue = self.adapters.cache, self.adapters.catalogue
+        cache = self.cache
         hook = (runtime.memory, cache.places_of, kernels, cache.has_magnitudes)
-        architecture = Architecture.read(base.folder)
         if kernels.fits_graphs:
             runtime.linear_hook = LORA_HOOKS["cuda"](*hook, slots=runtime.slots, layers=architecture.layers)
         else:
             runtime.linear_hook = LoraHook(*hook)
-        folder = (args.folder / params.adapters_dir).resolve()
-        base_model = _base_model(args.parameters, base.folder, architecture, params)
-        multi_lora, element_bytes = read_multi_lora(args.folder / "1"), runtime.memory.element_size()
-        self.catalogue = Catalogue(folder, multi_lora, base_model, cache, element_bytes, log.warning)
-        self.first_use: Any = None
-        if params.sources:
-            most_bytes = (params.adapter_mb << 20) * 4 // element_bytes
-            options = (params.sources, folder, most_bytes, self.catalogue.add_fetched, self.fetch_s)
-            self.first_use = FIRST_USE["process"](*options)
         self._awaiting: set[GenerateJob] = set()
-        self.prefetcher = PREFETCHERS["gaps"]() if params.prefetch else None
-        self._prefetching = threading.Lock()
         weights = params.predictor_weights
         self.predictor: LengthPredictor = WordRegressor.load(args.folder / weights) if weights else RunningMean()
         log.info(f"{len(self.catalogue)} adapters, {kernels.name}, {params.adapter_mb} MiB held, {params.scheduler}")
@@ -147,9 +135,7 @@ class LoraFront(GenerateFront):
 
     def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> GenerateJob:
         job = super().parse(request, params, client)
-        name, first_use = job.parameters.lora_name, self.first_use
-        is_fetched = first_use is not None and name is not None and not self.catalogue.has(name)
-        if not (is_fetched and first_use.allows(name)):
+        if not self.adapters.must_fetch(job.parameters.lora_name):
             self._use_adapter(job)
         return job
 
@@ -160,7 +146,7 @@ class LoraFront(GenerateFront):
     def queue(self, job: GenerateJob) -> None:
         if job.parameters.lora_name is not None and _requests(job)[0].adapter is None:
             self._awaiting.add(job)
-            self.first_use.fetch(job.parameters.lora_name, partial(self._fetched, job))
+            self.adapters.first_use.fetch(job.parameters.lora_name, partial(self._fetched, job))
             return
         for request in _requests(job):
             prediction = _prediction_input(request, job.prompt_of(request).text)
@@ -198,29 +184,18 @@ class LoraFront(GenerateFront):
         super().ended(job, line, trace, code)
 
     def describe(self) -> Description:
-        names = sorted(adapter.label for adapter in self.catalogue.all())
-        return replace(super().describe(), adapters=names, registry=registry_version(self.catalogue.registered()))
+        return replace(super().describe(), **self.adapters.describe())
 
     def metrics(self) -> Sequence[Metric]:
-        cache = self.cache
         return [
             *super().metrics(),
-            *cache.exported,
-            # A gauge of the model server protocol of the Gateway API's inference extension.
-            Info(
-                "lora_requests_info",
-                "Running and waiting adapters, as labels; the value is the time in seconds",
-                lambda: _info_labels(self.runtime.slots, cast(list[AdapterRequest], self.live)),
-            ),
-            Gauge("adapters_known", "Adapters that requests may name", lambda: len(self.catalogue)),
-            Gauge("adapters_resident", "Adapters in memory, ready or loading", lambda: len(cache.resident_names())),
-            Gauge("adapter_vacant_bytes", "Free bytes of the memory reserved for adapters", cache.free_reserve_bytes),
+            *self.adapters.metrics(),
+            requests_info(lambda: self.runtime.slots, lambda: _labels(cast(list[AdapterRequest], self.live))),
         ]
 
     def stop(self) -> None:
         self._watching.stop(5.0)
-        if self.first_use is not None:
-            self.first_use.close()
+        self.adapters.close_fetches()
         # Before what it uses.
         self.loop.close()
         self.cache.close()
@@ -248,16 +223,13 @@ class LoraFront(GenerateFront):
         except Exception:
             self._release(job)
             for request in _requests(job):
-                request.adapter = None
+                request.adapter = request.source = None
             raise
 
     def _count(self, job: GenerateJob) -> None:
         for request in _requests(job):
-            if request.adapter is not None:
-                self.cache.metrics.requests.add(request.label)
-                if self.prefetcher is not None:
-                    with self._prefetching:
-                        self.prefetcher.record(request.adapter, request.arrived)
+            if request.source is not None:
+                self.adapters.count(request.source, request.arrived)
 
     def _fetched(self, job: GenerateJob, reason: Reason | None) -> None:
         """The adapter that the job waits for is there, or the job ends; the first call counts. Any thread."""
@@ -299,11 +271,7 @@ class LoraFront(GenerateFront):
     def _wake(self) -> None:
         self.loop.wake()
 
-    def _fail_waiting(self, adapter: Adapter, error: Exception) -> None:
-        reason = unavailable(f"adapter {adapter.label} could not be loaded", error)
-        self.log.error(str(reason))
-        if self.catalogue.forget(adapter):
-            self.first_use.refuse(adapter.label, reason)
+    def _fail_waiting(self, adapter: Adapter, reason: Exception) -> None:
         for request in cast(list[AdapterRequest], self.live):
             if request.adapter == adapter.name and request.slot is None:
                 self.loop.end(request, reason)
@@ -311,21 +279,9 @@ class LoraFront(GenerateFront):
     def _watch_registry(self) -> float:
         self._end_late()
         has_changed = self.catalogue.refresh()
-        if self._prefetch() or has_changed:
+        if self.adapters.prefetch() or has_changed:
             self._wake()
         return self.refresh_s
-
-    def _prefetch(self) -> bool:
-        """Pass the adapters for which requests are predicted to the cache; whether there are any."""
-        prefetcher, cache = self.prefetcher, self.cache
-        if prefetcher is None:
-            return False
-        infos = [adapter.info for adapter in self.catalogue.all()]
-        with self._prefetching:
-            names = prefetcher.plan(infos, cache.resident_names(), cache.free_reserve_bytes(), time.monotonic())
-        for name in names:
-            cache.preload.prefetch(name)
-        return bool(names)
 
 
 def _requests(job: GenerateJob) -> Sequence[AdapterRequest]:
@@ -346,20 +302,11 @@ def _name_in(text: bytes) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _info_labels(slots: int, live: Iterable[AdapterRequest]) -> dict[str, str]:
+def _labels(live: Iterable[AdapterRequest]) -> tuple[set[str], set[str]]:
     """Which adapters requests run with, and which they wait for."""
     named = [request for request in live if request.label]
     running = {request.label for request in named if request.slot is not None}
-    waiting = {request.label for request in named if request.slot is None and not request.is_finished}
-    return {
-        "max_lora": str(slots),
-        "running_lora_adapters": _joined(sorted(running)),
-        "waiting_lora_adapters": _joined(sorted(waiting)),
-    }
-
-
-def _joined(names: Sequence[str]) -> str:
-    return ",".join([*names[:MAX_LABELS], *([OTHER] if len(names) > MAX_LABELS else [])])
+    return running, {request.label for request in named if request.slot is None and not request.is_finished}
 
 
 def _load_base(args: ModelArgs, params: AdapterCacheSettings, log: Logger) -> Loaded:

@@ -58,8 +58,8 @@ _SOURCE = re.compile(r"/.*|[A-Za-z0-9][\w.-]*/[\w.-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
-class AdapterCacheSettings:
-    """Parameters of adapters and of the memory that holds them.
+class AdapterSettings:
+    """Parameters of adapters and of the memory that holds them. A text model takes them where it states `adapter_mb`.
 
     adapters_dir   the registry: a folder with registry.json; empty: adapters/<model> in the build folder
     starter_dir    folder of PEFT folders, a path or under checkpoints/, that `make engines` registers if there is no
@@ -70,16 +70,9 @@ class AdapterCacheSettings:
     base_names     further names of the base model in adapter_config.json, separated by commas
     max_rank       highest rank of an adapter
     adapter_mb     MiB of memory reserved for adapters; slots without a request hold further adapters
-    host_mb        on a GPU: MiB of page-locked memory of the host for adapters that leave the GPU; 0: none
     eviction       which adapters are evicted first: gdsf, score, lru, lfu or fair; unused: each one as soon as no
                    request uses it or waits for it
-    scheduler      which waiting requests get the free slots: arrival (in order of arrival, a load blocks no other
-                   request), fifo (a load blocks all requests behind it), chameleon (size queues with quotas), sjf
-                   (shortest answer first), wrs (smallest weighted request size first)
     prefetch       whether adapters are loaded before a request asks for them, by the gaps between their requests
-    predictor_weights  a .npy file of `length_prediction.WordRegressor`, absolute or from the model's folder: the answer
-                   lengths of requests without an adapter are predicted from the words of the prompts; empty: each is
-                   the mean of recent answers
     """
 
     adapters_dir: str = ""
@@ -88,26 +81,44 @@ class AdapterCacheSettings:
     base_names: str = ""
     max_rank: int = 128
     adapter_mb: int = 256
-    host_mb: int = 1024
     eviction: str = "gdsf"
-    scheduler: str = "arrival"
     prefetch: bool = False
-    predictor_weights: str = ""
 
     def __post_init__(self) -> None:
         require(1 <= self.max_rank <= 4096, "max_rank", self.max_rank, "1 to 4096")
         require(1 <= self.adapter_mb <= 1 << 20, "adapter_mb", self.adapter_mb, "1 to 1048576")
-        require(0 <= self.host_mb <= 1 << 20, "host_mb", self.host_mb, "0 to 1048576")
         for source in self.sources:
             allowed = "absolute folders and beginnings of hub ids, such as owner/"
             require(_SOURCE.fullmatch(source) is not None, "adapter_sources", source, allowed)
         EVICTION_RULES.require(self.eviction)
-        SCHEDULERS.require(self.scheduler)
 
     @property
     def sources(self) -> list[str]:
         """The parts of `adapter_sources`."""
         return [source for part in self.adapter_sources.split(",") if (source := part.strip())]
+
+
+@dataclass(frozen=True)
+class AdapterCacheSettings(AdapterSettings):
+    """Of a model that generates.
+
+    host_mb        on a GPU: MiB of page-locked memory of the host for adapters that leave the GPU; 0: none
+    scheduler      which waiting requests get the free slots: arrival (in order of arrival, a load blocks no other
+                   request), fifo (a load blocks all requests behind it), chameleon (size queues with quotas), sjf
+                   (shortest answer first), wrs (smallest weighted request size first)
+    predictor_weights  a .npy file of `length_prediction.WordRegressor`, absolute or from the model's folder: the answer
+                   lengths of requests without an adapter are predicted from the words of the prompts; empty: each is
+                   the mean of recent answers
+    """
+
+    host_mb: int = 1024
+    scheduler: str = "arrival"
+    predictor_weights: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.host_mb <= 1 << 20, "host_mb", self.host_mb, "0 to 1048576")
+        SCHEDULERS.require(self.scheduler)
 
 
 def require_one_rank(decode: FusedDecodeSettings) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from shapeshift import settings
-from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.settings import AdapterCacheSettings, require_one_rank
-from shapeshift.build_engines import starter
+from shapeshift.build_engines import adapters
 from shapeshift.build_engines.decoding import perplexity, reference
 from shapeshift.build_engines.hub.sources import base_names, find_checkpoint
 from shapeshift.build_engines.model_folder import CONFIG, VERSION, gpus_of, is_placed, write_front
@@ -24,7 +22,7 @@ from shapeshift.engines.checkpoint import Checkpoint, open_checkpoint
 from shapeshift.engines.gguf import families, tensors
 from shapeshift.engines.text import chat_template_files, tokenizer_files
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
-from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
+from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.files import HASHES
 from shapeshift.fused_decode.model.architecture import Architecture, from_config
 from shapeshift.fused_decode.settings import (
@@ -41,7 +39,6 @@ from shapeshift.fused_decode.settings import (
     signature,
 )
 from shapeshift.progress import ProgressCallback
-from shapeshift.registry import require_folder
 from shapeshift.triton import model_config
 
 BACKEND, WITH_ADAPTERS = "fused_decode", "adapter_cache"
@@ -71,15 +68,15 @@ def read(folder: Path, config: Any, values: Mapping[str, str]) -> DecodeFrontCon
         ForwardSettings if "forward_to" in values else FusedDecodeSettings
     )
     completed = model_config.complete(config, signature(values))
-    adapters = settings.names(AdapterCacheSettings)
+    of_adapters = settings.names(AdapterCacheSettings)
     if config.backend == BACKEND or kind is ForwardSettings:
-        unfit = {f'goes with backend "{WITH_ADAPTERS}" only': adapters}
+        unfit = {f'goes with backend "{WITH_ADAPTERS}" only': of_adapters}
         if kind is ForwardSettings:
-            of_generator = adapters | settings.names(FusedDecodeSettings)
+            of_generator = of_adapters | settings.names(FusedDecodeSettings)
             unfit = {f"does not go with forward_to: set it in {values['forward_to']}, which generates": of_generator}
         settings.refuse_unknown(values, settings.names(kind), unfit)
         return DecodeFrontConfig(folder.name, folder, completed, settings.read(kind, values))
-    settings.refuse_unknown(values, settings.names(kind) | adapters)
+    settings.refuse_unknown(values, settings.names(kind) | of_adapters)
     decoding, adapter_cache = settings.read(FusedDecodeSettings, values), settings.read(AdapterCacheSettings, values)
     require_one_rank(decoding)
     return DecodeFrontConfig(folder.name, folder, completed, decoding, adapter_cache)
@@ -171,13 +168,17 @@ def publish(front: DecodeFrontConfig, paths: BuildPaths, progress: ProgressCallb
         summary += f", {result.line(params, text)}"
     # At the end: a build that fails moves no registry.
     if front.adapters is not None:
-        version = front.folder / "1"
-        names = base_names(params.checkpoint, checkpoint.folder, front.adapters.base_names)
-        parameters["base_names"] = ",".join(sorted(names))
-        parameters["adapters_dir"] = paths.portable(_registry_folder(front.name, front.adapters, paths), target)
-        extra_files |= _multi_lora_files(version)
-        registry = _prepare_registry(front.name, front.adapters, checkpoint, names, version, paths)
-        capacity += f", {registry}"
+        # It imports torch.
+        from shapeshift.adapter_cache.registry.peft import BaseModel
+
+        version, folder = front.folder / "1", checkpoint.folder
+        names = base_names(params.checkpoint, folder, front.adapters.base_names)
+        base = BaseModel.of_decoder(
+            Architecture.read(folder), names, front.adapters.max_rank, folder, checkpoint.sha256
+        )
+        parameters |= adapters.parameters(front.name, front.adapters, base, target, paths)
+        extra_files |= adapters.multi_lora_files(version)
+        capacity += f", {adapters.prepare(front.name, front.adapters, base, version, paths)}"
     write_front(front.folder, front.config, target, parameters, summary, extra_files, device)
     weights = gguf_weights(checkpoint.folder, parameters["precision"])
     return f"{state}; {summary}, {capacity}" + (f"\n  {weights}" if weights else "")
@@ -296,66 +297,3 @@ def _compile(native: bool, kernels: Path, lora: bool, progress: ProgressCallback
     except (OSError, subprocess.SubprocessError) as error:
         return f"checked, without compiled kernels ({error})"
     return "checked, kernels compiled"
-
-
-def _registry_folder(name: str, params: AdapterCacheSettings, paths: BuildPaths) -> Path:
-    """The registry of the front model `name`."""
-    place = require_folder("adapters_dir", params.adapters_dir)
-    return Path(place).absolute() if place else paths.build / "adapters" / name
-
-
-def _prepare_registry(
-    name: str,
-    params: AdapterCacheSettings,
-    checkpoint: Checkpoint,
-    base_names: Collection[str],
-    version: Path,
-    paths: BuildPaths,
-) -> str:
-    """Fill the registry of front model `name` if there is none, or none for this base model, and check its adapters.
-    Returns a summary line.
-
-    base_names: names of the base model in the configurations of adapters
-    version: the version folder in the model repository, which may hold multi_lora.json. Raises the error with
-    which serving would reject an adapter.
-    """
-    # It imports torch.
-    from shapeshift.adapter_cache.registry import peft
-
-    folder = _registry_folder(name, params, paths)
-    names = {str(checkpoint.folder), *base_names}
-    base = peft.BaseModel.of_decoder(
-        Architecture.read(checkpoint.folder), names, params.max_rank, checkpoint.folder, checkpoint.sha256
-    )
-    starters = starter.sources(params.starter_dir, store.FILES[0], paths)
-
-    def fits(place: Path, entry: store.Entry) -> bool:
-        with contextlib.suppress(InvalidInputError):
-            peft.read(store.entry_folder(place, entry), base, entry.base)
-            return True
-        return False
-
-    def add(place: Path, source: Path) -> None:
-        peft.require_finite(peft.read(source, base))
-        store.add(place, source.name, source, pinned=False, base=checkpoint.sha256)
-
-    started = starter.StartedRegistry(
-        folder,
-        lambda place: [fits(place, entry) for entry in store.read(place).values()],
-        starters,
-        add,
-        stays=bool(params.adapters_dir),
-    )
-    with started.prepared() as (place, moved):
-        entries = store.read(place)
-        for entry in entries.values():
-            peft.read(store.entry_folder(place, entry), base, entry.base)
-        for source in store.read_multi_lora(version).values():
-            peft.read(source, base)
-    return f"{len(entries)} adapters in {folder}{moved}"
-
-
-def _multi_lora_files(version: Path) -> dict[str, str]:
-    """The multi_lora.json of the generated folder (content by relative path), if the folder `version` has one."""
-    result = store.read_multi_lora(version)
-    return {f"{version.name}/{store.MULTI_LORA}": store.multi_lora_text(result)} if result else {}

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from shapeshift.adapter_cache.settings import AdapterSettings
 from shapeshift.build_engines import decode
 from shapeshift.build_engines.image import front as image_front
 from shapeshift.build_engines.model_folder import CONFIG, HOW_TO_CALL, VERSION
@@ -74,7 +75,10 @@ def sizes_of(recognised: Recognised, folder: Path, available_mb: float, hashes: 
     if recognised.technique == text_front.BACKEND:
         longest = longest_text(recognised.config)
         limited = {"max_tokens": str(longest)} if longest < TextEngineSettings.max_tokens else {}
-        return {**limited, "max_bins": _BINS}
+        return {
+            **limited,
+            **({"adapter_mb": str(AdapterSettings.adapter_mb)} if recognised.adapters else {"max_bins": _BINS}),
+        }
     if recognised.technique == image_front.BACKEND:
         vision = open_vision(folder, hashes=hashes)[1].architecture
         gammas = sorted({round(gamma * vision.patches * 12 / (196 * vision.depth)) for gamma in _GAMMAS})

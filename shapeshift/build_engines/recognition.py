@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Recognised:
     config     content of the config.json of the model itself
     pairs      whether its rows are pairs of texts
     chats      whether it has a chat template
+    adapters   whether a text model takes adapters
     inputs, outputs  tensors that config.pbtxt lists; empty: those of the technique
     """
 
@@ -54,6 +55,7 @@ class Recognised:
     outputs: tuple[str, ...] = ()
     pairs: bool = False
     chats: bool = False
+    adapters: bool = False
 
 
 def recognise(folder: Path, technique: str = "") -> Recognised:
@@ -65,6 +67,8 @@ def recognise(folder: Path, technique: str = "") -> Recognised:
     config = _read_config(folder / modules.transformer)
     classes = [str(name) for name in config.get("architectures") or ()]
     chosen, because = _technique(config, classes, bool(modules.pooling or modules.terms or modules.answers))
+    if technique == decode.WITH_ADAPTERS and chosen == text_front.BACKEND:
+        return replace(recognise(folder), adapters=True)
     if technique and technique != chosen:
         chosen, because = technique, "--technique"
     if chosen in (decode.BACKEND, decode.WITH_ADAPTERS):

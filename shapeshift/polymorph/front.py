@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +80,12 @@ class Executor(Protocol):
 
 
 class TextJob(TextRequest):
-    """One request. output_names: those requested; offsets: of its texts, where they are needed."""
+    """One request. output_names: those requested; offsets: of its texts, where they are needed.
+
+    lora_name: its adapter; holds: whether that stays in the cache's table for it.
+    """
+
+    holds = False
 
     def __init__(
         self,
@@ -96,19 +102,28 @@ class TextJob(TextRequest):
         self.output_names = output_names
         self.offsets = offsets
         self.sources = sources
+        self.lora_name = params.lora_name
         self.strategy = params.aggregation_strategy or answers.NONE
 
 
 class TextFront(Front[TextJob]):
     """Reads texts and has them computed by engines, in this process or in workers."""
 
-    takes = ("checkpoint", "prompt_name", "truncate", "truncate_prompt_tokens", "aggregation_strategy")
+    parameters: ClassVar[Set[str]] = PARAMETERS
+    """Settings that config.pbtxt may have."""
+    takes: ClassVar[Sequence[str]] = (
+        "checkpoint",
+        "prompt_name",
+        "truncate",
+        "truncate_prompt_tokens",
+        "aggregation_strategy",
+    )
     # Workers of other nodes compute its texts instead.
     any_node = False
 
     def __init__(self, pb_utils: PbUtils, args: ModelArgs) -> None:
         super().__init__(pb_utils, args)
-        settings.refuse_unknown(args.parameters, PARAMETERS)
+        settings.refuse_unknown(args.parameters, self.parameters)
         polymorph = settings.read(PolymorphSettings, args.parameters)
         generated = settings.read(GeneratedSettings, args.parameters)
         folder = args.folder / generated.engines
@@ -128,15 +143,20 @@ class TextFront(Front[TextJob]):
             vocab_size=engines.vocabulary,
         )
         self.executor: Executor
-        if polymorph.placement == "inline":
-            self.executor = EngineExecutor(engines, folder, polymorph, self.log.warning, args.device)
-        else:
-            placement = settings.read(PlacementSettings, args.parameters)
-            self.executor = ROUTERS[polymorph.placement](pb_utils, args.name, engines, polymorph, placement, self.log)
+        self.executor = self.open_executor(engines, folder, polymorph)
         self.begin(RequestMetrics("texts", engines.max_tokens, polymorph.slo_ms))
         self.log.info(
             f"ready: {engines.provider} {engines.precision}, {len(engines.engines)} engines, {polymorph.placement}"
         )
+
+    def open_executor(self, engines: Manifest, folder: Path, polymorph: PolymorphSettings) -> Executor:
+        """What computes the texts. folder: of the engines."""
+        args, placement = self.args, settings.read(PlacementSettings, self.args.parameters)
+        if polymorph.placement == "inline":
+            return EngineExecutor(engines, folder, polymorph, self.log.warning, args.device)
+        router = ROUTERS[polymorph.placement]
+        executor: Executor = router(self.pb_utils, args.name, engines, polymorph, placement, self.log)
+        return executor
 
     def admit(self, params: RequestParameters) -> None:
         checkpoint = self._engines.checkpoint_sha256

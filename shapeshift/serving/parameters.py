@@ -24,7 +24,10 @@ CHECK = "check"
 """With it the sidecar asks what it knows the answer to: `right` or `wrong`, what it made of the answer before."""
 _BETWEEN_MODELS = (FROM_NODE, FORWARDED, CHECK)
 # Parameters that clients send to the wrong model, and the models that take them.
-_ELSEWHERE = {"lora_name": "models of the backend adapter_cache, such as generate_lora"}
+_ELSEWHERE = {
+    "lora_name": "models with adapters: those of the backend adapter_cache, such as generate_lora, and text models of "
+    "provider native whose config.pbtxt states adapter_mb"
+}
 
 
 def is_tritons(name: str) -> bool:

@@ -20,7 +20,7 @@ from shapeshift.adapter_cache.lora.batch import (
     LoraDelta,
     LoraHook,
     LoraKernels,
-    decoder_linears,
+    adaptable_of_decoder,
     group_tokens,
     lay_out,
     shifted,
@@ -160,7 +160,7 @@ def test_places_outside_the_memory_are_refused(base: Path, adapters: dict[str, P
 def test_places_do_not_overlap(base: Path, adapters: dict[str, Path]) -> None:
     architecture = Architecture.read(base)
     factors = peft.read(adapters["large"], peft.BaseModel.of_decoder(architecture, {base.name}, 128, base)).factors
-    relative, elements = lay_out(decoder_linears(architecture), factors)
+    relative, elements = lay_out(adaptable_of_decoder(architecture), factors)
     widths = {0: 64, 1: 64, 2: 64, 3: 128}
     spans = sorted(
         (offset, offset + rank * (widths[linear] + outputs))

@@ -160,7 +160,7 @@ def test_a_silent_hub_delays_no_other_request(
         code, text = request.refusal()
         assert code == TritonError.UNAVAILABLE and "not fetched within 8 s; retry later" in text
     assert "not fetched within" in refusal(front, "mine/0")[1], "the failure is remembered"
-    front.first_use.close()
+    front.adapters.first_use.close()
     assert all(request.refusal()[0] in (TritonError.UNAVAILABLE, TritonError.NOT_FOUND) for request in queued)
 
 
@@ -172,7 +172,7 @@ def test_a_front_that_is_unloaded_ends_its_fetches(
     front = make_front("mine/")
     front.execute([request := asking("mine/styles")])
     wait_for(lambda: any(path.endswith(CONFIG) for _, path in hub.asked))
-    front.first_use.close()
+    front.adapters.first_use.close()
     assert request.refusal() == (TritonError.UNAVAILABLE, "the model is being unloaded; retry elsewhere")
 
 

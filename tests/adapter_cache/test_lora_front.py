@@ -190,7 +190,7 @@ def _is_idle(adapter: adapter_table.Adapter, stays: bool) -> bool:
 def test_nothing_is_loaded_before_it_is_asked_for_by_default(
     make_front: MakeFront, options: dict[str, object], loads: bool
 ) -> None:
-    assert (make_front(**options).prefetcher is not None) is loads
+    assert (make_front(**options).adapters.prefetcher is not None) is loads
 
 
 @pytest.mark.parametrize("scheduler", ["arrival", "chameleon"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -76,23 +76,44 @@ def module_of(a: str) -> str:
 
 
 @dataclass(frozen=True)
-class BaseLinears:
-    """The linears of a base model that adapters may change; all its layers have the same.
+class Adaptable:
+    """What of a base model adapters may change: the linears of its layers, which are alike, and a classifier's head.
 
     paths    what adapters may write before the number of a layer, the checkpoint's own name first
     targets  linear and part, by the name of the module in a layer
+    head     shapes of the head's tensors, by name, in order; none: the model has no head
+    unused   modules beside the layers that the model does not compute: whatever an adapter has for them
     """
 
     layers: int
     paths: tuple[str, ...]
     targets: Mapping[str, tuple[int, int]]
     parts: Mapping[tuple[int, int], Part]
+    head: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
 
 
-def decoder_linears(a: Architecture) -> BaseLinears:
+@dataclass(frozen=True)
+class HeadTensor:
+    """A tensor of the base model's head as an adapter has it: its own one or the model's, and a low-rank term.
+
+    index, shape  among the tensors of the head
+    saved  name of its own one in the adapter's file; empty: it has none
+    a, b, scale  of the term, B times A; empty: there is none
+    """
+
+    index: int
+    shape: tuple[int, ...]
+    saved: str = ""
+    a: str = ""
+    b: str = ""
+    scale: float = 1.0
+
+
+def adaptable_of_decoder(a: Architecture) -> Adaptable:
     """Those of a model that generates. Raises InvalidInputError as `require_no_experts`."""
     require_no_experts(a)
-    return BaseLinears(a.layers, (a.tensors.layers,), targets(a), linear_parts(a))
+    return Adaptable(a.layers, (a.tensors.layers,), targets(a), linear_parts(a))
 
 
 def require_no_experts(a: Architecture) -> None:
@@ -131,7 +152,7 @@ def row_order(a: Architecture, layer: int, linear: int, part: int) -> torch.Tens
     return order[part_rows.first : part_rows.first + part_rows.outputs] - part_rows.first
 
 
-def lay_out(base: BaseLinears, factors: Sequence[Factor]) -> tuple[torch.Tensor, int]:
+def lay_out(base: Adaptable, factors: Sequence[Factor]) -> tuple[torch.Tensor, int]:
     """The places of an adapter's factors relative to its first element, and the elements that all of them take.
 
     The places are INT64 [layers, LINEARS, PARTS, FIELDS], see `fused_decode.interfaces.LowRank`. B is transposed.

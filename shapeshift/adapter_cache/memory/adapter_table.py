@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shapeshift.adapter_cache.lora.batch import lay_out
+from shapeshift.adapter_cache.lora.batch import ALIGNMENT, lay_out
 from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
 from shapeshift.adapter_cache.registry.peft import PeftAdapter
 from shapeshift.errors import EngineError, OverloadedError, ShapeshiftError
 
 ABSENT, LOADING, READY = range(3)
 _PAUSE_S, _MOST_PAUSE_S = 1.0, 30.0
+_HEAD_BYTES = 4
 _numbers = itertools.count()
 
 
@@ -28,6 +29,7 @@ class Adapter:
     info      its name is unique; label: the name that requests use
     number    its value in `StepBatch.adapters`
     relative  places of its factors in its own memory of `elements`, see `lora.batch.lay_out`; places: in the buffer
+    head      its own memory of each of `source.head`, whose tensors are f32; start: of its memory in the buffer
     verified  whether its files have the hash `sha256`
     failure   why its last load failed; until `retry_at`, monotonic seconds, no other load is started
     failed_reads  loads in a row that failed since a file could not be read
@@ -56,6 +58,8 @@ class Adapter:
     failed_reads: int = 0
     state: int = ABSENT
     places: torch.Tensor | None = None
+    head: tuple[slice, ...] = ()
+    start: int = 0
     load: tuple[float, float] = (0.0, 0.0)
     on_demand: bool = False
     users: int = 0
@@ -87,10 +91,15 @@ class Adapter:
 
 def make_adapter(label: str, sha256: str, source: PeftAdapter, element_bytes: int) -> Adapter:
     """The record of a checked adapter."""
-    relative, elements = lay_out(source.base.linears, source.factors)
+    relative, elements = lay_out(source.base.adaptable, source.factors)
+    head = []
+    for tensor in source.head:
+        end = elements + math.prod(tensor.shape) * _HEAD_BYTES // element_bytes
+        head.append(slice(elements, end))
+        elements = -(-end // ALIGNMENT) * ALIGNMENT
     number = next(_numbers)
     info = AdapterInfo(f"{label}@{sha256[:12]}.{number}", source.rank, elements * element_bytes)
-    return Adapter(info, label, sha256, source, relative, elements, number=number)
+    return Adapter(info, label, sha256, source, relative, elements, number=number, head=tuple(head))
 
 
 def unavailable(text: str, error: Exception) -> ShapeshiftError:

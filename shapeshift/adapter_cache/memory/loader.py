@@ -82,6 +82,17 @@ def load_weights(
                 if not write(target[middle:end], b, True, factor.scale):
                     raise InvalidInputError(f"adapter {adapter.label}, {factor.b}", "NaN or infinity", "finite weights")
                 pause()
+            for tensor, place in zip(source.head, adapter.head, strict=True):
+                values = file.get_tensor(tensor.saved) if tensor.saved else source.base.head[tensor.index]
+                values = values.float()
+                if tensor.a:
+                    values = (
+                        values + tensor.scale * file.get_tensor(tensor.b).float() @ file.get_tensor(tensor.a).float()
+                    )
+                if not bool(torch.isfinite(values).all()):
+                    name = tensor.saved or tensor.a
+                    raise InvalidInputError(f"adapter {adapter.label}, {name}", "NaN or infinity", "finite weights")
+                target[place].view(torch.float32).copy_(values.flatten())
     except SafetensorError as error:
         raise EngineError(f"adapter {adapter.label} is no longer readable: {error}") from None
     except OSError as error:

@@ -25,12 +25,14 @@ class SharedMemory:
 
     buffer         flat: the blocks of `pool`, `block_elements` each, and behind them the reserve of the adapters
     text_blocks    blocks of the longest text
+    is_shared      whether threads compute with adapters in use while places change: these stay where they are
     """
 
     buffer: torch.Tensor
     pool: BlockPool
     block_elements: int
     text_blocks: int
+    is_shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ class Placement:
     def place(self, adapter: Adapter, span: Span) -> torch.Tensor:
         """Put `adapter` at `span`, which `find` has found; returns its memory."""
         self._spans[adapter.name] = span
-        adapter.places = shifted(adapter.relative, span.start)
+        adapter.places, adapter.start = shifted(adapter.relative, span.start), span.start
         return self._memory.buffer[span.start : span.end]
 
     def evict(self, adapter: Adapter, reason: str) -> None:
@@ -262,10 +264,10 @@ class Placement:
         ]
 
     def _compact_reserve(self) -> None:
-        """Move the adapters of the reserve together; those that are loading stay."""
+        """Move the adapters of the reserve together; those that are loading stay, see also `SharedMemory.is_shared`."""
         for name in self.reserve.names:
             adapter, span = self._table[name], self._spans[name]
-            if adapter.state != READY:
+            if adapter.state != READY or (self._memory.is_shared and adapter.users):
                 continue
             gap = self.reserve.find_gap(span.length, moving=name)
             assert gap is not None, "the old span is free"

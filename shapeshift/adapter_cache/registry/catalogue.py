@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from logging import Logger
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
 from shapeshift.adapter_cache.memory.adapter_table import Adapter, make_adapter, unavailable
-from shapeshift.adapter_cache.memory.cache import AdapterCache
+from shapeshift.adapter_cache.memory.cache import MAX_LABELS, AdapterCache
+from shapeshift.adapter_cache.memory.loader import Store, load_weights
+from shapeshift.adapter_cache.memory.placement import SharedMemory
 from shapeshift.adapter_cache.registry import peft, store
 from shapeshift.adapter_cache.registry.peft import BaseModel
+from shapeshift.adapter_cache.settings import EVICTION_RULES, FIRST_USE, PREFETCHERS, AdapterSettings
 from shapeshift.errors import InvalidInputError, ShapeshiftError
 from shapeshift.registry import FILE, FolderWatch
-from shapeshift.serving.model_args import Log
+from shapeshift.serving.description import registry_version
+from shapeshift.serving.metrics import OTHER, Gauge, Info, Metric
+from shapeshift.serving.model_args import Log, ModelArgs
 
 _READ_ERRORS = (ShapeshiftError, SafetensorError, OSError)
 """What reading an adapter may raise."""
@@ -219,3 +228,123 @@ class Catalogue:
 def _is_unchanged(adapter: Adapter) -> bool:
     """Whether its weights file is the one that was read; adding an adapter again changes the file's time."""
     return store.stamps(adapter.source.folder)[-1:] == (adapter.source.stamp,)
+
+
+class ServedAdapters:
+    """The adapters of one front: their memory, the registry, what is fetched on first use, and what requests will want.
+
+    See `AdapterCache` and `Catalogue` for which thread may call what.
+
+    first_use: what fetches adapters that are not registered; None: nothing does
+    """
+
+    def __init__(
+        self,
+        args: ModelArgs,
+        params: AdapterSettings,
+        base: BaseModel,
+        memory: SharedMemory,
+        log: Logger,
+        *,
+        write: Store,
+        on_change: Callable[[], None],
+        on_failure: Callable[[Adapter, Exception], None],
+        fetch_s: float,
+        open_host: Callable[..., Any] | None = None,
+    ) -> None:
+        """write: see `LoraKernels.store`; on_failure: gets what requests are answered that wait for the adapter;
+        fetch_s: seconds that a fetch may take; the others: see `AdapterCache`."""
+        self._log, self._on_failure = log, on_failure
+        self.cache = AdapterCache(
+            memory,
+            rule=EVICTION_RULES[params.eviction],
+            load=partial(load_weights, write=write),
+            on_change=on_change,
+            on_failure=self._failed,
+            open_host=open_host,
+        )
+        folder, element_bytes = (args.folder / params.adapters_dir).resolve(), memory.buffer.element_size()
+        multi_lora = store.read_multi_lora(args.folder / "1")
+        self.catalogue = Catalogue(folder, multi_lora, base, self.cache, element_bytes, log.warning)
+        self.first_use: Any = None
+        if params.sources:
+            most_bytes = (params.adapter_mb << 20) * 4 // element_bytes
+            options = (params.sources, folder, most_bytes, self.catalogue.add_fetched, fetch_s)
+            self.first_use = FIRST_USE["process"](*options)
+        self.prefetcher = PREFETCHERS["gaps"]() if params.prefetch else None
+        self._prefetching = threading.Lock()
+
+    def must_fetch(self, name: str | None) -> bool:
+        """Whether `name` is fetched before requests may use it. Raises InvalidInputError for an id outside of
+        `adapter_sources`."""
+        if self.first_use is None or name is None or self.catalogue.has(name):
+            return False
+        return bool(self.first_use.allows(name))
+
+    def count(self, adapter: Adapter, arrived: float) -> None:
+        """One more request uses `adapter`, which arrived at monotonic seconds."""
+        self.cache.metrics.requests.add(adapter.label)
+        if self.prefetcher is not None:
+            with self._prefetching:
+                self.prefetcher.record(adapter.name, arrived)
+
+    def prefetch(self) -> bool:
+        """Pass the adapters for which requests are predicted to the cache; whether there are any."""
+        prefetcher, cache = self.prefetcher, self.cache
+        if prefetcher is None:
+            return False
+        infos = [adapter.info for adapter in self.catalogue.all()]
+        with self._prefetching:
+            names = prefetcher.plan(infos, cache.resident_names(), cache.free_reserve_bytes(), time.monotonic())
+        for name in names:
+            cache.preload.prefetch(name)
+        return bool(names)
+
+    def describe(self) -> dict[str, Any]:
+        """Their fields of `Description`."""
+        names = sorted(adapter.label for adapter in self.catalogue.all())
+        return {"adapters": names, "registry": registry_version(self.catalogue.registered())}
+
+    def metrics(self) -> Sequence[Metric]:
+        """Of the cache and of the registry."""
+        cache = self.cache
+        return [
+            *cache.exported,
+            Gauge("adapters_known", "Adapters that requests may name", lambda: len(self.catalogue)),
+            Gauge("adapters_resident", "Adapters in memory, ready or loading", lambda: len(cache.resident_names())),
+            Gauge("adapter_vacant_bytes", "Free bytes of the memory reserved for adapters", cache.free_reserve_bytes),
+        ]
+
+    def close_fetches(self) -> None:
+        """End what is being fetched."""
+        if self.first_use is not None:
+            self.first_use.close()
+
+    def _failed(self, adapter: Adapter, error: Exception) -> None:
+        reason = unavailable(f"adapter {adapter.label} could not be loaded", error)
+        self._log.error(str(reason))
+        if self.catalogue.forget(adapter):
+            self.first_use.refuse(adapter.label, reason)
+        self._on_failure(adapter, reason)
+
+
+def requests_info(most: Callable[[], int], labels: Callable[[], tuple[set[str], set[str]]]) -> Info:
+    """A gauge of the model server protocol of the Gateway API's inference extension.
+
+    most: adapters at once; labels: those that requests run with, and those that they wait for.
+    """
+
+    def values() -> dict[str, str]:
+        running, waiting = labels()
+        return {
+            "max_lora": str(most()),
+            "running_lora_adapters": _joined(sorted(running)),
+            "waiting_lora_adapters": _joined(sorted(waiting)),
+        }
+
+    text = "Running and waiting adapters, as labels; the value is the time in seconds"
+    return Info("lora_requests_info", text, values)
+
+
+def _joined(names: Sequence[str]) -> str:
+    return ",".join([*names[:MAX_LABELS], *([OTHER] if len(names) > MAX_LABELS else [])])

@@ -6,15 +6,15 @@ import json
 import math
 import re
 import sys
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from shapeshift.adapter_cache.lora.batch import BaseLinears, Factor, Part, decoder_linears, module_of
+from shapeshift.adapter_cache.lora.batch import Adaptable, Factor, HeadTensor, Part, adaptable_of_decoder, module_of
 from shapeshift.engines.checkpoint import weights_sha256
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.architecture import Architecture
@@ -33,6 +33,7 @@ _PLAIN = {
 _OFF: tuple[object, ...] = (None, False, "none", [], {}, "")
 # Initializations that also change the weights of the base model.
 _BASE_CHANGING = ("pissa", "corda", "olora", "loftq", "lora_ga")
+_PREFIX = "base_model.model."
 # Behind the name of the base model's list of layers.
 _NAME = r"\.(\d{1,6})\.(\w+(?:\.\w+)*)\.lora_(?:([AB])\.weight|(magnitude)_vector(?:\.weight)?)"
 _MAX_CONFIG_BYTES = 1 << 20
@@ -45,21 +46,23 @@ class BaseModel:
     folder  of its checkpoint: an adapter may state another folder with the same weights, a DoRA needs its weights
     sha256  hash of its checkpoint
     architecture  of a decoder, which may have another order of outputs than its checkpoint, and DoRAs
+    head    tensors of its head, in the order of `adaptable.head`; needed to load an adapter that changes them
     """
 
-    linears: BaseLinears
+    adaptable: Adaptable
     names: Collection[str]
     max_rank: int
     folder: Path
     sha256: str = ""
     architecture: Architecture | None = None
+    head: Sequence[torch.Tensor] = ()
 
     @classmethod
     def of_decoder(
         cls, architecture: Architecture, names: Collection[str], max_rank: int, folder: Path, sha256: str = ""
     ) -> BaseModel:
         """A model that generates. Raises InvalidInputError for one whose layers have several MLPs."""
-        return cls(decoder_linears(architecture), names, max_rank, folder, sha256, architecture)
+        return cls(adaptable_of_decoder(architecture), names, max_rank, folder, sha256, architecture)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class PeftAdapter:
 
     stamp: size and modification time of the weights file, which detect a change
     base: whose order of outputs it has, and whose weights a DoRA needs when it is loaded
+    head: the tensors of the base model's head that it changes
     """
 
     folder: Path
@@ -75,6 +79,7 @@ class PeftAdapter:
     factors: tuple[Factor, ...]
     stamp: tuple[int, int]
     base: BaseModel
+    head: tuple[HeadTensor, ...] = ()
 
     @property
     def weights(self) -> Path:
@@ -96,7 +101,7 @@ def read(folder: Path, base: BaseModel, checked: str = "") -> PeftAdapter:
     target that the base model lacks, an incomplete file, or weights in a format that can execute code.
     """
     config = _config(folder)
-    _check(config)
+    _check(config, base.adaptable)
     if not (checked and checked == base.sha256):
         _check_base(config.get("base_model_name_or_path"), base)
     file = folder / WEIGHTS
@@ -104,10 +109,12 @@ def read(folder: Path, base: BaseModel, checked: str = "") -> PeftAdapter:
         unsafe = [name for name in _UNSAFE if (folder / name).exists()]
         reason = f"found only {', '.join(unsafe)}, which can execute code when read; " if unsafe else ""
         raise InvalidInputError("adapter", str(folder), f"{reason}must hold {WEIGHTS}")
-    factors = _factors(_shapes(file), config, base)
+    shapes = _shapes(file)
+    head, of_head = _head(shapes, config, base)
+    factors = _factors({name: shape for name, shape in shapes.items() if name not in of_head}, config, base)
     stat = file.stat()
     rank = max(factor.rank for factor in factors)
-    return PeftAdapter(folder, rank, factors, (stat.st_size, stat.st_mtime_ns), base)
+    return PeftAdapter(folder, rank, factors, (stat.st_size, stat.st_mtime_ns), base, head)
 
 
 def require_finite(adapter: PeftAdapter) -> None:
@@ -118,6 +125,8 @@ def require_finite(adapter: PeftAdapter) -> None:
                 if name:
                     finite = torch.isfinite(file.get_tensor(name).float() * scale).all()
                     require(bool(finite), name, "NaN or infinity", "finite weights")
+        for name in (name for one in adapter.head for name in (one.saved, one.a, one.b) if name):
+            require(bool(torch.isfinite(file.get_tensor(name)).all()), name, "NaN or infinity", "finite weights")
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
@@ -134,10 +143,10 @@ def _config(folder: Path) -> Mapping[str, Any]:
     return dict(config)
 
 
-def _check(config: Mapping[str, Any]) -> None:
+def _check(config: Mapping[str, Any], base: Adaptable) -> None:
     require(config.get("peft_type") == "LORA", "peft_type", config.get("peft_type"), "LORA")
     for name, value in config.items():
-        plain = name in _PLAIN or value in _OFF
+        plain = name in _PLAIN or value in _OFF or (name == "modules_to_save" and bool(base.head))
         # JSON allows names that a log cannot encode.
         shown = name.encode("ascii", "backslashreplace").decode()
         require(plain, shown, value, "not part of LoRA or DoRA, the only supported kinds")
@@ -184,18 +193,20 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _factors(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], base: BaseModel) -> tuple[Factor, ...]:
-    linears = base.linears
-    path = "|".join(map(re.escape, linears.paths))
-    form = re.compile(rf"base_model\.model\.({path}){_NAME}")
+    adaptable = base.adaptable
+    path = "|".join(map(re.escape, adaptable.paths))
+    form = re.compile(rf"{re.escape(_PREFIX)}({path}){_NAME}")
     pairs: dict[tuple[int, str], dict[str, str]] = {}
     for name in shapes:
         match = form.fullmatch(name)
-        allowed = f"the name of a LoRA factor of a linear in base_model.model.{linears.paths[0]}"
+        allowed = f"the name of a LoRA factor of a linear in base_model.model.{adaptable.paths[0]}"
         require(match is not None, name, shapes[name], allowed)
         assert match is not None
         layer, target = int(match[2]), match[3]
-        require(layer < linears.layers, name, layer, f"the base model has {linears.layers} layers")
-        require(target in linears.targets, name, target, f"a linear of the base model: {', '.join(linears.targets)}")
+        require(layer < adaptable.layers, name, layer, f"the base model has {adaptable.layers} layers")
+        require(
+            target in adaptable.targets, name, target, f"a linear of the base model: {', '.join(adaptable.targets)}"
+        )
         kind = match[4] or match[5]
         pair = pairs.setdefault((layer, target), {})
         require(kind not in pair, name, pair.get(kind), "each factor once")
@@ -211,8 +222,8 @@ def _factors(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], b
     factors = []
     for (layer, target), pair in sorted(pairs.items()):
         require(pair.keys() == kinds, "adapter", sorted(pair.values()), allowed)
-        place = linears.targets[target]
-        part = linears.parts[place]
+        place = adaptable.targets[target]
+        part = adaptable.parts[place]
         rank = _rank(shapes, pair, part, base.max_rank)
         scale = _scale(config, module_of(pair["A"]), rank)
         magnitude = pair.get("magnitude", "")
@@ -222,6 +233,34 @@ def _factors(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], b
             )
         factors.append(Factor(layer, *place, rank, scale, pair["A"], pair["B"], magnitude))
     return tuple(factors)
+
+
+def _head(
+    shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], base: BaseModel
+) -> tuple[tuple[HeadTensor, ...], set[str]]:
+    """What the adapter changes in the base model's head; and the names of its tensors that concern no layer."""
+    adaptable = base.adaptable
+    of_head = {
+        name for name in shapes if name.removeprefix(_PREFIX).startswith(tuple(f"{one}." for one in adaptable.unused))
+    }
+    tensors = []
+    for index, (name, shape) in enumerate(adaptable.head.items()):
+        module, _, kind = name.rpartition(".")
+        a, b = (f"{_PREFIX}{module}.lora_{letter}.weight" for letter in "AB")
+        tensor = HeadTensor(index, shape)
+        if (saved := _PREFIX + name) in shapes:
+            labels = ": labels as the base model has them" if shape != shapes[saved] else ""
+            require(shapes[saved] == shape, saved, shapes[saved], f"shape must be {shape}{labels}")
+            tensor = replace(tensor, saved=saved)
+        if kind == "weight" and a in shapes:
+            part = Part(shape[1], 0, shape[0])
+            require(b in shapes, "adapter", a, "both factors, lora_A and lora_B")
+            rank = _rank(shapes, {"A": a, "B": b}, part, base.max_rank)
+            tensor = replace(tensor, a=a, b=b, scale=_scale(config, module, rank))
+        if tensor != HeadTensor(index, shape):
+            of_head |= {name for name in (tensor.saved, tensor.a, tensor.b) if name}
+            tensors.append(tensor)
+    return tuple(tensors), of_head
 
 
 def _rank(shapes: Mapping[str, tuple[int, ...]], pair: Mapping[str, str], part: Part, limit: int) -> int:

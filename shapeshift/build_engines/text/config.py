@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shapeshift.adapter_cache.settings import AdapterSettings
 from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.errors import InvalidInputError
 from shapeshift.polymorph.settings import PolymorphSettings
@@ -14,13 +15,17 @@ from shapeshift.polymorph.settings import PolymorphSettings
 
 @dataclass(frozen=True)
 class TextFrontConfig:
-    """A folder of the model repository: its parsed config.pbtxt, and the settings of engines and of serving in it."""
+    """A folder of the model repository: its parsed config.pbtxt, and the settings of engines and of serving in it.
+
+    adapters: those of adapters; None for a model without adapters.
+    """
 
     name: str
     folder: Path
     config: Any
     settings: TextEngineSettings
     serving: PolymorphSettings
+    adapters: AdapterSettings | None = None
 
 
 def length_histogram(front: TextFrontConfig) -> list[float]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shapeshift import settings
+from shapeshift.adapter_cache.settings import AdapterSettings
+from shapeshift.build_engines import adapters
+from shapeshift.build_engines.hub.sources import base_names
 from shapeshift.build_engines.model_folder import BUILT, UP_TO_DATE, write_front
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.text.build import build
@@ -27,15 +31,34 @@ from shapeshift.progress import ProgressCallback
 from shapeshift.settings import require
 from shapeshift.triton import model_config
 
+if TYPE_CHECKING:
+    from shapeshift.adapter_cache.registry.peft import BaseModel
+
 BACKEND = "polymorph"
 
 
 def read(folder: Path, config: Any, values: Mapping[str, str]) -> TextFrontConfig:
     """The front in `folder`. Raises InvalidInputError naming the field."""
-    settings.refuse_unknown(values, settings.names(TextEngineSettings, PolymorphSettings))
+    names, of_adapters = settings.names(TextEngineSettings, PolymorphSettings), settings.names(AdapterSettings)
+    has_adapters = "adapter_mb" in values
+    unfit = {"goes with adapter_mb only, with which a text model takes adapters": of_adapters}
+    settings.refuse_unknown(values, names | of_adapters if has_adapters else names, unfit)
     serving = settings.read(PolymorphSettings, values)
     completed = model_config.complete(config, front_signature(values))
-    return TextFrontConfig(folder.name, folder, completed, settings.read(TextEngineSettings, values), serving)
+    engines = settings.read(TextEngineSettings, values)
+    front = TextFrontConfig(folder.name, folder, completed, engines, serving)
+    if not has_adapters:
+        return front
+    allowed = "native, or auto, which means it: the only provider that serves adapters (adapter_mb)"
+    require(engines.provider in ("auto", "native"), "provider", engines.provider, allowed)
+    allowed = "inline, or auto, which means it: adapters (adapter_mb) are in the front's own process"
+    require(serving.placement in ("auto", "inline"), "placement", serving.placement, allowed)
+    return replace(
+        front,
+        settings=replace(engines, provider="native"),
+        serving=replace(serving, placement="inline"),
+        adapters=settings.read(AdapterSettings, values),
+    )
 
 
 def check(front: TextFrontConfig, paths: BuildPaths) -> Plan:
@@ -98,14 +121,21 @@ def _write_folders(planned: Plan, engines: Path, result: Manifest, paths: BuildP
         **placement_parameters(placement, front, result),
         **device_plan.of_engines(result.provider, result.device_mb, result.files),
     }
+    extra: dict[str, str] = {}
+    if front.adapters is not None:
+        base, version = adapters_base(planned, engines, front.adapters, result.checkpoint_sha256), front.folder / "1"
+        parameters["checkpoint"] = paths.portable(planned.checkpoint.folder, target)
+        parameters["checkpoint_name"] = front.settings.checkpoint
+        parameters |= adapters.parameters(front.name, front.adapters, base, target, paths)
+        extra |= adapters.multi_lora_files(version)
+        adapters.prepare(front.name, front.adapters, base, version, paths)
     assert set(parameters) <= settings.names(
-        TextEngineSettings, PolymorphSettings, GeneratedSettings, PlacementSettings
+        TextEngineSettings, PolymorphSettings, GeneratedSettings, PlacementSettings, AdapterSettings
     )
     # A router holds no engines.
     device = planned.device if placement.name == "inline" else None
     summary = f"engines: {result.provider}, {result.precision}; {result.tolerance}"
     completed = with_dims(front.config, {output.name: output.dims for output in result.outputs})
-    extra = {}
     if (file := engines / REFERENCE).is_file():
         # A server may still have the engines of the build before.
         belongs_to = {"manifest_sha256": parameters["manifest_sha256"]}
@@ -113,6 +143,16 @@ def _write_folders(planned: Plan, engines: Path, result: Manifest, paths: BuildP
     config = write_front(front.folder, completed, target, parameters, summary, extra, device)
     write_workers(config, result, paths.generated, planned.gpus)
     return placement
+
+
+def adapters_base(planned: Plan, engines: Path, params: AdapterSettings, sha256: str) -> BaseModel:
+    """What adapters of the front are checked against."""
+    # It imports torch.
+    from shapeshift.adapter_cache.text.base import base_model
+
+    folder = planned.checkpoint.folder
+    names = base_names(planned.front.settings.checkpoint, folder, params.base_names)
+    return base_model(engines, {str(folder), *names}, params.max_rank, folder, sha256)
 
 
 def latency_profile(engines: Manifest) -> dict[str, object]:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from shapeshift import settings
 from shapeshift.adapter_cache.registry import store
-from shapeshift.adapter_cache.settings import AdapterCacheSettings
+from shapeshift.adapter_cache.settings import AdapterSettings
 from shapeshift.build_engines.hub.sources import find_adapter
 from shapeshift.cli.registries import front_model
 from shapeshift.cli.stop_signals import stop_on_sigterm
 from shapeshift.errors import NO_ADAPTER, NotFoundError
-from shapeshift.fused_decode.settings import FusedDecodeSettings, GeneratedDecodeSettings
+from shapeshift.fused_decode.settings import COMPUTED_BYTES, computed
 from shapeshift.progress import warn
 from shapeshift.registry import FILE
 
@@ -91,21 +91,24 @@ def _check(folder: Path, model: Path, values: dict[str, str]) -> str:
     Returns the hash of the checkpoint that it was checked against; empty if the front states none.
     """
     # These import torch, which the other actions do not need.
-    from shapeshift.adapter_cache.lora.batch import lay_out
+    from shapeshift.adapter_cache.memory.adapter_table import make_adapter
     from shapeshift.adapter_cache.registry import peft
-    from shapeshift.adapter_cache.registry.peft import BaseModel
-    from shapeshift.fused_decode.model.architecture import Architecture
-    from shapeshift.fused_decode.settings import COMPUTED_BYTES, computed
 
-    cache, loop = settings.read(AdapterCacheSettings, values), settings.read(FusedDecodeSettings, values)
-    checkpoint = (model / loop.checkpoint).resolve()
+    cache, precision = settings.read(AdapterSettings, values), values["precision"]
+    checkpoint = (model / values["checkpoint"]).resolve()
     names = {checkpoint.name, str(checkpoint), *filter(None, cache.base_names.split(","))}
-    architecture = Architecture.read(checkpoint)
-    sha256 = settings.read(GeneratedDecodeSettings, values).checkpoint_sha256
-    base = BaseModel.of_decoder(architecture, names, cache.max_rank, checkpoint, sha256)
+    sha256 = values.get("checkpoint_sha256", "")
+    if "engines" in values:
+        from shapeshift.adapter_cache.text.base import base_model
+
+        base = base_model(model / values["engines"], names, cache.max_rank, checkpoint, sha256)
+    else:
+        from shapeshift.fused_decode.model.architecture import Architecture
+
+        base = peft.BaseModel.of_decoder(Architecture.read(checkpoint), names, cache.max_rank, checkpoint, sha256)
     adapter = peft.read(folder, base)
     peft.require_finite(adapter)
-    size = lay_out(base.linears, adapter.factors)[1] * COMPUTED_BYTES[computed(loop.precision)]
+    size = make_adapter("", "", adapter, COMPUTED_BYTES[computed(precision)]).info.bytes
     settings.require(
         size <= cache.adapter_mb << 20, "adapter", f"{size} bytes", f"at most adapter_mb ({cache.adapter_mb})"
     )
