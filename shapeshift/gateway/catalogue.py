@@ -66,6 +66,11 @@ class Target:
     adapter: str
     name: str
 
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """The request parameters that it stands for."""
+        return {"lora_name": self.adapter} if self.adapter else {}
+
 
 class Catalogue:
     """Asks every front of every server to describe itself, and finds fronts by name.

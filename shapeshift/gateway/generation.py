@@ -114,12 +114,11 @@ class Usage:
 
 async def rows(context: Context, call: GenerationCall) -> AsyncGenerator[list[Row], None]:
     """The rows of each response; those of all choices in one response without `stream`. Raises as `Upstream.stream`."""
-    adapter = {"lora_name": call.target.adapter} if call.target.adapter else {}
     model_call = ModelCall(
         call.target.front.stream,
         _inputs(call),
         context.timeout_s,
-        parameters={**call.parameters, **adapter},
+        parameters={**call.parameters, **call.target.parameters},
         request_id=context.request_id,
     )
     usage, front = Usage(call.choices), call.target.front.name

@@ -101,7 +101,8 @@ async def infer_rows(
             columns = rows.columns(first, last)
         else:
             columns = {name: values[first:last] for name, values in rows.items()}
-        call = ModelCall(front.name, columns, context.timeout_s, names, parameters, context.request_id)
+        named = {**parameters, **target.parameters}
+        call = ModelCall(front.name, columns, context.timeout_s, names, named, context.request_id)
         async with slots:
             try:
                 return await context.gateway.upstream.infer(call)

@@ -14,7 +14,7 @@ from shapeshift.errors import InvalidInputError, TimedOutError
 from shapeshift.gateway.adapter_commands import AdapterCommands
 from shapeshift.gateway.http import api_keys
 from shapeshift.gateway.settings import GatewaySettings
-from tests.gateway.fake_triton import FakeTriton
+from tests.gateway.fake_triton import FRONTS, FakeTriton
 
 KEY = "sk-of-this-test"
 # In place of `shapeshift adapters`: it writes down how it was called, or refuses.
@@ -163,3 +163,33 @@ def test_a_change_that_is_late_or_whose_gateway_stops_is_undone(tmp_path: Path, 
 
     asyncio.run(asyncio.wait_for(run(), 60))
     assert not log.exists() and not Path(f"{log}.one").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "front", "body"),
+    [
+        ("/v1/embeddings", "encode", {"input": ["a", "b", "c", "d", "e"]}),
+        ("/embed", "encode", {"inputs": "a"}),
+        ("/v2/embed", "encode", {"texts": ["a"]}),
+        ("/v1/rerank", "cross", {"query": "a", "documents": ["b", "c"]}),
+        ("/rerank", "cross", {"query": "a", "texts": ["b"]}),
+        ("/v1/score", "cross", {"text_1": "a", "text_2": ["b"]}),
+        ("/v1/classify", "classify_raw", {"input": ["a"]}),
+        ("/predict", "classify_raw", {"inputs": "a"}),
+    ],
+)
+def test_vectors_and_scores_have_adapters(
+    path: str, front: str, body: dict[str, Any], start_gateway: Callable[..., str]
+) -> None:
+    triton = FakeTriton({**FRONTS, front: {**FRONTS[front], "adapters": ["tenant"]}})
+    url = f"{start_gateway(triton)}{path}"
+    for model in (f"{front}:tenant", "tenant"):
+        answer = httpx2.post(url, json={"model": model, **body})
+        assert answer.status_code == 200, answer.text
+        assert triton.calls and {call.model for call in triton.calls} == {front}
+        assert all(call.parameters["lora_name"] == "tenant" for call in triton.calls)
+    triton.calls.clear()
+    assert httpx2.post(url, json={"model": front, **body}).status_code == 200
+    assert triton.calls and all("lora_name" not in call.parameters for call in triton.calls)
+    missing = httpx2.post(url, json={"model": f"{front}:other", **body})
+    assert missing.status_code == 404 and f"{front}:other" in missing.text
