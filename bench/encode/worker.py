@@ -6,13 +6,15 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.peers.protocol import serve
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.execution.request import TextRequest
+from shapeshift.engines.interfaces import Adapted
 from shapeshift.engines.text.tokenizer import FILE_NAME, TextTokenizer
 from shapeshift.polymorph.settings import PolymorphSettings
 
@@ -20,10 +22,19 @@ from shapeshift.polymorph.settings import PolymorphSettings
 class Encoder:
     """The engines as the front model's process runs them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        adapted: Callable[..., Adapted | None] = lambda rows: None,
+        adapters: Sequence[Any] = (None,),
+    ) -> None:
+        """adapted: see `EngineExecutor`; adapters: those that requests have in turn."""
         built = manifest.load(folder)
         self._tokenizer = TextTokenizer(folder / FILE_NAME, built.max_tokens)
-        self._executor = EngineExecutor(built, folder, PolymorphSettings(max_queue_ms=0), lambda text: None)
+        self._executor = EngineExecutor(
+            built, folder, PolymorphSettings(max_queue_ms=0), lambda text: None, adapted=adapted
+        )
+        self._adapters = adapters
         self._executor.wait_loaded(600)
         # As fronts do.
         gc.freeze()
@@ -50,7 +61,9 @@ class Encoder:
                 latency_ms.append((time.perf_counter() - before) * 1e3)
                 send_next()
 
-            self._executor.submit(TextRequest([ids], finished))
+            request = TextRequest([ids], finished)
+            request.adapter = self._adapters[number % len(self._adapters)]
+            self._executor.submit(request)
 
         start = time.perf_counter()
         for _ in range(clients):
