@@ -44,6 +44,24 @@ _LONGROPE = {
     "partial_rotary_factor": 2 / 3,
 }
 
+_ALPHA = {"rope_type": "dynamic", "rope_theta": 1e3, "alpha": 8.0, "factor": 1.0}
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 1.5,
+}
+_GROUPS = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "n_group": 3,
+    "topk_group": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+
 # The configuration of each family in `shapeshift.fused_decode.model.architecture.FAMILIES`, by model_type.
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**_WIDE, "attention_bias": True, "mlp_bias": True, "rope_parameters": _LLAMA3},
@@ -93,26 +111,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": WINDOW,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
     },
-    "granite": {
-        **_WIDE,
-        "attention_bias": True,
-        "embedding_multiplier": 3.0,
-        "attention_multiplier": 0.4,
-        "residual_multiplier": 0.6,
-        "logits_scaling": 1.5,
-    },
-    "granitemoehybrid": {
-        **_WIDE,
-        "num_local_experts": 0,
-        "shared_intermediate_size": 64,
-        "layer_types": ["full_attention"] * 3,
-        "position_embedding_type": "rope",
-        "embedding_multiplier": 3.0,
-        "attention_multiplier": 0.4,
-        "residual_multiplier": 0.6,
-        "logits_scaling": 1.5,
-        "mamba_n_heads": 12,
-    },
+    "granite": {**_WIDE, **_GRANITE, "attention_bias": True},
+    "hunyuan_v1_dense": {**_WIDE, "head_dim": 16, "attention_bias": True, "rope_parameters": _ALPHA},
     "mixtral": {**_WIDE, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": WINDOW},
     "qwen3_moe": {
         **_WIDE,
@@ -122,7 +122,71 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 40,
         "norm_topk_prob": True,
     },
+    "qwen2_moe": {
+        **_WIDE,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 56,
+        "mlp_only_layers": [1],
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+    },
     "olmoe": {**_WIDE, "num_experts": 4, "num_experts_per_tok": 2},
+    "flex_olmo": {**_WIDE, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True},
+    "ernie4_5_moe": {
+        **_WIDE,
+        "head_dim": 16,
+        "moe_num_experts": 6,
+        "moe_k": 2,
+        "moe_intermediate_size": 24,
+        "moe_num_shared_experts": 2,
+    },
+    "hunyuan_v1_moe": {**_WIDE, "head_dim": 16, "num_experts": 4, "moe_topk": 2},
+    "glm4_moe": {**_WIDE, **_GROUPS, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
+    "solar_open": {**_WIDE, **_GROUPS, "head_dim": 16},
+    "dots1": {
+        **_WIDE,
+        **_GROUPS,
+        "head_dim": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": WINDOW,
+        "attention_bias": True,
+    },
+    "exaone_moe": {
+        **_WIDE,
+        "head_dim": 16,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    },
+    "llama4_text": {
+        **_WIDE,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "intermediate_size_mlp": 80,
+        "moe_layers": [0, 1],
+        "no_rope_layers": [1, 0, 1],
+        "attention_chunk_size": 16,
+        "floor_scale": 12,
+        "attn_scale": 0.5,
+        "rope_parameters": _LLAMA3,
+    },
+    "minimax_m2": {**_WIDE, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
+    "granitemoe": {**_WIDE, **_GRANITE, "num_local_experts": 6},
+    "granitemoeshared": {**_WIDE, **_GRANITE, "num_local_experts": 6, "shared_intermediate_size": 40},
+    "granitemoehybrid": {
+        **_WIDE,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 64,
+        "layer_types": ["full_attention"] * 3,
+        "position_embedding_type": "rope",
+        **_GRANITE,
+        "mamba_n_heads": 12,
+    },
     "gpt_oss": {
         **_WIDE,
         "head_dim": 16,
@@ -174,7 +238,6 @@ _VISION = {
     "image_size": 8,
     "patch_size": 4,
 }
-MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss")
 # Further settings of these families.
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama, dynamic rope": {
@@ -189,6 +252,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "model_type": "granitemoehybrid",
         "num_local_experts": 0,
         "shared_intermediate_size": 64,
+        "layer_types": ["full_attention"] * 3,
+        "mamba_n_heads": 12,
+    },
+    "granitemoehybrid, with experts": {
+        **_WIDE,
+        **_GRANITE,
+        "model_type": "granitemoehybrid",
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 40,
         "layer_types": ["full_attention"] * 3,
         "mamba_n_heads": 12,
     },
@@ -221,6 +294,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 CASES = {**{name: {**options, "model_type": name} for name, options in CONFIGS.items()}, **VARIANTS}
 
 
+MIXTURES = tuple(
+    name for name, options in CASES.items() if any(key.endswith("experts") and value for key, value in options.items())
+)
+
+
 def make(name: str, folder: Path) -> Tiny:
     """The model of one of CASES. Its attention is sharp, and all biases and norms matter."""
     import transformers
@@ -233,6 +311,9 @@ def make(name: str, folder: Path) -> Tiny:
     with torch.no_grad():
         for parameter, tensor in reference.named_parameters():
             tensor.copy_(_random(parameter, tensor, name.startswith(("gemma", "nemotron"))))
+        for buffer, tensor in reference.named_buffers():
+            if buffer.endswith("e_score_correction_bias"):
+                tensor.copy_(torch.randn(tensor.shape) * 0.3)
     transformers.utils.logging.disable_progress_bar()
     reference.save_pretrained(folder)
     return Tiny(name, reference, folder)

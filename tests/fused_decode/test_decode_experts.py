@@ -57,20 +57,29 @@ def experts_of(precision: str, experts: Experts, biased: bool) -> ExpertMlps:
 
     makers = linear_makers(precision, 0, DTYPES[computed(precision)], True, lambda line: None)
 
-    def linears(outputs: int, inputs: int) -> list[Any]:
-        pairs = ((normal(outputs, inputs) * 0.2, normal(outputs)) for _ in range(experts.count))
-        return [
-            makers.linear(weight.to(makers.dtype), bias.to(makers.dtype) if biased else None) for weight, bias in pairs
-        ]
+    def linear(outputs: int, inputs: int) -> Any:
+        weight, bias = (normal(outputs, inputs) * 0.2).to(makers.dtype), normal(outputs).to(makers.dtype)
+        return makers.linear(weight, bias if biased else None)
 
-    router = native_operations.NativeLinear(normal(experts.count, HIDDEN), None)
-    return ExpertMlps(experts, router, linears(2 * WIDTH, HIDDEN), linears(HIDDEN, WIDTH))
+    widths = [*[experts.width] * experts.count, *([experts.shared] if experts.shared else [])]
+    router = native_operations.NativeLinear(normal(experts.count + experts.shared_gate, HIDDEN), None)
+    gate_up, down = ([linear(2 * width, HIDDEN) for width in widths], [linear(HIDDEN, width) for width in widths])
+    return ExpertMlps(experts, router, gate_up, down)
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16", "int8", "int4"])
-@pytest.mark.parametrize(("limits", "biased"), [({}, False), (CLAMPED, True)])
-def test_kernels_compute_what_torch_does(precision: str, limits: dict[str, float], biased: bool) -> None:
-    experts = Experts(count=6, chosen=3, **limits)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("fields", "biased"),
+    [
+        ({}, False),
+        (CLAMPED, True),
+        ({"shared": 56, "shared_gate": True}, False),
+        ({"shared": 24, "gelu": True}, False),
+        ({"shared": 40, "sigmoid": True, "shares": False, "scales_rows": True}, False),
+    ],
+)
+def test_kernels_compute_what_torch_does(precision: str, fields: dict[str, Any], biased: bool) -> None:
+    experts = Experts(count=6, chosen=3, width=WIDTH, **fields)
     mlps = experts_of(precision, experts, biased)
     dtype = DTYPES[computed(precision)]
     rows = torch.randn(1500, HIDDEN, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -89,16 +98,36 @@ def test_kernels_compute_what_torch_does(precision: str, limits: dict[str, float
 
 def test_weights_of_the_chosen_are_those_of_their_own_softmax_or_of_all() -> None:
     scores = torch.tensor([[1.0, 4.0, 3.0, -2.0], [0.0, 0.0, 9.0, 8.0]])
-    chosen, weights = choose(Experts(4, 2), scores)
+    chosen, weights = choose(Experts(4, 2, WIDTH), scores)
     assert chosen.tolist() == [[1, 2], [2, 3]]
     assert torch.allclose(weights, torch.tensor([[4.0, 3.0], [9.0, 8.0]]).softmax(dim=-1))
-    chosen, weights = choose(Experts(4, 2, shares=False), scores)
+    chosen, weights = choose(Experts(4, 2, WIDTH, shares=False), scores)
     assert chosen.tolist() == [[1, 2], [2, 3]]
     assert torch.allclose(weights, scores.softmax(dim=-1).gather(1, chosen))
 
 
+def test_a_correction_and_groups_change_the_choice_and_no_weight() -> None:
+    scores = torch.tensor([[3.0, -3.0, 2.0, 1.0, 0.5, 0.4]])
+    fields: dict[str, Any] = {"sigmoid": True, "shares": False, "scale": 2.0}
+    chosen, weights = choose(Experts(6, 2, WIDTH, **fields), scores)
+    assert chosen.tolist() == [[0, 2]] and torch.allclose(weights, 2.0 * scores.gather(1, chosen).sigmoid())
+    corrected = torch.tensor([0.0, 0.9, 0.0, 0.0, 0.0, 0.0])
+    chosen, weights = choose(Experts(6, 2, WIDTH, **fields), scores, corrected)
+    assert chosen.tolist() == [[0, 1]] and torch.allclose(weights, 2.0 * scores.gather(1, chosen).sigmoid())
+    # The two highest of the middle group have the largest sum, though the highest of all is in another one.
+    in_groups = Experts(6, 2, WIDTH, groups=3, chosen_groups=1, **fields)
+    assert choose(in_groups, scores, torch.zeros(6))[0].tolist() == [[2, 3]]
+
+
+def test_the_shared_expert_has_the_last_weight() -> None:
+    scores = torch.tensor([[1.0, 2.0, -0.5]])
+    _, weights = choose(Experts(2, 1, WIDTH, shared=8, shared_gate=True), scores)
+    assert torch.allclose(weights, torch.tensor([[1.0, torch.sigmoid(torch.tensor(-0.5))]]))
+    assert choose(Experts(2, 1, WIDTH, shared=8), scores[:, :2])[1].tolist() == [[1.0, 1.0]]
+
+
 def test_rows_of_another_form_are_refused() -> None:
-    mlps = experts_of("f32", Experts(3, 2), False)
+    mlps = experts_of("f32", Experts(3, 2, WIDTH), False)
     rows, chosen, weights = torch.zeros(2, HIDDEN), torch.tensor([[0, 1], [1, 2]]), torch.ones(2, 2)
     for given, message in (
         ((rows[:, :-1].contiguous(), chosen, weights), f"rows: must be \\[rows, {HIDDEN}\\]"),
@@ -147,7 +176,9 @@ def test_experts_are_mapped_from_the_file_that_processes_share(
 @pytest.mark.parametrize("name", MIXTURES)
 def test_the_memory_plan_counts_the_experts(family: Callable[[str], Tiny], name: str) -> None:
     architecture = Architecture.read(family(name).folder)
-    held = sum(tensor.numel() for tensor in family(name).reference.parameters())
+    reference = family(name).reference
+    corrections = (tensor for buffer, tensor in reference.named_buffers() if buffer.endswith("correction_bias"))
+    held = sum(tensor.numel() for tensor in (*reference.parameters(), *corrections))
     assert weight_bytes(architecture, "f32") == 4 * (held + (architecture.tied and VOCAB * architecture.hidden))
     assert weight_bytes(architecture, "bf16") * 2 == weight_bytes(architecture, "f32")
 
@@ -253,13 +284,17 @@ def test_mxfp4_is_what_transformers_reads(kernel_cache: Path, tmp_path: Path, mo
         ({"num_local_experts": 4}, r"num_experts_per_tok: got 8; at most num_local_experts \(4\)"),
         ({"scoring_func": "sigmoid"}, "scoring_func: got 'sigmoid'; softmax"),
         ({"n_group": 4}, "n_group: got 4; 1: no router of groups"),
-        ({"decoder_sparse_step": 2}, "decoder_sparse_step: got 2; 1: all layers have experts"),
-        ({"mlp_only_layers": [0]}, r"mlp_only_layers: got \[0\]; none"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step: got 0; a whole number of at least 1"),
+        ({"mlp_only_layers": [3]}, r"mlp_only_layers: got \[3\]; numbers of layers, 0 to 2"),
         ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv: got 8.0; null"),
-        (
-            {"model_type": "deepseek_v3"},
-            "model_type: got 'deepseek_v3'; this one has a mixture of experts of another form",
-        ),
+        ({"model_type": "deepseek_v3", "kv_lora_rank": 8}, "model_type: got 'deepseek_v3'; this one has latent"),
+        ({**CASES["glm4_moe"], "n_group": 4}, "n_group: got 4; a divisor of the 6 experts"),
+        ({**CASES["glm4_moe"], "topk_group": 4}, r"topk_group: got 4; at most n_group \(3\)"),
+        ({**CASES["glm4_moe"], "topk_group": 1}, "topk_group: got 1; .* room for 3 experts"),
+        ({**CASES["glm4_moe"], "scoring_func": "softmax"}, "scoring_func: got 'softmax'; sigmoid"),
+        ({**CASES["ernie4_5_moe"], "use_bias": True}, "use_bias: got True; false or absent: experts have no biases"),
+        ({**CASES["hunyuan_v1_moe"], "moe_topk": [1, 2, 2]}, r"moe_topk: got \[1, 2, 2\]; the same for all layers"),
+        ({**CASES["exaone_moe"], "mlp_layer_types": ["moe"]}, r"mlp_layer_types: got \['moe'\]; 3 of dense, sparse"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "quant_method: got 'mxfp4'; not with a qwen3_moe"),
         (
             {**CASES["gpt_oss"], "quantization_config": {"quant_method": "fp8"}},

@@ -14,7 +14,7 @@ from typing import Any
 from shapeshift.engines.checkpoint import tensor_names
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.formats.packing import GGUF, Packing, packing_of
-from shapeshift.fused_decode.model.parts import EXPERT_DOWN, EXPERT_GATE_UP, Experts, Rope, Tensors
+from shapeshift.fused_decode.model.parts import Experts, Rope, Tensors
 from shapeshift.settings import Choices, require
 
 _FAMILIES = "shapeshift.fused_decode.model.families"
@@ -28,14 +28,17 @@ class Architecture:
     head_dim is even, and heads a multiple of kv_heads.
 
     windows      for each layer the number of latest tokens that a token attends to, itself included; 0: all
+    chunked      windows are chunks: a token attends to those of its own chunk
     ropes        for each layer its rotary positions; None: it has none
     scales       for each layer the factor of its scores
     score_cap, logit_cap  c: a value x becomes c tanh(x / c); 0: it stays
     norm         rms; layer, with mean and bias; or centred, with mean alone; norm_offset is added to the weights of all
     qk_norm      head: each query and key of a head; row: those of all heads together; empty: none
+    norm_last    those of heads come after the rotation
     parallel     whether both branches take the state before the layer
     gated        whether the MLP multiplies the activation of one half by the other half
-    query_growth, query_span  g, s: queries at position p are multiplied by 1 + g log(1 + floor(p / s))
+    query_growth, query_span, query_ahead  g, s, a: queries at position p are multiplied by
+                 1 + g log(1 + floor((p + a) / s))
     branch_scale  factor of what a branch adds to the state
     experts      None: a layer has one MLP
     sinks        each head has a score beside those of its keys
@@ -62,7 +65,9 @@ class Architecture:
     tied: bool
     eos_ids: frozenset[int]
     head_bias: bool = False
+    chunked: bool = False
     qk_norm: str = ""
+    norm_last: bool = False
     norm: str = "rms"
     norm_offset: float = 0.0
     parallel: bool = False
@@ -76,6 +81,7 @@ class Architecture:
     interleaved: bool = False
     query_growth: float = 0.0
     query_span: int = 0
+    query_ahead: int = 0
     experts: Experts | None = None
     sinks: bool = False
     tensors: Tensors = Tensors()
@@ -115,7 +121,8 @@ class Architecture:
     @property
     def _widths(self) -> int:
         """Of the linears of a layer, `hidden` times which are its weights."""
-        mlps = (self.experts.count if self.experts else 1) * (self.inner_width + self.intermediate)
+        one = self.inner_width + self.intermediate
+        mlps = one if self.experts is None else 3 * (self.experts.count * self.experts.width + self.experts.shared)
         return 2 * self.query_width + 2 * self.kv_width + mlps
 
     @property
@@ -148,10 +155,12 @@ class Architecture:
         """As the files with tensors of these names have it: as in transformers, what config.json ties but two tensors
         hold is not tied, and the one that there is serves for both. Experts may have tensors of their own.
         """
-        first = f"{self.tensors.layers}.0.{EXPERT_DOWN.format(0)}.weight"
-        if self.experts is not None and self.experts.whole and first in names:
-            tensors = replace(self.tensors, gate_up=EXPERT_GATE_UP, down=EXPERT_DOWN)
-            return replace(self, experts=replace(self.experts, whole=False), tensors=tensors).with_tensors(names)
+        gate_up, down = Tensors.expert_gate_up, Tensors.expert_down
+        apart = f"{self.tensors.layers}.0.{down.format(0)}.weight" in names
+        if self.experts is not None and self.experts.whole and apart:
+            tensors = replace(self.tensors, expert_gate_up=gate_up, expert_down=down)
+            experts = replace(self.experts, whole=False, columns=False, alternating=False)
+            return replace(self, experts=experts, tensors=tensors).with_tensors(names)
         present = {self.tensors.today(name) for name in names}
         table, head = f"{self.tensors.embedding}.weight", f"{self.tensors.head}.weight"
         if not self.tied or head not in present:
@@ -177,7 +186,7 @@ class Architecture:
 # What kernels/network.cpp does not compute unless it is as in Llama.
 _IN_PARTS = (
     *("head_bias", "norm", "parallel", "activation", "gated"),
-    *("branch_scale", "logit_scale", "logit_cap", "experts", "sinks", "varied"),
+    *("branch_scale", "logit_scale", "logit_cap", "experts", "sinks", "norm_last", "chunked", "varied"),
 )
 
 # What the ranks of tensor parallelism divide, and what Llama's config.json calls it.
@@ -187,46 +196,23 @@ _SPLIT = {
     "intermediate": "intermediate_size",
 }
 
+_MODULES = {
+    "llama": (
+        *("llama", "mistral", "ministral", "ministral3", "qwen2", "qwen3", "phi3", "smollm3", "olmo2", "olmo3"),
+        *("seed_oss", "arcee", "helium", "ernie4_5", "glm", "glm4", "cwm", "exaone4", "granite", "hunyuan_v1_dense"),
+    ),
+    "experts": (
+        *("mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "flex_olmo", "ernie4_5_moe", "hunyuan_v1_moe"),
+        *("glm4_moe", "solar_open", "dots1", "exaone_moe", "llama4_text", "minimax_m2"),
+        *("granitemoe", "granitemoeshared", "granitemoehybrid", "gpt_oss"),
+    ),
+    "layer_norm": ("phi", "starcoder2", "stablelm", "nemotron", "cohere", "cohere2"),
+    "gemma": ("gemma", "gemma2", "gemma3_text"),
+    "gpt": ("gpt2", "gptj", "gpt_neox"),
+}
 FAMILIES: Choices[Callable[[Mapping[str, Any]], Architecture]] = Choices(
     "model_type",
-    {
-        "llama": f"{_FAMILIES}.llama:llama",
-        "mistral": f"{_FAMILIES}.llama:mistral",
-        "ministral": f"{_FAMILIES}.llama:ministral",
-        "ministral3": f"{_FAMILIES}.llama:ministral3",
-        "qwen2": f"{_FAMILIES}.llama:qwen2",
-        "qwen3": f"{_FAMILIES}.llama:qwen3",
-        "phi3": f"{_FAMILIES}.llama:phi3",
-        "smollm3": f"{_FAMILIES}.llama:smollm3",
-        "olmo2": f"{_FAMILIES}.llama:olmo2",
-        "olmo3": f"{_FAMILIES}.llama:olmo3",
-        "seed_oss": f"{_FAMILIES}.llama:seed_oss",
-        "arcee": f"{_FAMILIES}.llama:arcee",
-        "helium": f"{_FAMILIES}.llama:helium",
-        "ernie4_5": f"{_FAMILIES}.llama:ernie4_5",
-        "glm": f"{_FAMILIES}.llama:glm",
-        "glm4": f"{_FAMILIES}.llama:glm4",
-        "cwm": f"{_FAMILIES}.llama:cwm",
-        "exaone4": f"{_FAMILIES}.llama:exaone4",
-        "granite": f"{_FAMILIES}.llama:granite",
-        "granitemoehybrid": f"{_FAMILIES}.llama:granite4",
-        "mixtral": f"{_FAMILIES}.experts:mixtral",
-        "qwen3_moe": f"{_FAMILIES}.experts:qwen3_moe",
-        "olmoe": f"{_FAMILIES}.experts:olmoe",
-        "gpt_oss": f"{_FAMILIES}.experts:gpt_oss",
-        "phi": f"{_FAMILIES}.layer_norm:phi",
-        "starcoder2": f"{_FAMILIES}.layer_norm:starcoder2",
-        "stablelm": f"{_FAMILIES}.layer_norm:stablelm",
-        "nemotron": f"{_FAMILIES}.layer_norm:nemotron",
-        "cohere": f"{_FAMILIES}.layer_norm:cohere",
-        "cohere2": f"{_FAMILIES}.layer_norm:cohere2",
-        "gemma": f"{_FAMILIES}.gemma:gemma",
-        "gemma2": f"{_FAMILIES}.gemma:gemma2",
-        "gemma3_text": f"{_FAMILIES}.gemma:gemma3",
-        "gpt2": f"{_FAMILIES}.gpt:gpt2",
-        "gptj": f"{_FAMILIES}.gpt:gptj",
-        "gpt_neox": f"{_FAMILIES}.gpt:gpt_neox",
-    },
+    {name: f"{_FAMILIES}.{module}:{name}" for module, names in _MODULES.items() for name in names},
 )
 """From the content of a config.json to its architecture, by `model_type`; without the ids of generation_config.json."""
 
@@ -234,16 +220,12 @@ FAMILIES: Choices[Callable[[Mapping[str, Any]], Architecture]] = Choices(
 # Why a family is not one of these, by keys of its config.json; the first one counts.
 _REASONS = {
     ("altup_num_inputs", "hidden_size_per_layer_input"): "inputs of each layer beside its state",
-    ("attention_chunk_size",): "attention within chunks, and experts of scaled rows",
     ("kv_lora_rank",): "latent attention",
     ("state_size", "mamba_d_state", "ssm_state_size", "linear_num_value_heads"): "layers that are no attention",
     ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"): "a mixture of experts of another form",
     ("vision_config", "audio_config"): "inputs beside text",
     ("is_encoder_decoder", "cross_attention_hidden_size", "d_kv"): "an encoder",
 }
-_REASONS_OF = {"hunyuan_v1_dense": "queries that are normalised after they are rotated"}
-
-
 _WRAPPERS: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {
         "vocab_size": 262_208,
@@ -253,11 +235,15 @@ _WRAPPERS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 131_072,
     },
     "mistral3": {},
+    "llama4": {},
 }
 """Models of texts and images whose text model is served, and what a config.json may leave out of its `text_config`."""
 # How files of such a model call the tensors of the text model, and those of the rest.
 _WRAPPED = (("model.language_model.", "model."), ("language_model.", ""))
-_BESIDE_TEXT = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_BESIDE_TEXT = (
+    *("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+    "vision_model.",
+)
 
 
 def from_config(config: Mapping[str, Any], generation_eos: object = None) -> Architecture:
@@ -271,7 +257,6 @@ def from_config(config: Mapping[str, Any], generation_eos: object = None) -> Arc
         return replace(inner, tensors=replace(inner.tensors, wrapped=_WRAPPED, others=_BESIDE_TEXT))
     both = {**text, **config} if isinstance(text, Mapping) else config
     reason = next((reason for keys, reason in _REASONS.items() if any(both.get(key) for key in keys)), "")
-    reason = _REASONS_OF.get(str(family), reason)
     allowed = f"{reason and f'this one has {reason}; '}one of {', '.join(FAMILIES)} (config.json)"
     require(isinstance(family, str) and family in FAMILIES, "model_type", family, allowed)
     architecture = replace(FAMILIES[str(family)](config), packing=packing_of(config))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.native_operations import NativeLinear
 from shapeshift.fused_decode.model.network import AttentionLayer, Layer, Linear, Network, Norm
 from shapeshift.fused_decode.model.parts import Experts
+from shapeshift.fused_decode.model.tensor_layout import SHARED, head_order
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import QUANTISED
 from shapeshift.serving.model_args import Log
@@ -110,14 +111,13 @@ class _Builder:
             [self._layer(index) for index in range(a.layers)],
             self._norm(names.final_norm),
             self.weights.linear("head", self._head),
-            self._query_scales(),
         )
 
-    def _query_scales(self) -> torch.Tensor | None:
-        a, length = self.architecture, self.cache.max_length
-        if not a.query_growth or length <= a.query_span:
+    def _query_scales(self, index: int) -> torch.Tensor | None:
+        a, length = self.architecture.layer(index), self.cache.max_length
+        if not a.query_growth or length + a.query_ahead <= a.query_span:
             return None
-        turns = torch.arange(length, device=self.cache.device) // a.query_span
+        turns = (torch.arange(length, device=self.cache.device) + a.query_ahead) // a.query_span
         return 1.0 + a.query_growth * torch.log1p(turns.float())
 
     def _embedding(self) -> torch.Tensor:
@@ -148,7 +148,7 @@ class _Builder:
             for name in (names.attention_norm, names.attention_end, names.mlp_norm, names.mlp_end)
         )
         row, head = (
-            [self._plain_norm(f"{prefix}{name}") for name in (names.query_norm, names.key_norm)]
+            [self._vector_norm(index, name) for name in (names.query_norm, names.key_norm)]
             if a.qk_norm == kind
             else [None, None]
             for kind in ("row", "head")
@@ -166,20 +166,22 @@ class _Builder:
             down=None if a.experts else self._linear(index, "down"),
             mlp_end=end,
             experts=None if a.experts is None else self._experts(index, a.experts),
+            query_scales=self._query_scales(index),
         )
 
     def _experts(self, index: int, experts: Experts) -> Linear:
-        a, numbers = self.architecture.layer(index), range(experts.count)
-        router = f"{a.tensors.layers}.{index}.{a.tensors.router}"
+        names, prefix = self.architecture.layer(index).tensors, f"{self.architecture.tensors.layers}.{index}."
         # In f32: which experts a token gets is a jump.
-        weight = self._read(f"{router}.weight", torch.float32)
-        bias = self._read(f"{router}.bias", torch.float32) if experts.biased else None
-        gate_up, down = (
-            [self._linear(index, f"{kind}.{number}") for number in numbers] for kind in ("gate_up", "down")
-        )
+        weight = self._read(f"{prefix}{names.router}.weight", torch.float32)
+        if experts.shared_gate:
+            weight = torch.cat([weight, self._read(f"{prefix}{names.shared_gate}.weight", torch.float32)])
+        bias = self._read(f"{prefix}{names.router}.bias", torch.float32) if experts.biased else None
+        correction = self._read(f"{prefix}{names.correction}", torch.float32).view(-1) if experts.correction else None
+        ends = [*(f".{number}" for number in range(experts.count)), *([SHARED] if experts.shared else [])]
+        gate_up, down = ([self._linear(index, f"{kind}{end}") for end in ends] for kind in ("gate_up", "down"))
         native = isinstance(down[0], NativeLinear)
-        router_linear = NativeLinear(weight, bias) if native else lambda rows: functional.linear(rows, weight, bias)
-        mlps: Linear = MAKERS["experts"](experts, router_linear, gate_up, down)
+        router = NativeLinear(weight, bias) if native else lambda rows: functional.linear(rows, weight, bias)
+        mlps: Linear = MAKERS["experts"](experts, router, gate_up, down, correction)
         return mlps
 
     def _attention(self, index: int, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None) -> AttentionLayer:
@@ -198,6 +200,8 @@ class _Builder:
             key_scales=cache.key_scales[index] if cache.key_scales else None,
             value_scales=cache.value_scales[index] if cache.value_scales else None,
             sinks=self._read(f"{a.tensors.layers}.{index}.{a.tensors.sinks}", torch.float32) if a.sinks else None,
+            norm_last=a.norm_last,
+            chunked=a.chunked,
         )
 
     def _linear(self, index: int, name: str) -> Linear:
@@ -217,6 +221,16 @@ class _Builder:
             return Norm(plain.weight, torch.zeros_like(plain.weight), plain.eps)
         bias = self._read(f"{name}.bias", torch.float32) if kind == "layer" else None
         return Norm(plain.weight, bias, plain.eps)
+
+    def _vector_norm(self, index: int, name: str) -> Norm:
+        """Of queries or keys, whose elements lie in the order in which they rotate: see `qkv_order`. Without a name it
+        has no weights."""
+        a, rope = self.architecture.layer(index), self.architecture.ropes[index]
+        if not name:
+            return Norm(torch.ones(a.head_dim, device=self.cache.device), None, a.norm_eps)
+        plain = self._plain_norm(f"{a.tensors.layers}.{index}.{name}")
+        order = head_order(a.head_dim, rope.rotated if rope else 0, a.interleaved)
+        return replace(plain, weight=plain.weight.view(-1, a.head_dim)[:, order].flatten())
 
     def _plain_norm(self, name: str) -> Norm:
         weight = self._read(f"{name}.weight", torch.float32) + self.architecture.norm_offset

@@ -140,6 +140,8 @@ class NativeOperations:
             layer.score_cap,
             split,
             layer.sinks,
+            layer.norm_last,
+            layer.chunked,
         )
         return out
 

@@ -43,6 +43,8 @@ class AttentionLayer:
     score_cap             c: a score x becomes c tanh(x / c); 0: it stays
     key_scales, value_scales  FLOAT32 [blocks, kv_heads, BLOCK_TOKENS] of an INT8 cache, or None
     sinks                 FLOAT32 [heads], a score that each query of a head has beside those of its keys, or None
+    norm_last             the norms of queries and keys come after the rotation
+    chunked               each token attends to those of its own chunk of `window` tokens alone
     """
 
     keys: torch.Tensor
@@ -58,6 +60,8 @@ class AttentionLayer:
     key_scales: torch.Tensor | None = None
     value_scales: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    norm_last: bool = False
+    chunked: bool = False
 
 
 class Operations(Protocol):
@@ -112,6 +116,7 @@ class Layer:
 
     experts    in place of gate_up and down, which are then None
     row_norms: of all queries and of all keys of a token; None where the model has none.
+    query_scales: FLOAT32 [max_length], factors of the queries at each position; None: all are 1
     """
 
     attention_norm: Norm | None
@@ -125,6 +130,7 @@ class Layer:
     down: Linear | None
     mlp_end: Norm | None
     experts: Linear | None = None
+    query_scales: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,6 @@ class Network:
 
     embedding  scaled as the architecture says
     positions  FLOAT32 [max_length, hidden], learned; None without
-    query_scales  FLOAT32 [max_length], factors of the queries at each position; None: all are 1
     """
 
     architecture: Architecture
@@ -142,12 +147,12 @@ class Network:
     layers: list[Layer]
     norm: Norm
     head: Linear
-    query_scales: torch.Tensor | None = None
 
     @property
     def is_one_operation(self) -> bool:
         """See `Architecture.is_one_operation`; texts may be too short for what it leaves out."""
-        return self.architecture.is_one_operation and self.query_scales is None
+        scaled = any(layer.query_scales is not None for layer in self.layers)
+        return self.architecture.is_one_operation and not scaled
 
     def forward(
         self,
@@ -170,8 +175,8 @@ class Network:
         for index, layer in enumerate(self.layers):
             normed = self._enter(operations, state, delta, layer.attention_norm)
             qkv = apply(layer.qkv, normed, linear_delta, index, QKV)
-            if self.query_scales is not None:
-                qkv[:, : a.layer(index).query_width] *= self.query_scales[places, None]
+            if layer.query_scales is not None:
+                qkv[:, : a.layer(index).query_width] *= layer.query_scales[places, None]
             mixed = self._attend(operations, layer, qkv, plan)
             if layer is self.layers[-1]:
                 # After the last attention, only the wanted tokens matter.

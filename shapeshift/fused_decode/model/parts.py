@@ -41,11 +41,13 @@ class Rope:
 class Tensors:
     """Where a checkpoint has its tensors: names without `.weight` and `.bias`, those of a layer within it.
 
-    router, sinks  of experts, and of attention with sinks
-    gate_up, down  of experts: with {} where the number of one stands
+    router, correction, sinks  of experts, and of attention with sinks
+    expert_gate_up, expert_down  of experts: with {} where the number of one stands
+    shared_gate_up, shared_down, shared_gate  of the expert of all tokens
     qkv, gate_up  several names: stacked in this order; one name: one tensor holds them
     positions, attention_end, mlp_end  learned positions, and the norms after the branches; empty: none
     attention_norm, mlp_norm  the norms before the branches; empty: none
+    query_norm, key_norm  see `architecture.qk_norm`; empty: they have no weights
     prefix        that checkpoints of the model without its head leave out
     wrapped       beginnings of names in files that hold another model beside this one, and what they are here
     others        beginnings of the names of that model's tensors
@@ -69,6 +71,12 @@ class Tensors:
     down: str = "mlp.down_proj"
     mlp_end: str = ""
     router: str = "mlp.gate"
+    correction: str = "mlp.gate.e_score_correction_bias"
+    expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
+    expert_down: str = "mlp.experts.{}.down_proj"
+    shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
+    shared_down: str = "mlp.shared_experts.down_proj"
+    shared_gate: str = "mlp.shared_expert_gate"
     sinks: str = "self_attn.sinks"
     final_norm: str = "model.norm"
     head: str = "lm_head"
@@ -89,29 +97,45 @@ class Tensors:
         return dict(self.renamed).get(name, name)
 
 
-EXPERT_GATE_UP = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
-EXPERT_DOWN = "mlp.experts.{}.down_proj"
-"""Where most checkpoints have an expert's linears."""
-
-
 @dataclass(frozen=True)
 class Experts:
     """A mixture of experts in the place of an MLP: a token goes to those that a router scores highest.
 
-    Each is a gated MLP of `Architecture.intermediate`. Their activation is SiLU, or with a limit that of gpt-oss.
+    Each is a gated MLP. Their activation is SiLU, GELU, or with a limit that of gpt-oss.
 
     count   of a layer
     chosen  for a token
-    shares  whether the weights of the chosen sum to 1; otherwise they are those of a softmax over all
+    width   of the MLP of an expert
+    sigmoid  scores become weights by a sigmoid of each; otherwise by a softmax over all
+    shares  whether the weights of the chosen are divided by their sum
+    scale   factor of these weights
+    scales_rows  weights multiply the rows of an expert, not what it makes of them
+    groups, chosen_groups  experts of so many groups that have the two highest weights may be chosen; groups 1: all
+    correction  the shape of what is added to the weights for the choice alone; empty: nothing is
     biased  the router has a bias
-    alpha, limit  see `experts.clamped`; limit 0: SiLU
-    whole   one tensor holds those of all, [count, inputs, outputs], in which outputs of gate and up alternate
+    gelu, alpha, limit  see `experts.gated`
+    shared  the width of one more expert, which all tokens go to; 0: there is none
+    shared_gate  its weight is a sigmoid of a score; otherwise 1
+    whole   one tensor holds those of all, [count, outputs, inputs]
+    columns, alternating  of such a tensor: it is [count, inputs, outputs]; outputs of gate and up alternate in it
     """
 
     count: int
     chosen: int
+    width: int
+    sigmoid: bool = False
     shares: bool = True
+    scale: float = 1.0
+    scales_rows: bool = False
+    groups: int = 1
+    chosen_groups: int = 1
+    correction: tuple[int, ...] = ()
     biased: bool = False
+    gelu: bool = False
     alpha: float = 1.0
     limit: float = 0.0
+    shared: int = 0
+    shared_gate: bool = False
     whole: bool = False
+    columns: bool = False
+    alternating: bool = False

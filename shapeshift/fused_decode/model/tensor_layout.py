@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -14,6 +13,8 @@ from shapeshift.fused_decode.settings import COMPUTED_BYTES, HEAD_BITS, QUANTISE
 from shapeshift.settings import require
 
 Shape = tuple[int, ...]
+SHARED = ".shared"
+"""The end of the names of a shared expert's linears."""
 _EXPERT_PAIRS = 4096  # kMostPairs of kernels/experts.h
 
 
@@ -22,6 +23,7 @@ class Stacked:
     """A linear of a layer: the tensors that it is stacked from, and the outputs of each.
 
     place  its place in the tensors of all experts, see `architecture.Experts.whole`; None: it has tensors of its own
+    columns, alternating  its weight is [inputs, outputs]; outputs of both halves alternate
     """
 
     names: tuple[str, ...]
@@ -29,6 +31,8 @@ class Stacked:
     inputs: int
     biased: bool
     place: int | None = None
+    columns: bool = False
+    alternating: bool = False
 
     def tensor(self, module: str, part: str) -> str:
         """The name of a part, such as weight or bias, of one of its modules."""
@@ -39,21 +43,37 @@ class Stacked:
 
 
 def linears(architecture: Architecture) -> dict[str, Stacked]:
-    """The linears of a layer, see `Architecture.layer`; those of experts have their number behind a dot."""
+    """The linears of a layer; those of experts have their number behind a dot, those of the shared one `SHARED`."""
     a, names = architecture, architecture.tensors
-    three, halves = (a.query_width, a.kv_width, a.kv_width), (a.intermediate, a.intermediate)
-    gate_up = Stacked(names.gate_up, halves if len(names.gate_up) > 1 else (a.inner_width,), a.hidden, a.mlp_bias)
-    down = Stacked((names.down,), (a.hidden,), a.intermediate, a.mlp_bias)
+    three, experts = (a.query_width, a.kv_width, a.kv_width), a.experts
     result = {
-        "qkv": Stacked(names.qkv, three if len(names.qkv) > 1 else (sum(three),), a.hidden, a.qkv_bias),
-        "output": Stacked((names.output,), (a.hidden,), a.query_width, a.output_bias),
+        "qkv": Stacked(
+            *(names.qkv, three if len(names.qkv) > 1 else (sum(three),), a.hidden, a.qkv_bias), columns=names.columns
+        ),
+        "output": Stacked((names.output,), (a.hidden,), a.query_width, a.output_bias, columns=names.columns),
     }
-    if a.experts is None:
-        return result | {"gate_up": gate_up, "down": down}
-    for number, (kind, one) in itertools.product(range(a.experts.count), (("gate_up", gate_up), ("down", down))):
-        named = tuple(name.format(number) for name in one.names)
-        result[f"{kind}.{number}"] = replace(one, names=named, place=number if a.experts.whole else None)
+    if experts is None:
+        return result | _mlp(a, "", names.gate_up, names.down, a.intermediate)
+    for number in range(experts.count):
+        gate_up = tuple(name.format(number) for name in names.expert_gate_up)
+        one = _mlp(a, f".{number}", gate_up, names.expert_down.format(number), experts.width)
+        if experts.whole:
+            one = {name: replace(linear, place=number, columns=experts.columns) for name, linear in one.items()}
+        if experts.alternating:
+            one[f"gate_up.{number}"] = replace(one[f"gate_up.{number}"], alternating=True)
+        result |= one
+    if experts.shared:
+        result |= _mlp(a, SHARED, names.shared_gate_up, names.shared_down, experts.shared)
     return result
+
+
+def _mlp(a: Architecture, end: str, gate_up: tuple[str, ...], down: str, width: int) -> dict[str, Stacked]:
+    """The linears of an MLP with these tensors; end: of their names."""
+    halves = (width, width) if len(gate_up) > 1 else ((2 if a.gated else 1) * width,)
+    return {
+        f"gate_up{end}": Stacked(gate_up, halves, a.hidden, a.mlp_bias, columns=a.tensors.columns),
+        f"down{end}": Stacked((down,), (a.hidden,), width, a.mlp_bias, columns=a.tensors.columns),
+    }
 
 
 def all_linears(architecture: Architecture) -> list[tuple[int, Stacked]]:
@@ -68,9 +88,8 @@ def layer_shapes(architecture: Architecture) -> dict[str, Shape]:
     named: dict[str, Shape] = {}
     for one in linears(a).values():
         all_experts = _experts(a, one)
-        columns = names.columns or one.place is not None
         for name, outputs in zip(one.names, one.outputs, strict=True):
-            both = (one.inputs, outputs) if columns else (outputs, one.inputs)
+            both = (one.inputs, outputs) if one.columns else (outputs, one.inputs)
             named[one.tensor(name, "weight")] = (*all_experts, *both)
             if one.biased:
                 named[one.tensor(name, "bias")] = (*all_experts, outputs)
@@ -78,14 +97,18 @@ def layer_shapes(architecture: Architecture) -> dict[str, Shape]:
         named[f"{names.router}.weight"] = (a.experts.count, a.hidden)
         if a.experts.biased:
             named[f"{names.router}.bias"] = (a.experts.count,)
+        if a.experts.correction:
+            named[names.correction] = a.experts.correction
+        if a.experts.shared_gate:
+            named[f"{names.shared_gate}.weight"] = (1, a.hidden)
     if a.sinks:
         named[names.sinks] = (a.heads,)
     for name in (names.attention_norm, names.attention_end, names.mlp_norm, names.mlp_end):
         named |= _norm_shapes(a, name) if name else {}
     if a.qk_norm:
         rows = a.qk_norm == "row"
-        named[f"{names.query_norm}.weight"] = (a.query_width if rows else a.head_dim,)
-        named[f"{names.key_norm}.weight"] = (a.kv_width if rows else a.head_dim,)
+        for name, width in ((names.query_norm, a.query_width), (names.key_norm, a.kv_width)):
+            named |= {f"{name}.weight": (width if rows else a.head_dim,)} if name else {}
     return named
 
 
@@ -189,6 +212,11 @@ def experts_bytes(architecture: Architecture, precision: str, tokens: int) -> in
     if a.experts is None:
         return 0
     most = max(1, _EXPERT_PAIRS // a.experts.chosen)
-    pairs = min(tokens, most) * a.experts.chosen
-    levels = max(a.hidden, a.intermediate) if precision in QUANTISED else 0
-    return pairs * ((a.hidden + 3 * a.intermediate) * COMPUTED_BYTES[computed(precision)] + levels)
+    rows = min(tokens, most)
+
+    def of(rows: int, width: int) -> int:
+        levels = max(a.hidden, width) if precision in QUANTISED else 0
+        return rows * ((a.hidden + 3 * width) * COMPUTED_BYTES[computed(precision)] + levels)
+
+    shared = of(rows, a.experts.shared) if a.experts.shared else 0
+    return of(rows * a.experts.chosen, a.experts.width) + shared

@@ -173,6 +173,19 @@ def rotate(vectors: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, 
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
 
+def place(
+    vectors: torch.Tensor,
+    norm: torch.Tensor | None,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    layer: AttentionLayer,
+) -> torch.Tensor:
+    """As `rotate`, with the norm of the layer before or after it."""
+    if layer.norm_last:
+        return norm_heads(rotate(vectors, slots, positions, layer), norm, layer.eps)
+    return rotate(norm_heads(vectors, norm, layer.eps), slots, positions, layer)
+
+
 def store(
     vectors: torch.Tensor,
     cache: torch.Tensor,
@@ -206,7 +219,8 @@ def visible(layer: AttentionLayer, positions: torch.Tensor, context: int) -> tor
     places = torch.arange(context, device=positions.device)
     seen = places <= positions[:, :, None]
     if layer.window:
-        seen &= places > positions[:, :, None] - layer.window
+        newest = positions[:, :, None]
+        seen &= places >= newest // layer.window * layer.window if layer.chunked else places > newest - layer.window
     return seen
 
 
@@ -217,8 +231,8 @@ def _write(qkv: torch.Tensor, layer: AttentionLayer, rows: Rows) -> torch.Tensor
     parts = qkv.float().view(*rows.positions.shape, -1, head_dim)
     query, key, value = torch.split(parts, [heads, kv_heads, kv_heads], dim=2)
     slots = rows.slots[:, None]
-    query = rotate(norm_heads(query, layer.query_norm, layer.eps), slots, rows.positions, layer)
-    key = rotate(norm_heads(key, layer.key_norm, layer.eps), slots, rows.positions, layer)
+    query = place(query, layer.query_norm, slots, rows.positions, layer)
+    key = place(key, layer.key_norm, slots, rows.positions, layer)
     store(key, layer.keys, rows.blocks, rows.positions, layer.key_scales)
     store(value, layer.values, rows.blocks, rows.positions, layer.value_scales)
     return query.transpose(1, 2)

@@ -67,13 +67,13 @@ class WeightFiles:
 
     def linear(self, layer: int, name: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight [outputs, inputs] and bias [outputs], if it has one, of one of `linears`."""
-        linear, a = self._linears[layer][name], self._architecture
+        linear = self._linears[layer][name]
         if self.packing(layer, name) is not None:
             levels, bias = self.levels(layer, name, dtype)
             return levels.weight().to(dtype), bias
         weights = [self._part(module, linear, "weight", dtype) for module in self._modules(layer, linear)]
-        columns = a.tensors.columns or linear.place is not None
-        weight, bias = torch.cat([part.T for part in weights] if columns else weights), self._bias(layer, linear, dtype)
+        weight = torch.cat([part.T for part in weights] if linear.columns else weights)
+        bias = self._bias(layer, linear, dtype)
         order = self._order(layer, name)
         if order is not None:
             weight, bias = weight[order], None if bias is None else bias[order]
@@ -123,7 +123,7 @@ class WeightFiles:
     def _order(self, layer: int, name: str) -> torch.Tensor | None:
         """The outputs that the files have, in the order of the runtime; None where that is theirs."""
         linear = self._linears[layer][name]
-        if linear.place is not None and name.startswith("gate_up"):
+        if linear.alternating:
             return torch.arange(sum(linear.outputs)).view(-1, 2).T.flatten()
         return qkv_order(self._architecture, layer) if name == "qkv" else None
 

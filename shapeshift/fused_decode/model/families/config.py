@@ -31,28 +31,29 @@ class Config:
 
     def __init__(self, values: Mapping[str, Any], **keys: str) -> None:
         self.values = values
-        self._keys = keys
+        self.keys = keys
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self.values.get(self._keys.get(key, key), default)
+        return self.values.get(self.keys.get(key, key), default)
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least 1; null counts as not stated where there is a default."""
+    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number of at least `least`; null counts as not stated where there is a default."""
         value = self.get(key, default)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidInputError(self._keys.get(key, key), value, "a whole number of at least 1 (config.json)")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            allowed = f"a whole number of at least {least} (config.json)"
+            raise InvalidInputError(self.keys.get(key, key), value, allowed)
         return value
 
     def layers(self) -> int:
         """`num_hidden_layers`, with a bound: of each layer there are tuples, before the weights are looked at."""
         key = "num_hidden_layers"
         layers = self.count(key)
-        require(layers <= _MOST_LAYERS, self._keys.get(key, key), layers, f"at most {_MOST_LAYERS} (config.json)")
+        require(layers <= _MOST_LAYERS, self.keys.get(key, key), layers, f"at most {_MOST_LAYERS} (config.json)")
         return layers
 
     def positive(self, key: str, default: float | None = None) -> float:
-        return positive(self.values, self._keys.get(key, key), default)
+        return positive(self.values, self.keys.get(key, key), default)
 
     def cap(self, key: str, default: float | None = None) -> float:
         """A soft cap; 0 for null."""
@@ -69,7 +70,7 @@ class Config:
         """The activation as `network.ACTIVATIONS` calls it; `allowed`: those of the family, empty for all."""
         name = self.get(key) or default
         names = allowed or tuple(_ACTIVATIONS)
-        require(name in names, self._keys.get(key, key), name, f"one of {', '.join(names)}")
+        require(name in names, self.keys.get(key, key), name, f"one of {', '.join(names)}")
         return _ACTIVATIONS[name]
 
     def size(self) -> dict[str, Any]:

@@ -1,59 +1,117 @@
-"""Mixtures of experts: Mixtral, Qwen 3, OLMoE, gpt-oss. Attention as in Llama; each layer has experts."""
+"""Mixtures of experts: their attention is that of a dense family, and most of their layers have experts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.families import llama
+from shapeshift.fused_decode.model.families import llama, rope_config
 from shapeshift.fused_decode.model.families.config import Config
-from shapeshift.fused_decode.model.parts import EXPERT_DOWN, EXPERT_GATE_UP, Experts, Tensors
+from shapeshift.fused_decode.model.parts import Experts, Tensors
 from shapeshift.settings import require
 
 _MOST, _MOST_TOGETHER = 1024, 1 << 17
 """Experts of a layer, and of all layers: of each one the loader reads tensors."""
-_QWEN = Tensors(gate_up=EXPERT_GATE_UP, down=EXPERT_DOWN)
 _MIXTRAL = Tensors(
     router="block_sparse_moe.gate",
-    gate_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
-    down="block_sparse_moe.experts.{}.w2",
+    correction="block_sparse_moe.e_score_correction_bias",
+    expert_gate_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
+    expert_down="block_sparse_moe.experts.{}.w2",
 )
-_GPT_OSS = Tensors(router="mlp.router", gate_up=("mlp.experts.gate_up_proj",), down="mlp.experts.down_proj")
+_QWEN2 = Tensors(
+    shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    shared_down="mlp.shared_expert.down_proj",
+)
+_GPT_OSS = Tensors(
+    router="mlp.router", expert_gate_up=("mlp.experts.gate_up_proj",), expert_down="mlp.experts.down_proj"
+)
+_LLAMA4 = Tensors(
+    query_norm="",
+    key_norm="",
+    gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+    down="feed_forward.down_proj",
+    router="feed_forward.router",
+    expert_gate_up=("feed_forward.experts.gate_up_proj",),
+    expert_down="feed_forward.experts.down_proj",
+    shared_gate_up=("feed_forward.shared_expert.gate_proj", "feed_forward.shared_expert.up_proj"),
+    shared_down="feed_forward.shared_expert.down_proj",
+)
+# A tensor of all experts is the weight of a module.
+_GRANITE = Tensors(
+    router="block_sparse_moe.router.layer",
+    expert_gate_up=("block_sparse_moe.input_linear.weight",),
+    expert_down="block_sparse_moe.output_linear.weight",
+    shared_gate_up=("shared_mlp.input_linear",),
+    shared_down="shared_mlp.output_linear",
+)
 
 
 def mixtral(values: Mapping[str, Any]) -> Architecture:
     config = Config({"rope_theta": 1e6, **values})
     window = (config.window(None),) * config.layers()
-    experts = _experts(config, "num_local_experts", 8, 2)
+    experts = experts_of(config, config.count("intermediate_size"), count=8, chosen=2)
     eps = config.positive("rms_norm_eps", 1e-5)
     return llama.with_fields(config, windows=window, experts=experts, tensors=_MIXTRAL, norm_eps=eps)
 
 
-def qwen3_moe(values: Mapping[str, Any]) -> Architecture:
-    allowed = "all layers have experts: a mixture with others is not served"
-    step, plain = values.get("decoder_sparse_step", 1), values.get("mlp_only_layers")
-    require(step == 1, "decoder_sparse_step", step, f"1: {allowed}")
-    require(not plain, "mlp_only_layers", plain, f"none: {allowed}")
+def minimax_m2(values: Mapping[str, Any]) -> Architecture:
+    config = Config({"rope_theta": 5e6, "head_dim": 128, **values})
+    rope = rope_config.values_of(config)
+    if config.get("rotary_dim") is not None:
+        rope = {"partial_rotary_factor": config.count("rotary_dim") / config.count("head_dim")} | rope
+    experts = experts_of(config, config.count("intermediate_size"), count=256, chosen=8, scoring="sigmoid")
+    experts = replace(experts, correction=(experts.count,))
+    return llama.with_fields(config, rope, partial=True, qk_norm="row", experts=experts, tensors=_MIXTRAL)
+
+
+def qwen2_moe(values: Mapping[str, Any]) -> Architecture:
     config = Config(values)
-    experts = _experts(config, _experts_key(config), 128, 8)
-    dense = llama.qwen3({**values, "intermediate_size": config.count("moe_intermediate_size", 768)})
+    layers, window = config.layers(), config.window() if config.flag("use_sliding_window") else 0
+    most = config.count("max_window_layers", 28)
+    every_other = [window if layer % 2 == 0 and layer < most else 0 for layer in range(layers)]
+    experts = replace(
+        experts_of(config, config.count("moe_intermediate_size", 1408), count=60, chosen=4),
+        shares=config.flag("norm_topk_prob"),
+        shared=config.count("shared_expert_intermediate_size", 5632),
+        shared_gate=True,
+    )
+    whole = llama.with_fields(
+        config,
+        windows=config.windows(layers, window, every_other),
+        qkv_bias=config.flag("qkv_bias", True),
+        experts=experts,
+        tensors=_QWEN2,
+    )
+    return _with_dense(whole, _dense_of_qwen(config))
+
+
+def qwen3_moe(values: Mapping[str, Any]) -> Architecture:
+    config = Config(values)
+    experts = experts_of(config, config.count("moe_intermediate_size", 768), count=128, chosen=8)
+    experts = replace(experts, shares=config.flag("norm_topk_prob"))
+    dense = llama.qwen3(values)
     # Unlike the dense model it has no layers without a window.
     window = config.window() if config.flag("use_sliding_window") else 0
-    experts = replace(experts, shares=config.flag("norm_topk_prob"))
-    return replace(dense, windows=(window,) * dense.layers, experts=experts, tensors=_QWEN)
+    return _with_dense(replace(dense, windows=(window,) * dense.layers, experts=experts), _dense_of_qwen(config))
 
 
 def olmoe(values: Mapping[str, Any]) -> Architecture:
-    config = Config(values)
+    return _olmoe(Config({"rms_norm_eps": 1e-5, **values}), Tensors(), 64, 8)
+
+
+def flex_olmo(values: Mapping[str, Any]) -> Architecture:
+    return _olmoe(Config({"rope_theta": 5e5, **values}), llama.AFTER, 7, 5)
+
+
+def _olmoe(config: Config, tensors: Tensors, count: int, chosen: int) -> Architecture:
     clip = config.get("clip_qkv")
     require(clip is None, "clip_qkv", clip, "null: queries, keys and values are not clipped")
-    experts = replace(_experts(config, _experts_key(config), 64, 8), shares=config.flag("norm_topk_prob"))
-    bias, eps = config.flag("attention_bias"), config.positive("rms_norm_eps", 1e-5)
-    return llama.with_fields(
-        config, qkv_bias=bias, output_bias=bias, qk_norm="row", norm_eps=eps, experts=experts, tensors=_QWEN
-    )
+    experts = experts_of(config, config.count("intermediate_size"), count=count, chosen=chosen)
+    experts = replace(experts, shares=config.flag("norm_topk_prob"))
+    bias = config.flag("attention_bias")
+    return llama.with_fields(config, qkv_bias=bias, output_bias=bias, qk_norm="row", experts=experts, tensors=tensors)
 
 
 def gpt_oss(values: Mapping[str, Any]) -> Architecture:
@@ -61,11 +119,13 @@ def gpt_oss(values: Mapping[str, Any]) -> Architecture:
     layers, window, bias = config.layers(), config.window(128), config.flag("attention_bias", True)
     every_other = [0 if layer % 2 else window for layer in range(layers)]
     experts = replace(
-        _experts(config, "num_local_experts", 128, 4),
+        experts_of(config, config.count("intermediate_size"), count=128, chosen=4),
         biased=True,
         alpha=config.positive("swiglu_alpha", 1.702),
         limit=config.positive("swiglu_limit", 7.0),
         whole=True,
+        columns=True,
+        alternating=True,
     )
     return llama.with_fields(
         config,
@@ -80,20 +140,221 @@ def gpt_oss(values: Mapping[str, Any]) -> Architecture:
     )
 
 
-def _experts_key(config: Config) -> str:
-    """What a file calls the number of experts: transformers writes another name than it reads in older files."""
-    return "num_local_experts" if "num_local_experts" in config.values else "num_experts"
+def ernie4_5_moe(values: Mapping[str, Any]) -> Architecture:
+    config = Config(values, num_experts="moe_num_experts", num_experts_per_tok="moe_k")
+    config.refuse("use_bias", "false or absent: experts have no biases")
+    layers, width = config.layers(), config.count("moe_intermediate_size", 1536)
+    experts = experts_of(config, width, count=64, chosen=6)
+    shared = width * config.count("moe_num_shared_experts", 2, least=0)
+    first, end = config.count("moe_layer_start_index", 1, least=0), config.get("moe_layer_end_index", -1)
+    last = layers - 1 if end == -1 else config.count("moe_layer_end_index", least=0)
+    step = config.count("moe_layer_interval", 1)
+    # Layers of the prediction of further tokens, which nothing here computes.
+    tensors = Tensors(correction="mlp.moe_statics.e_score_correction_bias", others=("model.mtp",))
+    experts = replace(experts, correction=(1, experts.count), shared=shared)
+    whole = replace(llama.ernie4_5(values), experts=experts, tensors=tensors)
+    return _with_dense(whole, [not first <= layer <= last or (layer + 1) % step != 0 for layer in range(layers)])
 
 
-def _experts(config: Config, key: str, count: int, chosen: int) -> Experts:
+def hunyuan_v1_moe(values: Mapping[str, Any]) -> Architecture:
+    """Its files state some values for each layer."""
+    alike = {}
+    for key in ("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_expert"):
+        value = values.get(key)
+        each = value if isinstance(value, list) and value else [value]
+        require(all(one == each[0] for one in each), key, value, "the same for all layers")
+        alike[key] = each[0]
+    config = Config({**values, **alike}, num_experts_per_tok="moe_topk")
+    config.refuse("use_cla", "false or absent: layers share no keys and values")
+    width = config.count("intermediate_size")
+    for key, only in (("moe_intermediate_size", width), ("num_shared_expert", 1)):
+        require(alike[key] in (None, only), key, values.get(key), f"{only} for {values['model_type']}")
+    experts = replace(experts_of(config, width, count=1, chosen=1), shared=width)
+    tensors = Tensors(
+        query_norm="self_attn.query_layernorm",
+        key_norm="self_attn.key_layernorm",
+        router="mlp.gate.wg",
+        shared_gate_up=("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
+        shared_down="mlp.shared_mlp.down_proj",
+    )
+    return replace(llama.hunyuan_v1_dense(values), experts=experts, tensors=tensors)
+
+
+def glm4_moe(values: Mapping[str, Any]) -> Architecture:
+    config = Config({"partial_rotary_factor": 0.5, "first_k_dense_replace": 1, **values})
+    norm = "head" if config.flag("use_qk_norm") else ""
+    return _deepseek(config, count=128, chosen=8, width=1408, qk_norm=norm)
+
+
+def solar_open(values: Mapping[str, Any]) -> Architecture:
+    # As transformers: whatever its files say of dense layers, it has none.
+    dense = {"intermediate_size": 1, "first_k_dense_replace": 0}
+    config = Config({"head_dim": 128, "rope_theta": 1e6, **values, **dense})
+    return _deepseek(config, count=128, chosen=8, width=1280)
+
+
+def dots1(values: Mapping[str, Any]) -> Architecture:
+    config = Config({"norm_topk_prob": False, "rms_norm_eps": 1e-6, "n_shared_experts": 0, **values})
+    layers, window = config.layers(), config.window()
+    first = config.count("max_window_layers", 62, least=0)
+    windows = config.windows(layers, window, [window if layer >= first else 0 for layer in range(layers)])
+    bias = config.flag("attention_bias")
+    return _deepseek(config, width=1408, qk_norm="head", windows=windows, output_bias=bias)
+
+
+def exaone_moe(values: Mapping[str, Any]) -> Architecture:
+    """Attention as in EXAONE 4, with norms before the branches."""
+    config = Config(values, n_shared_experts="num_shared_experts")
+    layers, kinds = config.layers(), config.get("mlp_layer_types")
+    first = config.count("first_k_dense_replace", 1, least=0)
+    kinds = kinds or ["dense" if layer < first else "sparse" for layer in range(layers)]
+    fits = isinstance(kinds, list) and len(kinds) == layers and all(kind in ("dense", "sparse") for kind in kinds)
+    require(fits, "mlp_layer_types", kinds, f"{layers} of dense, sparse")
+    experts = _routed_by_groups(Config({"routed_scaling_factor": 2.5, **values}, **config.keys), 64, 8, 1024)
+    tensors = Tensors(correction="mlp.e_score_correction_bias", others=("mtp.",))
+    whole = replace(llama.exaone4(values), experts=experts, tensors=tensors)
+    return _with_dense(whole, [kind == "dense" for kind in kinds])
+
+
+def granitemoe(values: Mapping[str, Any]) -> Architecture:
+    config = Config({**values, "mlp_bias": False})
+    experts = experts_of(config, config.count("intermediate_size"), count=8, chosen=2)
+    shared = config.count("shared_intermediate_size", 0, least=0)
+    return replace(llama.granite(config.values), experts=replace(experts, shared=shared, whole=True), tensors=_GRANITE)
+
+
+def granitemoeshared(values: Mapping[str, Any]) -> Architecture:
+    return granitemoe(values)
+
+
+def granitemoehybrid(values: Mapping[str, Any]) -> Architecture:
+    """Granite 4 without Mamba's layers. Without experts, the shared one is a plain MLP."""
+    config = Config(values)
+    layers = config.layers()
+    kinds = config.get("layer_types", config.get("layers_block_type"))
+    allowed = f"{layers} of full_attention or attention: layers of Mamba are not served"
+    plain = isinstance(kinds, list) and all(kind in ("full_attention", "attention") for kind in kinds)
+    require(plain and len(kinds) == layers, "layer_types", kinds, allowed)
+    positions = config.get("position_embedding_type")
+    require(positions in ("rope", "nope", None), "position_embedding_type", positions, "rope, nope or null")
+    if config.count("num_local_experts", 8, least=0):
+        whole = granitemoe({"shared_intermediate_size": 1024, **values})
+    else:
+        width = config.count("shared_intermediate_size", 1024)
+        dense = llama.granite({**values, "mlp_bias": False, "intermediate_size": width})
+        tensors = Tensors(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
+        whole = replace(dense, tensors=tensors)
+    return whole if positions == "rope" else replace(whole, ropes=(None,) * layers)
+
+
+def llama4_text(values: Mapping[str, Any]) -> Architecture:
+    """Layers with positions attend within chunks; their queries and keys are normalised without weights."""
+    config = Config({"rope_theta": 5e5, "head_dim": 128, "rms_norm_eps": 1e-5, **values})
+    layers, width, turns = config.layers(), config.count("intermediate_size"), llama.with_positions(config)
+    chunk = 0 if config.get("attention_chunk_size", 8192) is None else config.count("attention_chunk_size", 8192)
+    kinds = config.get("layer_types") or ["chunked_attention" if turn else "full_attention" for turn in turns]
+    widths = {"chunked_attention": chunk, "full_attention": 0}
+    fits = isinstance(kinds, list) and len(kinds) == layers and all(kind in tuple(widths) for kind in kinds)
+    require(fits, "layer_types", kinds, f"{layers} of {', '.join(widths)}")
+    experts = experts_of(config, width, count=16, chosen=1, scoring="sigmoid")
+    step = config.count("interleave_moe_layer_step", 1)
+    mixed = _numbers(config, "moe_layers", range(step - 1, layers, step))
+    whole = llama.with_fields(
+        Config({**config.values, "intermediate_size": config.count("intermediate_size_mlp", 16_384)}),
+        windows=tuple(widths[kind] for kind in kinds),
+        chunked=True,
+        qkv_bias=config.flag("attention_bias"),
+        output_bias=config.flag("attention_bias"),
+        norm_last=True,
+        interleaved=True,
+        experts=replace(experts, shares=False, scales_rows=True, shared=width, whole=True, columns=True),
+        tensors=_LLAMA4,
+    )
+    tuned = config.flag("attn_temperature_tuning", True)
+    still: dict[str, Any] = {
+        "query_growth": config.positive("attn_scale", 0.1) if tuned else 0.0,
+        "query_span": config.count("floor_scale", 8192),
+    }
+    turning = {"qk_norm": "head" if config.flag("use_qk_norm", True) else ""}
+    varied = tuple(
+        (turning if turn else still) | ({} if layer in mixed else {"experts": None}) for layer, turn in enumerate(turns)
+    )
+    ropes = tuple(rope if turn else None for rope, turn in zip(whole.ropes, turns, strict=True))
+    return replace(whole, ropes=ropes, varied=varied, query_ahead=1)
+
+
+def _deepseek(
+    config: Config, count: int | None = None, chosen: int | None = None, width: int = 0, **fields: Any
+) -> Architecture:
+    """Layers as DeepSeek's, around plain attention: the first ones have no experts."""
+    layers = config.layers()
+    experts = _routed_by_groups(config, count, chosen, width)
+    whole = llama.with_fields(
+        config,
+        partial=True,
+        qkv_bias=config.flag("attention_bias"),
+        norm_eps=config.positive("rms_norm_eps", 1e-5),
+        experts=experts,
+        # Behind the last layer: the prediction of further tokens, which nothing here computes.
+        tensors=Tensors(others=(f"model.layers.{layers}.",)),
+        **fields,
+    )
+    first = config.count("first_k_dense_replace", 0, least=0)
+    return _with_dense(whole, [layer < first for layer in range(layers)])
+
+
+def _routed_by_groups(config: Config, count: int | None, chosen: int | None, width: int) -> Experts:
+    """Experts with DeepSeek's router: sigmoids, corrected for the choice alone, of which groups are chosen first."""
+    width = config.count("moe_intermediate_size", width)
+    experts = experts_of(config, width, count=count, chosen=chosen, scoring="sigmoid")
+    groups = config.count("n_group", 1)
+    allowed = f"a divisor of the {experts.count} experts, with 2 or more in a group"
+    require(experts.count % groups == 0 and experts.count // groups > 1, "n_group", groups, allowed)
+    most = config.count("topk_group", 1)
+    allowed = f"at most n_group ({groups}), with room for {experts.chosen} experts"
+    require(most <= groups and experts.chosen <= most * experts.count // groups, "topk_group", most, allowed)
+    return replace(
+        experts,
+        shares=config.flag("norm_topk_prob", True),
+        scale=config.positive("routed_scaling_factor", 1.0),
+        groups=groups,
+        chosen_groups=most,
+        correction=(experts.count,),
+        shared=width * config.count("n_shared_experts", 1, least=0),
+    )
+
+
+def _dense_of_qwen(config: Config) -> list[bool]:
+    """Which layers have no experts."""
+    plain, step = _numbers(config, "mlp_only_layers", ()), config.count("decoder_sparse_step", 1)
+    return [layer in plain or (layer + 1) % step != 0 for layer in range(config.layers())]
+
+
+def _numbers(config: Config, key: str, default: Sequence[int]) -> Sequence[int]:
+    """The layers that the file states by their numbers."""
+    numbers, layers = config.get(key), config.layers()
+    fits = numbers is None or (isinstance(numbers, list) and all(one in range(layers) for one in numbers))
+    require(fits, key, numbers, f"numbers of layers, 0 to {layers - 1}")
+    return default if numbers is None else list(numbers)
+
+
+def _with_dense(whole: Architecture, dense: Sequence[bool]) -> Architecture:
+    """With an MLP in the place of the experts in the layers where `dense` is true."""
+    if all(dense):
+        return replace(whole, experts=None)
+    return replace(whole, varied=tuple({"experts": None} if one else {} for one in dense)) if any(dense) else whole
+
+
+def experts_of(config: Config, width: int, count: int | None, chosen: int | None, scoring: str = "softmax") -> Experts:
     """Those that the file states, with these numbers where it states none."""
+    function, groups = config.get("scoring_func", scoring), config.get("n_group", 1)
+    require(function == scoring, "scoring_func", function, f"{scoring}: no other router is served")
+    require(groups in (1, None) or scoring == "sigmoid", "n_group", groups, "1: no router of groups is served")
+    # transformers writes another name than it reads in older files.
+    key = next((key for key in ("num_local_experts", "n_routed_experts") if key in config.values), "num_experts")
     count = config.count(key, count)
     most = min(_MOST, _MOST_TOGETHER // config.layers())
     require(count <= most, key, count, f"at most {most} experts")
     chosen = config.count("num_experts_per_tok", chosen)
     require(chosen <= count, "num_experts_per_tok", chosen, f"at most {key} ({count})")
-    scoring = config.get("scoring_func", "softmax")
-    require(scoring == "softmax", "scoring_func", scoring, "softmax: no other router is served")
-    groups = config.get("n_group", 1)
-    require(groups in (1, None), "n_group", groups, "1: no router of groups is served")
-    return Experts(count, chosen)
+    return Experts(count, chosen, width, sigmoid=scoring == "sigmoid")

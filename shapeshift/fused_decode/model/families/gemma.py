@@ -11,7 +11,7 @@ from shapeshift.fused_decode.model.families.config import Config
 from shapeshift.fused_decode.model.parts import Tensors
 from shapeshift.settings import require
 
-_TENSORS = Tensors(
+TENSORS = Tensors(
     attention_end="post_attention_layernorm",
     mlp_norm="pre_feedforward_layernorm",
     mlp_end="post_feedforward_layernorm",
@@ -25,7 +25,7 @@ def gemma(values: Mapping[str, Any]) -> Architecture:
     require(act in ("gelu", "gelu_pytorch_tanh"), "hidden_act", act, "gelu or gelu_pytorch_tanh")
     size = config.size()
     rope, longest = _rope(config, rope_config.values_of(config))
-    return _architecture(
+    return with_fields(
         config,
         windows=(0,) * size["layers"],
         ropes=(rope,) * size["layers"],
@@ -41,7 +41,7 @@ def gemma2(values: Mapping[str, Any]) -> Architecture:
     window = config.window()
     every_other = [window if layer % 2 == 0 else 0 for layer in range(layers)]
     rope, longest = _rope(config, rope_config.values_of(config))
-    return _architecture(
+    return with_fields(
         config,
         windows=config.windows(layers, window, every_other),
         ropes=(rope,) * layers,
@@ -51,7 +51,7 @@ def gemma2(values: Mapping[str, Any]) -> Architecture:
     )
 
 
-def gemma3(values: Mapping[str, Any]) -> Architecture:
+def gemma3_text(values: Mapping[str, Any]) -> Architecture:
     """Layers with a window have a rope of their own."""
     config = Config(values)
     windows = config.windows_in_turns(config.window(), config.count("sliding_window_pattern", 6))
@@ -59,7 +59,7 @@ def gemma3(values: Mapping[str, Any]) -> Architecture:
     near = near or {"rope_theta": config.get("rope_local_base_freq", 1e4)}
     far, longest = _rope(config, {"rope_theta": 1e6} | whole)
     local, _ = _rope(config, {"rope_theta": 1e4} | near)
-    return _architecture(
+    return with_fields(
         config,
         windows=windows,
         ropes=tuple(local if window else far for window in windows),
@@ -75,8 +75,11 @@ def _rope(config: Config, values: Mapping[str, Any]) -> Any:
     return rope_config.read(config, values, size["head_dim"], size["max_position"])
 
 
-def _architecture(config: Config, **fields: Any) -> Architecture:
-    config.refuse("use_bidirectional_attention", "false or absent: an encoder generates no text")
+def with_fields(config: Config, **fields: Any) -> Architecture:
+    # That of images beside the text changes nothing here.
+    both_ways = config.get("use_bidirectional_attention")
+    allowed = "false, vision or absent: an encoder generates no text"
+    require(both_ways in (None, False, "vision"), "use_bidirectional_attention", both_ways, allowed)
     size = config.size()
     bias = config.flag("attention_bias")
     plain = {
@@ -90,6 +93,6 @@ def _architecture(config: Config, **fields: Any) -> Architecture:
         "mlp_bias": False,
         "norm_offset": 1.0,
         "embedding_scale": size["hidden"] ** 0.5,
-        "tensors": _TENSORS,
+        "tensors": TENSORS,
     }
     return Architecture(**(size | plain | fields))

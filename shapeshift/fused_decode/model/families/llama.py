@@ -13,7 +13,7 @@ from shapeshift.fused_decode.model.parts import Tensors
 from shapeshift.settings import require
 
 # Norms after the branches alone.
-_AFTER = Tensors(
+AFTER = Tensors(
     attention_norm="",
     attention_end="post_attention_layernorm",
     mlp_norm="",
@@ -55,11 +55,7 @@ def ministral3(values: Mapping[str, Any]) -> Architecture:
 def smollm3(values: Mapping[str, Any]) -> Architecture:
     """Some layers have no positions; those alone may have a window."""
     config = Config(values)
-    layers, bias = config.layers(), config.flag("attention_bias")
-    interval = config.count("no_rope_layer_interval", 4)
-    turns = config.get("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(layers)]
-    fits = isinstance(turns, list) and len(turns) == layers and all(turn in (0, 1) for turn in turns)
-    require(fits, "no_rope_layers", turns, f"{layers} of 0 and 1: whether a layer has rotary positions")
+    layers, bias, turns = config.layers(), config.flag("attention_bias"), with_positions(config)
     window = config.window(None) if config.flag("use_sliding_window") else 0
     windows = config.windows(layers, window, [0 if turn else window for turn in turns])
     whole = with_fields(
@@ -73,6 +69,15 @@ def smollm3(values: Mapping[str, Any]) -> Architecture:
     )
     ropes = tuple(rope if turn else None for rope, turn in zip(whole.ropes, turns, strict=True))
     return replace(whole, ropes=ropes)
+
+
+def with_positions(config: Config) -> list[int]:
+    """For each layer whether it has rotary positions, 0 or 1."""
+    layers, interval = config.layers(), config.count("no_rope_layer_interval", 4)
+    turns = config.get("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(layers)]
+    fits = isinstance(turns, list) and len(turns) == layers and all(turn in (0, 1) for turn in turns)
+    require(fits, "no_rope_layers", turns, f"{layers} of 0 and 1: whether a layer has rotary positions")
+    return list(turns)
 
 
 def qwen2(values: Mapping[str, Any]) -> Architecture:
@@ -166,10 +171,30 @@ def exaone4(values: Mapping[str, Any]) -> Architecture:
     window = config.window()
     turn = config.count("sliding_window_pattern", 4) if window and not config.get("layer_types") else 1
     windows = config.windows_in_turns(window, turn)
-    whole = with_fields(config, windows=windows, qk_norm="head", tensors=_AFTER)
+    whole = with_fields(config, windows=windows, qk_norm="head", tensors=AFTER)
     return replace(
         whole,
         ropes=tuple(rope if width or not window else None for rope, width in zip(whole.ropes, windows, strict=True)),
+    )
+
+
+def hunyuan_v1_dense(values: Mapping[str, Any]) -> Architecture:
+    """Norms of queries and keys come after the rotation. A rope with an `alpha` has another base, for all texts."""
+    config = Config({"rms_norm_eps": 1e-5, **values})
+    rope, bias = rope_config.values_of(config), config.flag("attention_bias")
+    if rope.get("rope_type", rope.get("type")) == "dynamic" and rope.get("alpha"):
+        head_dim = config.size()["head_dim"]
+        require(head_dim > 2, "head_dim", head_dim, "above 2")
+        stretch = rope_config.positive(rope, "alpha") ** (head_dim / (head_dim - 2))
+        rope = {"rope_theta": rope_config.positive(rope, "rope_theta", 1e4) * stretch}
+    return with_fields(
+        config,
+        rope,
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm="head",
+        norm_last=True,
+        tensors=Tensors(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"),
     )
 
 
@@ -189,33 +214,11 @@ def olmo3(values: Mapping[str, Any]) -> Architecture:
 
 def _olmo(config: Config, rope_values: dict[str, Any] | None = None) -> Architecture:
     bias, eps = config.flag("attention_bias"), config.positive("rms_norm_eps", 1e-5)
-    return with_fields(
-        config, rope_values, qkv_bias=bias, output_bias=bias, qk_norm="row", tensors=_AFTER, norm_eps=eps
-    )
+    return with_fields(config, rope_values, qkv_bias=bias, output_bias=bias, qk_norm="row", tensors=AFTER, norm_eps=eps)
 
 
 def granite(values: Mapping[str, Any]) -> Architecture:
-    return _granite(Config(values))
-
-
-def granite4(values: Mapping[str, Any]) -> Architecture:
-    """Granite 4 without experts and without Mamba's layers."""
     config = Config(values)
-    layers = config.layers()
-    experts = config.get("num_local_experts", 8)
-    require(experts == 0, "num_local_experts", experts, "0: experts beside a shared one are not served")
-    kinds = config.get("layer_types", config.get("layers_block_type"))
-    allowed = f"{layers} of full_attention or attention: layers of Mamba are not served"
-    plain = isinstance(kinds, list) and all(kind in ("full_attention", "attention") for kind in kinds)
-    require(plain and len(kinds) == layers, "layer_types", kinds, allowed)
-    positions = config.get("position_embedding_type")
-    require(positions in ("rope", "nope", None), "position_embedding_type", positions, "rope, nope or null")
-    dense = _granite(Config({**values, "mlp_bias": False}, intermediate_size="shared_intermediate_size"))
-    tensors = Tensors(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
-    return replace(dense, tensors=tensors, ropes=dense.ropes if positions == "rope" else (None,) * layers)
-
-
-def _granite(config: Config) -> Architecture:
     bias = config.flag("attention_bias")
     layers = config.layers()
     return with_fields(

@@ -11,7 +11,7 @@ void attend_plain(const Layer<T, C>& layer, const Task& task, Scratch& scratch) 
   const int64_t dim = layer.dim, group = layer.group, rows = task.count * group, chunk = chunk_of(dim);
   scratch.fit(rows, dim, chunk);
   begin_rows(layer, task, scratch);
-  const int64_t end = task.position + task.count, reach = layer.window > 0 ? layer.window : end;
+  const int64_t end = task.position + task.count;
   for (int64_t from = layer.first_seen(task); from < end; from += chunk) {
     const int64_t to = std::min(from + chunk, end);
     const Parts parts(layer, task, from, to);
@@ -24,7 +24,7 @@ void attend_plain(const Layer<T, C>& layer, const Task& task, Scratch& scratch) 
     }
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t position = task.position + row / group;
-      const int64_t first = std::max(from, position + 1 - reach), last = std::min(to, position + 1);
+      const int64_t first = std::max(from, layer.first_seen(position)), last = std::min(to, position + 1);
       if (first >= last) continue;
       float keep, *scores = scratch.scores;
       parts.within(first, last, [&](const Part& part, int64_t index, int64_t at, int64_t stop) {

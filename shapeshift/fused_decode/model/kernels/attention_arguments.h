@@ -21,6 +21,7 @@ struct Held {
   int64_t window;
   double scale, cap;
   std::optional<at::Tensor> sinks = std::nullopt;
+  bool norm_last = false, chunked = false;
 
   void check(at::ScalarType type) const {
     TORCH_CHECK(keys.dim() == 4 && keys.sizes() == values.sizes() && keys.strides() == values.strides(),
@@ -77,7 +78,7 @@ struct Held {
     }
     made.blocks = blocks.const_data_ptr<int32_t>(), made.row_blocks = blocks.size(1);
     made.heads = heads(width), made.group = made.heads / made.kv_heads;
-    made.eps = static_cast<float>(eps), made.window = window;
+    made.norm_last = norm_last, made.chunked = chunked, made.eps = static_cast<float>(eps), made.window = window;
     made.scale = static_cast<float>(scale), made.cap = static_cast<float>(cap), made.table = cosines.stride(0);
     made.qkv = static_cast<const T*>(qkv);
     made.keys = static_cast<C*>(keys.data_ptr());

@@ -46,6 +46,8 @@ struct Layer {
   const float* query_norm;  // [dim], or null
   const float* key_norm;
   const float* sinks;  // [heads]: a score that every query of the head has beside those of its keys; or null
+  bool norm_last;      // whether norms come after the rotation
+  bool chunked;        // whether a query sees no further than the beginning of its chunk of `window` positions
   float eps, scale, cap;  // of norms; factor of scores; c in c tanh(score / c), or 0
   int64_t heads, kv_heads, group, dim, length, row_blocks, window, table;
   Strides vectors, scales;
@@ -60,10 +62,14 @@ struct Layer {
     return start(task, position, scales) + position % length;
   }
 
-  // The first position that a task's first query sees.
-  int64_t first_seen(const Task& task) const {
-    return window > 0 ? std::max<int64_t>(0, task.position + 1 - window) : 0;
+  // The first position that a query at `position` sees.
+  int64_t first_seen(int64_t position) const {
+    if (window <= 0) return 0;
+    return chunked ? position / window * window : std::max<int64_t>(0, position + 1 - window);
   }
+
+  // The first position that a task's first query sees.
+  int64_t first_seen(const Task& task) const { return first_seen(int64_t{task.position}); }
 
  private:
   // The first element of the head's part of the position's block.
@@ -106,18 +112,26 @@ struct Parts {
   }
 };
 
+// target = RMS norm of source, times scale; the two may be the same.
+template <typename T>
+void normalise(const T* source, const float* norm, int64_t dim, float eps, float scale, float* target) {
+  float squares = 0.0f;
+#pragma omp simd reduction(+ : squares)
+  for (int64_t i = 0; i < dim; ++i) squares += widen(source[i]) * widen(source[i]);
+  const float inverse = scale / std::sqrt(squares / static_cast<float>(dim) + eps);
+#pragma omp simd
+  for (int64_t i = 0; i < dim; ++i) target[i] = widen(source[i]) * inverse * norm[i];
+}
+
 // Normalises (where the model has a norm) and rotates one head's vector at a position of a slot.
 template <typename T, typename C>
 void prepare(const Layer<T, C>& layer, const T* source, const float* norm, int64_t slot, int64_t position, float scale,
              float* target) {
   const int64_t dim = layer.dim, half = dim / 2;
-  if (norm != nullptr) {
-    float squares = 0.0f;
-#pragma omp simd reduction(+ : squares)
-    for (int64_t i = 0; i < dim; ++i) squares += widen(source[i]) * widen(source[i]);
-    const float inverse = 1.0f / std::sqrt(squares / static_cast<float>(dim) + layer.eps);
-#pragma omp simd
-    for (int64_t i = 0; i < dim; ++i) target[i] = widen(source[i]) * inverse * norm[i];
+  const bool is_last = norm != nullptr && layer.norm_last;
+  const float factor = is_last ? 1.0f : scale;
+  if (norm != nullptr && !is_last) {
+    normalise(source, norm, dim, layer.eps, 1.0f, target);
   } else {
 #pragma omp simd
     for (int64_t i = 0; i < dim; ++i) target[i] = widen(source[i]);
@@ -127,9 +141,10 @@ void prepare(const Layer<T, C>& layer, const T* source, const float* norm, int64
 #pragma omp simd
   for (int64_t i = 0; i < half; ++i) {
     const float first = target[i], second = target[i + half];
-    target[i] = (first * cosines[i] - second * sines[i]) * scale;
-    target[i + half] = (second * cosines[i] + first * sines[i]) * scale;
+    target[i] = (first * cosines[i] - second * sines[i]) * factor;
+    target[i + half] = (second * cosines[i] + first * sines[i]) * factor;
   }
+  if (is_last) normalise(target, norm, dim, layer.eps, scale, target);
 }
 
 // Writes the keys and values of a task's own tokens into the cache.

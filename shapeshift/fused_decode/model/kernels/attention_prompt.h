@@ -15,7 +15,7 @@ void attend_tiles(const Layer<T, C>& layer, const Task& task, Scratch& scratch) 
   scratch.fit(rows, dim, kSeen, rows);
   begin_rows(layer, task, scratch);
   for (int64_t row = 0; row < rows; ++row) Form::lay_row(scratch.queries + row * dim, dim);
-  const int64_t end = task.position + task.count, reach = layer.window > 0 ? layer.window : end;
+  const int64_t end = task.position + task.count;
   const int64_t begin = layer.first_seen(task) / kGrain * kGrain;
   for (int64_t from = begin; from < end; from += kSeen) {
     const int64_t to = std::min(from + kSeen, end);
@@ -27,14 +27,14 @@ void attend_tiles(const Layer<T, C>& layer, const Task& task, Scratch& scratch) 
       Form::lay_values(layer.values + part.place, part.count, dim, scratch.values + at / kNumbers * dim);
     }
     multiply<Product, false>(rows, scratch.queries, dim, scratch.keys, kSeen, dim / kNumbers, scratch.scores, kSeen);
-    const bool hiding = to > task.position + 1 || task.position + task.count - reach > from || to - from < kSeen;
+    const bool hiding = to > task.position + 1 || layer.first_seen(end - 1) > from || to - from < kSeen;
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t position = task.position + row / group;
       float* scores = scratch.scores + row * kSeen;
       parts.scale(layer.key_scales, from, to, scores);
       if (layer.cap > 0.0f) flatten(scores, to - from, layer.cap);
       if (!hiding) continue;
-      const int64_t first = std::clamp(position + 1 - reach - from, int64_t{0}, kSeen);
+      const int64_t first = std::clamp(layer.first_seen(position) - from, int64_t{0}, kSeen);
       const int64_t last = std::clamp(std::min(to, position + 1) - from, first, kSeen);
       std::fill(scores, scores + first, kHidden), std::fill(scores + last, scores + kSeen, kHidden);
     }

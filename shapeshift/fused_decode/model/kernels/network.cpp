@@ -276,8 +276,9 @@ template <typename W>
 void define_experts(torch::Library& library, const std::string& suffix) {
   using Own = experts::Experts<W>;
   library.class_<Own>("Experts" + suffix)
-      .def(torch::init<double, double>())
+      .def(torch::init<double, double, bool, bool>())
       .def("add", &Own::add)
+      .def("add_shared", &Own::add_shared)
       .def("forward", &Own::forward);
 }
 
