@@ -2,7 +2,6 @@
 
     server      the `generate_lora` front with 100 adapters of ranks 8 to 128 over a Llama of 110 million random
                 parameters, called over gRPC streams
-    simulated   the same policies over iterations whose times follow a linear law: no server, no tensors
     turns       (only if requested) the default and `fifo` without a cache, more draws, each repeated
     peers       (only if requested) our loop and vLLM in processes, 8 and 64 adapters of rank 16 in memory, each request
                 with another one than its neighbour
@@ -19,7 +18,7 @@ import time
 from contextlib import ExitStack
 from functools import partial
 
-from bench.adapter_cache import chats, random_adapters, report, server, simulated
+from bench.adapter_cache import chats, random_adapters, report, server
 from bench.adapter_cache.report import DEFAULT, PLAIN
 from bench.adapter_cache.server import ServerBench
 from bench.common import public_data
@@ -30,8 +29,8 @@ from bench.fused_decode.report import OURS, ratios
 from bench.fused_decode.systems import ours_command, start_workers, vllm_command
 from bench.peers import random_llama
 
-PARTS = ("simulated", "server", "turns", "chats", "peers")
-USUAL = 2
+PARTS = ("server", "turns", "chats", "peers")
+USUAL = 1
 
 
 class AdapterBench:
@@ -41,15 +40,6 @@ class AdapterBench:
         self._quick, self._precision, self._output = quick, precision, output
         self._loads = loads or ([0.8] if quick else [0.65, 0.85])
         self._seeds = [seed * 100 + number for number in range(1 if quick else 3)]
-
-    def simulated(self) -> None:
-        """Simulate three regimes, which differ in their scarce resource."""
-        regimes = simulated.regimes()
-        uses = 4000 if self._quick else 20000
-        self._output.say(simulated.measure_evictions(regimes[0].adapters, regimes[0].cache_bytes, uses, self._seeds))
-        loads, count = ((0.9,), 300) if self._quick else ((0.9, 1.05), 500)
-        for regime in regimes[-1:] if self._quick else regimes:
-            self._output.say(simulated.measure(regime, loads, count, self._seeds))
 
     def server(self) -> None:
         """Measure the real server under each of the loads."""
@@ -95,7 +85,8 @@ class AdapterBench:
 
     def chats(self) -> None:
         """Simulate SmolLM2's chats beside its adapters."""
-        self._output.say(chats.measure(*((2, 200) if self._quick else (24, 800))))
+        for name, rows in chats.measure(*((2, 200) if self._quick else (24, 800))).items():
+            self._output.table(f"{name}: first token over that of `arrival`", rows)
 
 
 @program

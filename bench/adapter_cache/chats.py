@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from bench.adapter_cache import report
 from bench.adapter_cache.simulated import scheduled
-from bench.common.output import Row, table
 from shapeshift.adapter_cache.policy.length_prediction import LengthPredictor, Oracle, PredictionInput, RunningMean
 from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
 from shapeshift.simulate.adapter_cache import Machine, SimulatedRequest, run
@@ -98,14 +97,14 @@ def first_s(machine: Machine, scheduler: str, predictor: LengthPredictor, chats:
     return run(machine, adapters, requests, scheduled(scheduler), CacheOptions(), predictor).first_s
 
 
-def measure(draws: int, count: int) -> str:
-    """A table for each machine: the time to the first token over that of `arrival`, which predicts nothing."""
+def measure(draws: int, count: int) -> dict[str, list[dict[str, str | float]]]:
+    """Rows by machine: the time to the first token over that of `arrival`, which predicts nothing."""
     chats = read()
-    tables = []
+    tables = {}
     for name, machine in MACHINES.items():
         burst = draw(chats, 1e6, count, 10**6)
         capacity = count / float(first_s(machine, "fifo", RunningMean(), burst).max())
-        rows: list[Row] = []
+        rows: list[dict[str, str | float]] = []
         for load in LOADS:
             drawn = [draw(chats, capacity * load, count, seed) for seed in range(draws)]
             base = [first_s(machine, "arrival", RunningMean(), one) for one in drawn]
@@ -113,8 +112,8 @@ def measure(draws: int, count: int) -> str:
                 {"load": load, "scheduler": scheduler, **_compared(machine, scheduler, drawn, base)}
                 for scheduler in ("sjf", "chameleon")
             ]
-        tables.append(table(f"{name}, {capacity:.1f} requests/s: first token over that of `arrival`", rows))
-    return "\n".join(tables)
+        tables[name] = rows
+    return tables
 
 
 def _compared(

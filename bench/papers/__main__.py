@@ -11,11 +11,15 @@ import time
 from collections.abc import Callable
 
 from bench.common.output import Output, name_of_parts, parser, program
-from bench.papers import arlo
+from bench.papers import arlo, chameleon, flover, otas, tabi
 from bench.papers.findings import Findings
 
 PAPERS: dict[str, Callable[[Findings, int], None]] = {
     "arlo": arlo.measure,
+    "otas": otas.measure,
+    "flover": flover.measure,
+    "chameleon": chameleon.measure,
+    "tabi": tabi.measure,
 }
 _QUICK = 0.1
 

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -66,13 +67,21 @@ def tasks() -> list[Task]:
 
 def latencies(file: Path) -> dict[int, dict[int, float]]:
     """Median ms by gamma and batch size of a profile in profiles/."""
+    return {
+        int(one["gamma"]): {int(count): float(ms) for count, ms in one["latency_ms"].items()} for one in _entries(file)
+    }
+
+
+def accuracies(file: Path) -> dict[int, dict[str, float]]:
+    """By gamma and task, of the gammas of a profile whose accuracy was measured."""
+    return {int(one["gamma"]): one["accuracy"] for one in _entries(file) if "accuracy" in one}
+
+
+def _entries(file: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         raise NotFoundError(f"no profile {file}")
-    profile = json.loads(file.read_text(encoding="utf-8"))
-    return {
-        int(one["gamma"]): {int(count): float(ms) for count, ms in one["latency_ms"].items()}
-        for one in profile["profiles"]
-    }
+    entries: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["profiles"]
+    return entries
 
 
 def sizes(base: EmulatedImageModel) -> tuple[dict[int, GammaProfile], list[Task]]:

@@ -6,7 +6,7 @@
     rate = 100
     lengths = "long"
 
-    [polymorph]             # parameters of config.pbtxt, and `TextEngines`; or [token_adapt], or [adapter_cache]
+    [polymorph]             # parameters of config.pbtxt, and `TextEngines`; or the section of another technique
     profile = "profile.json"
     placement = "partitioned"
     workers = 8
@@ -41,7 +41,7 @@ from shapeshift.workloads.trace import Trace
 
 BASE = "as stated"
 """The name of the system without [compare]'s differences."""
-_PATHS = ("profile", "trace")
+_PATHS = ("profile", "trace", "candidates")
 
 
 class System(Protocol):
@@ -57,7 +57,9 @@ SYSTEMS: Choices[Any] = Choices(
     {
         "polymorph": "shapeshift.simulate.systems:TextSystem",
         "token_adapt": "shapeshift.simulate.systems:ImageSystem",
+        "fused_decode": "shapeshift.simulate.fused_decode:DecodeSystem",
         "adapter_cache": "shapeshift.simulate.systems:AdapterSystem",
+        "cascade": "shapeshift.simulate.cascade:CascadeSystem",
     },
 )
 """Each a class whose `read(values)` makes a `System`, and whose `SETTINGS` are dataclasses of all values."""

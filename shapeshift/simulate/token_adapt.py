@@ -46,12 +46,14 @@ def run(
     accuracy: Floats,
     noise: Callable[[], float] = lambda: 1.0,
     progress: Progress | None = None,
+    switch_ms: Sequence[float] = (),
 ) -> SimulationResult:
     """Serve images on one device; planning takes no time, and a batch that of `costs` times `noise()`.
 
-    accuracy: of each image at each gamma of `costs`. The trace has a latency requirement for each.
+    accuracy: of each image at each gamma of `costs`; switch_ms: of each gamma, how much longer a batch takes that
+    follows another gamma. The trace has a latency requirement for each.
     """
-    return _Device(costs, settings, trace, accuracy, noise).run(progress)
+    return _Device(costs, settings, trace, accuracy, noise, switch_ms or [0.0] * len(costs.gammas)).run(progress)
 
 
 class _Device:
@@ -64,8 +66,10 @@ class _Device:
         trace: Trace,
         accuracy: Floats,
         noise: Callable[[], float],
+        switch_ms: Sequence[float],
     ) -> None:
         self._at_s, self._accuracy, self._noise = trace.at_s, accuracy, noise
+        self._switch_ms, self._gamma = switch_ms, -1
         self._latency_ms, self._utility = trace.latency_ms.tolist(), trace.utility.tolist()
         self._events = Events()
         self._scheduler: ImageScheduler[_Image] = ImageScheduler(costs, settings, 0.0)
@@ -95,6 +99,8 @@ class _Device:
         self._is_idle = not step.images
         if step.images:
             took_ms = float(self._true_ms[len(step.images), step.gamma]) * self._noise()
+            took_ms += self._switch_ms[step.gamma] if step.gamma != self._gamma else 0.0
+            self._gamma = step.gamma
             self._scheduler.costs.observe(step.gamma, len(step.images), took_ms)
             self._result.batch_sizes.append(len(step.images))
             self._events.at((now_ms + took_ms) / 1e3, self._end, (step.images, step.gamma))

@@ -38,7 +38,9 @@ def test_each_request_gets_the_prediction_of_its_own_answer() -> None:
 
 
 def test_a_table_has_a_line_for_each_load_and_scheduler() -> None:
-    lines = chats.measure(1, 40).splitlines()
-    ratios = [line for line in lines if line.split()[1:2] and line.split()[1] in ("sjf", "chameleon")]
-    assert len(ratios) == len(chats.MACHINES) * len(chats.LOADS) * 2
-    assert all(np.isfinite(float(line.split()[-1])) for line in ratios)
+    tables = chats.measure(1, 40)
+    assert tables.keys() == chats.MACHINES.keys()
+    for rows in tables.values():
+        pairs = [(row["load"], row["scheduler"]) for row in rows]
+        assert pairs == [(load, scheduler) for load in chats.LOADS for scheduler in ("sjf", "chameleon")]
+        assert all(np.isfinite(float(row["right: mean"])) for row in rows)

@@ -74,3 +74,27 @@ predictor = "mean"
 [compare."no cache"]
 eviction = "unused"
 """
+DECODE = """
+[load]
+rate = 20
+duration_s = 30
+lengths = "lengths.csv"
+[fused_decode]
+slots = 8
+base_s = 0.01
+row_s = 0.001
+[compare.window]
+batching = "window"
+"""
+CASCADE = """
+[load]
+rate = 400
+duration_s = 10
+[cascade]
+candidates = "table.json"
+cutoff = 0.6
+[compare.cut]
+routing = "cut"
+[compare.dead]
+kill_s = 2
+"""

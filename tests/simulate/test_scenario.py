@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from shapeshift.cli.main import main
-from tests.simulate.scenarios import ADAPTERS, IMAGES, PROFILE, TEXTS
+from tests.simulate.scenarios import ADAPTERS, CASCADE, DECODE, IMAGES, PROFILE, TEXTS
+
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -17,6 +19,8 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tup
     """Runs `shapeshift simulate` on a text; returns the status, standard output and standard error."""
     (tmp_path / "profile.json").write_text(json.dumps(PROFILE))
     (tmp_path / "images.json").write_text(json.dumps(IMAGES[1]))
+    (table,) = (PROJECT / "checkpoints/text-classifiers/candidates").glob("clinc150-*.json")
+    (tmp_path / "table.json").write_text(table.read_text())
     (tmp_path / "lengths.csv").write_text("at_s,length,output_length\n0,40,10\n1,100,20\n")
 
     def call(scenario: str, *arguments: str) -> tuple[int, str, str]:
@@ -57,6 +61,29 @@ def test_images_and_adapters_are_simulated_too(run: Run) -> None:
     outcomes = json.loads(run(ADAPTERS, "--json")[1])
     assert outcomes["as stated"]["hit ratio"] > outcomes["no cache"]["hit ratio"]
     assert outcomes["as stated"]["first p98 ms"] > 0
+
+
+def test_generators_and_cascades_are_simulated_too(run: Run) -> None:
+    outcomes = json.loads(run(DECODE, "--json")[1])
+    assert outcomes["as stated"]["first mean ms"] < outcomes["window"]["first mean ms"]
+    outcomes = json.loads(run(CASCADE, "--json")[1])
+    assert outcomes["as stated"]["by level 2"] > outcomes["cut"]["by level 2"] > 0
+    assert outcomes["dead"]["fell back"] > outcomes["as stated"]["fell back"] == 0
+
+
+@pytest.mark.parametrize(
+    ("scenario", "before", "after", "says"),
+    [
+        (DECODE, "slots = 8", "slots = 0", "[fused_decode]: slots: got 0; above 0"),
+        (DECODE, '"window"', '"windows"', "[compare.window]: batching: got 'windows'; one of fused, window, instances"),
+        (DECODE, 'lengths = "lengths.csv"', "", "output_length: got 0; at least 1 of each request"),
+        (CASCADE, '"cut"', '"cuts"', "[compare.cut]: routing: got 'cuts'; one of sigmoid, cut"),
+        (CASCADE, "table.json", "none.json", "[cascade]: candidate table: got"),
+    ],
+)
+def test_wrong_generators_and_cascades_are_refused(run: Run, scenario: str, before: str, after: str, says: str) -> None:
+    status, _, err = run(scenario.replace(before, after))
+    assert status == 2 and says in err
 
 
 def test_a_front_may_have_more_workers_than_a_server(run: Run) -> None:
