@@ -58,11 +58,14 @@ def _publish_texts(front: TextFrontConfig, paths: BuildPaths, progress: Progress
 
 def _publish_images(front: ImageFrontConfig, paths: BuildPaths, progress: Progress) -> str:
     result, how = image_front.publish(front, paths, progress)
-    header = f"{'gamma':>6} {'precision':>9} {'tokens':>7} {'max error':>10} {'cosine':>9} {'labels':>7}"
+    header = (
+        f"{'gamma':>6} {'precision':>9} {'tokens':>7} {'max error':>10} {'cosine':>9} {'labels':>7} {'to gamma 0':>10}"
+    )
     lines = [_headline(front.name, result, paths, how), f"{header} {'images':>7} {'median ms':>10} {'p99 ms':>8}"]
     for entry in result.engines:
         labels = "" if entry.agreement is None else f"{entry.agreement:.1%}"
-        quality = f"{entry.tokens:7} {entry.max_error:10.1e} {entry.min_cosine:9.6f} {labels:>7}"
+        to_0 = f"{entry.cosine:.4f}" if entry.gamma <= 0 else ""
+        quality = f"{entry.tokens:7} {entry.max_error:10.1e} {entry.min_cosine:9.6f} {labels:>7} {to_0:>10}"
         left = f"{entry.gamma:>6} {entry.precision:>9} {quality}"
         times = [f"{point.images:7} {point.median_ms:10.2f} {point.p99_ms:8.2f}" for point in entry.latency]
         lines += _beside(left, times)

@@ -75,8 +75,8 @@ def _images(planned: ImagePlan) -> tuple[list[str], Ask]:
     if later := [str(gamma) for gamma in params.gamma_list() if gamma not in planned.gammas]:
         gammas += f" (with tasks {', '.join(later)} too)"
     lines = [
-        f"serves: labels of images, {side} x {side} pixels, {planned.precision} ({planned.provider.name}); "
-        f"gammas {gammas}",
+        f"serves: vectors [{described.architecture.features}] and labels of images, {side} x {side} pixels, "
+        f"{planned.precision} ({planned.provider.name}); gammas {gammas}",
         f"family: {described.family}",
         f"labels: {own_labels}those of its tasks; `shapeshift tasks train` and `register` make one",
     ]

@@ -36,6 +36,7 @@ class GeneratedSettings:
     labels           the class names of LOGITS or TOKEN_LOGITS, a JSON list
     prompts          the texts that `prompt_name` chooses from, JSON {name: text}
     device_memory    what the model wants of its GPU's memory, see `device_plan`
+    similarity       of an image model with a tower for texts, what makes logits of cosines: JSON [scale, bias or null]
     """
 
     engines: str = ""
@@ -47,6 +48,7 @@ class GeneratedSettings:
     labels: str = "[]"
     prompts: str = "{}"
     device_memory: str = ""
+    similarity: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from shapeshift.serving.pb_utils import InferenceRequest
 
 EMBEDDING, RERANKING, GENERATION = "embedding", "reranking", "generation"
 TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION = "text_classification", "token_classification"
-IMAGE_CLASSIFICATION = "image_classification"
+IMAGE_CLASSIFICATION, IMAGE_EMBEDDING = "image_classification", "image_embedding"
 SPARSE_EMBEDDING, TOKEN_EMBEDDING = "sparse_embedding", "token_embedding"
 IDENTITY, SIGMOID, SOFTMAX = "identity", "sigmoid", "softmax"
 TOOL_PARSERS = (
@@ -47,6 +47,8 @@ class Description:
     pairs              whether rows may be pairs of texts; only_pairs: whether they must be
     prompts            texts that the parameter prompt_name chooses from, by name
     default_prompt     the name of the one for requests that name none
+    text_model         of images: the front whose vectors of texts lie in the same space
+    similarity         of images: the scale and the bias of the logits that are made of cosines to texts
     adapters           values of the parameter lora_name
     tasks              of images: values of the parameter task; of a cascade: the one that it serves
     levels             the models of a cascade
@@ -75,6 +77,8 @@ class Description:
     only_pairs: bool | None = None
     prompts: Mapping[str, str] | None = None
     default_prompt: str | None = None
+    text_model: str | None = None
+    similarity: Sequence[float | None] | None = None
     adapters: Sequence[str] | None = None
     tasks: Sequence[str] | None = None
     levels: Sequence[str] | None = None

@@ -27,9 +27,9 @@ from shapeshift.token_adapt.request import (
     OUTCOMES,
     ImageRequest,
     Pixels,
-    Probabilities,
     RequestImage,
     Task,
+    Values,
     now_ms,
 )
 
@@ -54,8 +54,8 @@ class ImageModel(Protocol):
     profiles: Mapping[int, GammaProfile]
     tasks: Mapping[str, Task]
 
-    def run(self, gamma: int, pixels: Pixels, tasks: Sequence[Task]) -> Sequence[Probabilities]:
-        """Class probabilities: n arrays, one value per label of the image's task.
+    def run(self, gamma: int, pixels: Pixels, tasks: Sequence[Task]) -> Sequence[Values]:
+        """n arrays: class probabilities, one value per label of the image's task; or the vector of the image.
 
         pixels [n, size, size, 3], as `preprocessing` makes them; tasks [n], of this model, served still or not. n can
         exceed the largest profiled batch.
@@ -100,10 +100,10 @@ class ImageMetrics:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """A batch that ran. Either `probabilities`, one array per image of the step, or `error` is set."""
+    """A batch that ran. Either `values`, one array per image of the step, or `error` is set."""
 
     step: Step[RequestImage]
-    probabilities: Sequence[Probabilities]
+    values: Sequence[Values]
     error: Exception | None
     took_ms: float
     ended_ms: float
@@ -157,16 +157,16 @@ class ModelRunner:
 
     def _run(self, step: Step[RequestImage]) -> BatchResult:
         started = now_ms()
-        probabilities: Sequence[Probabilities] = ()
+        values: Sequence[Values] = ()
         error = None
         try:
             pixels = np.stack([image.pixels for image in step.images])
             tasks = [image.request.options.task for image in step.images]
-            probabilities = self._model.run(self._gammas[step.gamma], pixels, tasks)
+            values = self._model.run(self._gammas[step.gamma], pixels, tasks)
         except Exception as caught:  # noqa: BLE001  a failing engine fails its batch, not the thread
             error = caught
         ended = now_ms()
-        return BatchResult(step, probabilities, error, ended - started, ended)
+        return BatchResult(step, values, error, ended - started, ended)
 
     def _reload_tasks(self) -> None:
         if time.monotonic() < self._next_reload:
@@ -341,9 +341,9 @@ class Executor:
         for request in {image.request for image in images}:
             request.trace_batch(gamma, len(images), predicted_ms, result.took_ms, result.ended_ms)
         self._scheduler.costs.observe(gamma_index, len(images), result.took_ms)
-        for image, probabilities in zip(images, result.probabilities, strict=True):
+        for image, values in zip(images, result.values, strict=True):
             image.request.compute_ms = max(image.request.compute_ms, result.took_ms)
-            image.request.record_result(image.index, probabilities, gamma, len(images), result.ended_ms)
+            image.request.record_result(image.index, values, gamma, len(images), result.ended_ms)
             image.request.utility += float(image.expected_utility[gamma_index])
         outcomes = [image.request.outcomes[image.index] for image in images]
         self.metrics.record_batch(gamma, outcomes, result.step.plan_ms)

@@ -5,6 +5,7 @@ What would be too late is refused or not decoded.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from shapeshift.token_adapt.policy import plan
 from shapeshift.token_adapt.policy.costs import Costs, GammaProfile, efficient_batch_size
 from shapeshift.token_adapt.policy.image_scheduler import ImageScheduler
 from shapeshift.token_adapt.request import (
+    EMBEDDING,
     IN_TIME,
     ImageRequest,
     ImageRequestOptions,
@@ -51,6 +53,8 @@ from shapeshift.token_adapt.settings import (
 )
 
 _CHANNELS = 3
+# What requests of the task EMBEDDING are answered, and those of all others.
+_OF_VECTORS, _OF_LABELS = {"EMBEDDING"}, {"LABEL", "PROBABILITIES"}
 # Of a batch whose size nobody states: at most so many images, and no more than for this share of the best throughput.
 _MOST_IMAGES, _THROUGHPUT_SHARE = 64, 0.9
 _PARAMETERS = settings.names(
@@ -125,10 +129,10 @@ class ImageFront(Front[ImageJob]):
         )
 
     def parse(self, request: InferenceRequest, params: RequestParameters, client: Client) -> ImageJob:
-        options = self._options(params)
+        outputs = [name for name in self.args.outputs if name in request.requested_output_names()]
+        options = self._options(params, {*outputs} & (_OF_VECTORS | _OF_LABELS))
         images = self._images(request)
         num_bytes = images.num_bytes + images.count * self._model.preprocessing.size**2 * _CHANNELS
-        outputs = [name for name in self.args.outputs if name in request.requested_output_names()]
         return ImageJob(client, options, images, outputs, num_bytes, self._settled)
 
     def start(self, job: ImageJob) -> None:
@@ -150,7 +154,7 @@ class ImageFront(Front[ImageJob]):
 
     def respond(self, job: ImageJob) -> InferenceResponse:
         values = output_values(job)
-        return self.response({name: values[name] for name in job.outputs})
+        return self.response({name: values[name] for name in job.outputs if name in values})
 
     def facts(self, job: ImageJob) -> RequestLine:
         return {
@@ -169,11 +173,19 @@ class ImageFront(Front[ImageJob]):
     def describe(self) -> Description:
         tasks, parameters = self._model.tasks, self.args.parameters
         default = tasks.get(self._default_task())
+        vectors = tasks.get(EMBEDDING)
+        kinds = [description.IMAGE_CLASSIFICATION] if vectors is None or len(tasks) > 1 else []
+        kinds += [description.IMAGE_EMBEDDING] if vectors is not None else []
+        similarity = json.loads(parameters.get("similarity") or "null")
         return Description(
-            description.IMAGE_CLASSIFICATION,
+            kinds[0],
+            kinds[1:] or None,
             checkpoint=description.checkpoint_name(parameters),
             precision=parameters.get("precision"),
-            labels=None if default is None else default.labels,
+            embedding_size=vectors.embedding_size if vectors is not None else None,
+            labels=None if default is None else default.labels or None,
+            text_model=self._settings.text_model or None,
+            similarity=similarity,
             tasks=sorted(tasks),
             checkpoint_version=description.checkpoint_version(parameters),
             engines=description.engines_version(parameters.get("manifest_sha256", "")),
@@ -211,16 +223,23 @@ class ImageFront(Front[ImageJob]):
         self._num_unanswered += sign * job.num_images
         self._num_bytes += sign * job.num_bytes
 
-    def _options(self, parameters: RequestParameters) -> ImageRequestOptions:
-        """The request's own parameters, completed by the model's settings and then by the task's."""
+    def _options(self, parameters: RequestParameters, outputs: set[str]) -> ImageRequestOptions:
+        """The request's own parameters, completed by the model's settings and then by the task's.
+
+        outputs: those that it wants, of _OF_VECTORS and _OF_LABELS.
+        """
         tasks, serving = self._model.tasks, self._settings
-        name = parameters.task or self._default_task()
+        name = parameters.task or (EMBEDDING if outputs == _OF_VECTORS else self._default_task())
         registered = ", ".join(sorted(tasks))
         if not name:
             raise InvalidInputError("parameter task", None, f"the name of a registered task ({registered})")
         if name not in tasks:
             raise NotFoundError(f"parameter task: no task {name!r}; registered tasks: {registered}")
         task = tasks[name]
+        served = _OF_VECTORS if task.embedding_size else _OF_LABELS
+        if outputs and not outputs & served:
+            allowed = f"{', '.join(sorted(served))}, which task {name} has"
+            raise InvalidInputError("outputs", ", ".join(sorted(outputs)), allowed)
         if task.accuracy.keys().isdisjoint(self._costs.gammas):
             gammas = ", ".join(map(str, self._costs.gammas))
             raise InvalidInputError("parameter task", name, f"a task with prompts: use_gammas is {gammas}")
@@ -234,9 +253,10 @@ class ImageFront(Front[ImageJob]):
 
     def _default_task(self) -> str:
         """The task of requests that name none; empty where they must name one."""
-        tasks = self._model.tasks
-        name = next((task.name for task in tasks.values() if task.is_default or len(tasks) == 1), "")
-        return self._settings.task or name
+        labelled = [task for task in self._model.tasks.values() if task.labels]
+        default = next((task.name for task in labelled if task.is_default or len(labelled) == 1), "")
+        of_vectors = EMBEDDING if EMBEDDING in self._model.tasks and not labelled else ""
+        return self._settings.task or default or of_vectors
 
     def _images(self, request: InferenceRequest) -> Images:
         """The images of a request. Checks shapes, types and the size of PIXELS only."""

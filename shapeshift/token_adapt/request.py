@@ -14,7 +14,10 @@ from shapeshift.serving.front import Trace
 from shapeshift.token_adapt.policy.image_scheduler import WaitingImage
 
 Pixels = NDArray[np.uint8]
-Probabilities = NDArray[np.float32]
+Values = NDArray[np.float32]
+"""Of an image: the probabilities of its task's labels, or its vector."""
+EMBEDDING = "embedding"
+"""The task of requests for vectors, which every model has that computes; its accuracy is the cosine to gamma 0."""
 
 IN_TIME, LATE, EVICTED = "in_time", "late", "evicted"
 OUTCOMES = (IN_TIME, LATE, EVICTED)
@@ -31,7 +34,8 @@ class Task:
 
     Its images are computed at the gammas of `accuracy` only. A request holds the version that it was admitted with
     until it is answered. is_default: requests that name no task mean this one, unless config.pbtxt names another.
-    sha256: of its files; empty without any. parts: what `ImageModel.run` computes it with.
+    sha256: of its files; empty without any. parts: what `ImageModel.run` computes it with. embedding_size: numbers of a
+    vector, of EMBEDDING, which has no labels.
     """
 
     name: str
@@ -42,6 +46,7 @@ class Task:
     is_default: bool = False
     sha256: str = ""
     parts: Any = field(default=None, repr=False, compare=False)
+    embedding_size: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,8 @@ class ImageRequest:
         self.utility = 0.0
         self.compute_ms = 0.0
         self.labels: list[bytes] = [b""] * num_images
-        self.probabilities = np.zeros((num_images, len(options.task.labels)), np.float32)
+        width = options.task.embedding_size or len(options.task.labels)
+        self.values = np.zeros((num_images, width), np.float32)
         self.gammas = np.zeros((num_images, 1), np.int32)
         self.batch_sizes = np.zeros((num_images, 1), np.int32)
         self.outcomes = [EVICTED] * num_images
@@ -101,12 +107,11 @@ class ImageRequest:
             for index, image_pixels in enumerate(pixels)
         ]
 
-    def record_result(
-        self, index: int, probabilities: Probabilities, gamma: int, batch_size: int, ended_ms: float
-    ) -> None:
+    def record_result(self, index: int, values: Values, gamma: int, batch_size: int, ended_ms: float) -> None:
         """Settle image `index`, which ran."""
-        self.probabilities[index] = probabilities
-        self.labels[index] = self.options.task.labels[int(np.argmax(probabilities))].encode()
+        self.values[index] = values
+        if labels := self.options.task.labels:
+            self.labels[index] = labels[int(np.argmax(values))].encode()
         self.gammas[index], self.batch_sizes[index] = gamma, batch_size
         self.outcomes[index] = IN_TIME if ended_ms < self.deadline else LATE
         self._settle(1)
@@ -148,10 +153,10 @@ class RequestImage(WaitingImage):
 
 
 def output_values(request: ImageRequest) -> dict[str, Any]:
-    """The outputs of a finished request by name, each [images, ...]."""
+    """The outputs of a finished request by name, each [images, ...]: those that its task has."""
+    named = {"LABEL": np.array(request.labels, dtype=object).reshape(-1, 1), "PROBABILITIES": request.values}
     return {
-        "LABEL": np.array(request.labels, dtype=object).reshape(-1, 1),
-        "PROBABILITIES": request.probabilities,
+        **({"EMBEDDING": request.values} if request.options.task.embedding_size else named),
         "GAMMA": request.gammas,
         "BATCH_SIZE": request.batch_sizes,
         "OUTCOME": np.array([outcome.encode() for outcome in request.outcomes], dtype=object).reshape(-1, 1),

@@ -16,6 +16,7 @@ MAX_LATENCY_MS = 86_400_000.0
 MAX_UTILITY = 1e9
 EMULATED = "emulated"
 _OF_TEXTS = "native"
+POOLINGS = ("auto", "cls", "mean", "cls,mean")
 _MAX_GAMMA = 256
 
 _SIGNATURE = Signature(
@@ -26,6 +27,7 @@ _SIGNATURE = Signature(
     outputs=(
         Tensor("LABEL", "TYPE_STRING"),
         Tensor("PROBABILITIES", "TYPE_FP32", (-1,)),
+        Tensor("EMBEDDING", "TYPE_FP32", (-1,)),
         Tensor("GAMMA", "TYPE_INT32"),
         Tensor("BATCH_SIZE", "TYPE_INT32"),
         Tensor("OUTCOME", "TYPE_STRING"),
@@ -48,18 +50,25 @@ class ImageEngineSettings:
     provider    auto, openvino, onnxruntime or tensorrt
     precision   auto (bf16 if the hardware supports it, else f32), f32 or bf16
     gammas      tokens added to (> 0) or merged in (< 0) each layer, including 0; each gamma has its own engine
+    pooling     what the features are: auto (as the library pools), cls (the class token), mean (of the patches), or
+                cls,mean (both, one behind the other)
+    images      folder of JPEG and PNG files on which `make engines` measures what merging does to vectors; empty: 16
+                generated images
     """
 
     checkpoint: str
     provider: str = "auto"
     precision: str = "auto"
     gammas: str = "-20,-15,-10,-5,0,2,4,8"
+    pooling: str = "auto"
+    images: str = ""
 
     def __post_init__(self) -> None:
         providers = ("auto", *(name for name in PROVIDERS if name not in (EMULATED, _OF_TEXTS)))
         require(bool(self.checkpoint), "checkpoint", self.checkpoint, "a folder or a hub id")
         require(self.provider in providers, "provider", self.provider, f"one of {', '.join(providers)}")
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
+        require(self.pooling in POOLINGS, "pooling", self.pooling, f"one of {'; '.join(POOLINGS)}")
         self.gamma_list()
 
     def gamma_list(self) -> tuple[int, ...]:
@@ -90,6 +99,7 @@ class TokenAdaptSettings(SchedulerSettings, FrontSettings):
     starter_dir        folder of task folders, a path or under checkpoints/, that `make engines` registers if there is
                        no registry yet, or none for this checkpoint
     task               default task; empty: with several tasks, a request must name one
+    text_model         the front with the tower for texts of the same checkpoint (CLIP, SigLIP)
     latency_ms         default latency requirement; 0: that of the task
     use_gammas         gammas to choose from, separated by commas; empty: all gammas of the model
     batch_size         Algorithm 1's epsilon; 0: the smallest size with 90% of the best throughput, at most 64
@@ -104,6 +114,7 @@ class TokenAdaptSettings(SchedulerSettings, FrontSettings):
     tasks_dir: str = ""
     starter_dir: str = ""
     task: str = ""
+    text_model: str = ""
     latency_ms: float = 0.0
     use_gammas: str = ""
     batch_size: int = 0

@@ -82,6 +82,7 @@ OUTPUTS = {
     | {
         "LABEL": "the most probable label; empty for an evicted image",
         "PROBABILITIES": "of the task's labels, in its order; zeros for an evicted image",
+        "EMBEDDING": "of the task `embedding`, length 1; zeros for an evicted image",
         "GAMMA": "the gamma of its batch; 0 for an evicted image",
         "BATCH_SIZE": "images in its batch; 0 for an evicted image",
         "OUTCOME": "`in_time`, `late`, or `evicted`: it could not meet its deadline and did not run",

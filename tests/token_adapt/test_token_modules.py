@@ -74,7 +74,7 @@ def made() -> ImageManifest:
         ),
         "",
     )
-    entry = GammaEntry(-4, "g-4", "f32", 12, 1.5, 0.0, 1.0, 0.99, (BatchLatency(1, 2.0, 4.0, 1.0),))
+    entry = GammaEntry(-4, "g-4", "f32", 12, 1.5, 0.0, 1.0, 0.99, 0.98, (BatchLatency(1, 2.0, 4.0, 1.0),))
     return ImageManifest(
         model="m",
         provider="p",
@@ -97,16 +97,17 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert image_manifest.load(tmp_path) == made()
 
 
-@pytest.mark.parametrize("other", [3, 5])
+@pytest.mark.parametrize("other", [4, 6])
 def test_another_format_is_named(tmp_path: Path, other: int) -> None:
     stated = dataclasses.asdict(made()) | {"format": other}
     (tmp_path / "manifest.json").write_text(json.dumps(stated))
-    with pytest.raises(EngineError, match=f"format {other}, this version reads 4"):
+    with pytest.raises(EngineError, match=f"format {other}, this version reads 5"):
         image_manifest.load(tmp_path)
 
 
 def test_the_profile_has_each_gamma_with_its_times(tmp_path: Path) -> None:
     found: Any = image_manifest.profile(made())
     (own,) = found["gammas"]
-    assert own == {"gamma": -4, "precision": "f32", "tokens": 12, "memory_mb": 1.5, "latency": [[1, 2.0, 4.0, 1.0]]}
+    assert own.pop("latency") == [[1, 2.0, 4.0, 1.0]]
+    assert own == {"gamma": -4, "precision": "f32", "tokens": 12, "memory_mb": 1.5, "cosine": 0.98}
     assert (found["provider"], found["threads"]) == ("p ", 1)

@@ -83,7 +83,7 @@ PROVIDER = Provider()
 def write_engines(folder: Path) -> None:
     """A folder of engines of provider `fake`, of one block of width 2."""
     entries = tuple(
-        GammaEntry(gamma, f"g{gamma}", precision, 1, 1.0, 0.0, 1.0, None, (BatchLatency(1, 3.0, 9.0, 2.0),))
+        GammaEntry(gamma, f"g{gamma}", precision, 1, 1.0, 0.0, 1.0, None, 1.0, (BatchLatency(1, 3.0, 9.0, 2.0),))
         for gamma, precision in ((-4, "f32"), (0, "bf16"), (2, "bf16"))
     )
     norm, projection = np.zeros((1, 2), np.float32), np.zeros((1, 4, 2), np.float32)
@@ -122,7 +122,7 @@ def test_engines_share_weights_and_have_the_threads_that_are_stated_or_all_cores
     ]
     beside = [one[4] for one in provider.opened]
     assert beside[0] is None and [one.number for one in beside[1:]] == [1, 1]
-    assert model.gammas == GAMMAS and not model.tasks
+    assert model.gammas == GAMMAS and list(model.tasks) == ["embedding"]
     (tmp_path / FOLDING).write_bytes(b"")
     with pytest.raises(EngineError, match="0 bytes"):
         vision_model.open_model(tmp_path, tmp_path, threads)

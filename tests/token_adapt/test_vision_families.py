@@ -89,7 +89,8 @@ def test_the_own_classifier_is_served(tmp_path: Path) -> None:
     theirs = write(BY_NAME["vit, classifier"], tmp_path / "checkpoints" / "vit")
     stated = front(tmp_path, checkpoint="vit", tasks_dir="", task="classifier", gammas="-3,0,2", provider="onnxruntime")
     made, _ = images.publish(stated, paths(tmp_path), lambda step: None)
-    assert images.served(made) == "ViT: task classifier, 5 labels, and registered tasks"
+    assert images.served(made).startswith("ViT: vectors of 32 numbers (cosine to gamma 0 of generated images: ")
+    assert images.served(made).endswith("at -3), task classifier, 5 labels, and registered tasks")
     model = vision_model.open_model(tmp_path / "build" / "engines" / "classify_image", tmp_path / "none", 1)
     assert model.reload_tasks() == [] and model.gammas == (-3, 0)
     task = model.tasks["classifier"]
@@ -135,7 +136,7 @@ def test_the_first_task_compiles_only_the_gammas_that_are_missing(tmp_path: Path
     register(tmp_path, "digits")
     steps: list[str] = []
     made, _ = images.publish(stated, paths(tmp_path), steps.append)
-    assert [step for step in steps if "gamma" in step] == [
+    assert [step for step in steps if ": gamma" in step] == [
         "verify: gamma -3 in f32, 0 of 3 done",
         "verify: gamma 0 in f32, 1 of 3 done",
         "export, compile and verify: gamma 2 in f32, 2 of 3 done",

@@ -71,7 +71,7 @@ def test_block_inputs_lead_to_the_features() -> None:
     assert [tokens.shape for tokens in block_inputs] == [(2, 17, 24)] * 3
     for block, before, after in zip(model.blocks, block_inputs, block_inputs[1:], strict=False):
         torch.testing.assert_close(plain_block(block, before[1], torch.ones(17)), after[1], rtol=1e-4, atol=1e-5)
-    last, _ = model.blocks[-1](block_inputs[-1], None, None, 0)
+    last, *_ = model.blocks[-1](block_inputs[-1], None, None, None, 0)
     torch.testing.assert_close(model._pool(last, None), model(pixels, expand(0, 16, 3)))
 
 
@@ -79,7 +79,7 @@ def test_merged_tokens_count_once_per_patch() -> None:
     model = model_of()
     block, x = model.blocks[0], torch.randn(1, 6, 24)
     sizes = torch.tensor([[1.0, 2.0, 1.0, 3.0, 1.0, 1.0]])
-    got, _ = block(x, sizes, None, 0)
+    got, *_ = block(x, sizes, None, None, 0)
     torch.testing.assert_close(got[0], plain_block(block, x[0], sizes[0]), rtol=1e-4, atol=1e-5)
     repeated = torch.repeat_interleave(x[0], sizes[0].long(), dim=0)
     alone = plain_block(block, repeated, torch.ones(len(repeated)))

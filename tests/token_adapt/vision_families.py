@@ -77,12 +77,22 @@ CASES = (
     Case("dinov2", "other size", "Dinov2Model", "pooler_output", {"image_size": 56}),
     Case("dinov2_with_registers", "classifier", "Dinov2WithRegistersForImageClassification", "logits"),
     Case("dinov2_with_registers", "other size", "Dinov2WithRegistersModel", "pooler_output", {"image_size": 56}),
+    Case("dinov3_vit", "features", "DINOv3ViTModel", "pooler_output", {"num_register_tokens": 3}),
+    Case("dinov3_vit", "gated", "DINOv3ViTModel", "pooler_output", {"use_gated_mlp": True, "hidden_act": "silu"}),
+    Case("dinov3_vit", "other size", "DINOv3ViTModel", "pooler_output", {"image_size": 56}),
     Case("clip", "classifier", "CLIPForImageClassification", "logits"),
     Case("clip", "projection", "CLIPVisionModelWithProjection", "image_embeds"),
     Case("clip", "with text", "CLIPModel", "image_embeds"),
     Case("clip", "tower", "CLIPVisionModel", "pooler_output"),
     Case("siglip", "classifier", "SiglipForImageClassification", "logits"),
+    Case("siglip", "with text", "SiglipModel", "image_embeds"),
     Case("siglip", "tower", "SiglipVisionModel", "pooler_output"),
+)
+# Read whole, to be pooled by tests.
+OF_TOKENS = (
+    Case("dinov2", "tokens", "Dinov2Model", "tokens"),
+    Case("dinov2_with_registers", "tokens", "Dinov2WithRegistersModel", "tokens"),
+    Case("dinov3_vit", "tokens", "DINOv3ViTModel", "tokens", {"num_register_tokens": 3}),
 )
 
 
@@ -124,9 +134,11 @@ def _write_transformers(case: Case, folder: Path) -> Reference:
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
 
     def run(pixels: Tensor) -> Tensor:
-        if case.model == "CLIPModel":
+        if case.model in ("CLIPModel", "SiglipModel"):
             found = theirs.get_image_features(pixel_values=pixels)
             return getattr(found, "pooler_output", found)
+        if case.read == "tokens":
+            return theirs(pixel_values=pixels).last_hidden_state
         found = getattr(theirs(pixel_values=pixels), case.read)
         return found[:, 0] if case.read == "last_hidden_state" else found
 
@@ -148,4 +160,5 @@ def _config(case: Case, transformers: Any) -> Any:
         del sizes["intermediate_size"]
         sizes |= {"mlp_ratio": 2}
     named = {"dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters", "vit": "ViT", "deit": "DeiT"}
+    named["dinov3_vit"] = "DINOv3ViT"
     return getattr(transformers, f"{named[case.family]}Config")(**sizes, **labels)

@@ -21,8 +21,10 @@ from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.interfaces import Array, Engine, Runtime
 from shapeshift.engines.profile import idle_ms, quantiles, sample
 from shapeshift.engines.verify import MIN_COSINE, Deviation, VerificationError
+from shapeshift.errors import InvalidInputError
 from shapeshift.progress import ProgressCallback
-from shapeshift.token_adapt.checkpoints.weights import read_described
+from shapeshift.token_adapt.checkpoints.weights import read_described, read_similarity
+from shapeshift.token_adapt.image_decoding import decode
 from shapeshift.token_adapt.model.gamma_module import GammaModule
 from shapeshift.token_adapt.model.manifest import BATCHES, BatchLatency, GammaEntry, ImageManifest
 from shapeshift.token_adapt.model.schedule import activation_mb, output_tokens
@@ -34,6 +36,9 @@ _PROFILE_BUDGET_S = 2.0
 # A batch that takes longer is not profiled: nobody waits for it, and the costs continue with the last slope.
 _LONGEST_BATCH_S = 2.0
 _VERIFIED_BATCHES = (1, 5)
+# Images on which vectors are compared: generated, or at most so many files.
+_NUM_GENERATED, _MOST_IMAGES, _MAX_PIXELS = 16, 256, 100_000_000
+_GENERATED = "generated images"
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,8 @@ class ImageEngineBuilder:
             save_classifier(self._work, self._head)
         state = {name: value.numpy() for name, value in self._model.state_dict().items()}
         prompt_folding(state, architecture.depth, architecture.heads, architecture.epsilon).save(self._work)
-        return self._manifest(self._profiled([self.build_gamma(gamma) for gamma in self._plan.gammas]))
+        engines = [self.build_gamma(gamma) for gamma in self._plan.gammas]
+        return self._manifest(self._profiled(engines, self._cosines(engines)))
 
     def _manifest(self, entries: list[GammaEntry]) -> ImageManifest:
         planned = self._plan
@@ -117,6 +123,8 @@ class ImageEngineBuilder:
             engines=tuple(entries),
             checkpoint_origin=planned.checkpoint.origin,
             device_mb=self._device_mb,
+            similarity=read_similarity(planned.checkpoint.folder),
+            vectors=planned.front.settings.images or _GENERATED,
         )
 
     @property
@@ -178,7 +186,18 @@ class ImageEngineBuilder:
 
         return labels.compare(tasks, computed, lambda pixels: module.features({"PIXELS": pixels}))
 
-    def _profiled(self, candidates: list[VerifiedEngine]) -> list[GammaEntry]:
+    def _cosines(self, engines: list[VerifiedEngine]) -> dict[int, float]:
+        """By gamma, how far its vectors are from those of gamma 0; none above 0, where vectors depend on the task."""
+        self._progress("compare the vectors of the gammas")
+        pixels = sample_images(self._plan)
+        vectors = {
+            one.module.gamma: np.concatenate([one.engine.run({"PIXELS": part})["FEATURES"].copy() for part in pixels])
+            for one in engines
+            if one.module.gamma <= 0
+        }
+        return {gamma: round(_mean_cosine(features, vectors[0]), 6) for gamma, features in vectors.items()}
+
+    def _profiled(self, candidates: list[VerifiedEngine], cosines: Mapping[int, float]) -> list[GammaEntry]:
         self._progress("profile")
         batches = _batches(candidates)
         calls = {
@@ -186,7 +205,7 @@ class ImageEngineBuilder:
             for one in candidates
         }
         profile = latencies(calls, _PROFILE_BUDGET_S * len(candidates), on_cpu=self._plan.device is None)
-        return [_entry(one, profile[one.module.gamma]) for one in candidates]
+        return [_entry(one, profile[one.module.gamma], cosines.get(one.module.gamma, 0.0)) for one in candidates]
 
 
 def latencies(
@@ -235,7 +254,40 @@ def _deviation(module: GammaModule, engine: Engine, images: int) -> Deviation:
     return verify.compare(engine.run(inputs)["FEATURES"], module.features(inputs))
 
 
-def _entry(one: VerifiedEngine, latency: tuple[BatchLatency, ...]) -> GammaEntry:
+def sample_images(planned: ImagePlan) -> list[Array]:
+    """The images on which vectors are compared, uint8 [n, size, size, 3] in parts: of the setting `images`, evenly
+    chosen, or generated ones. Raises InvalidInputError for a file that is no image.
+    """
+    preprocessing, files = planned.described.preprocessing, planned.images
+    if not files:
+        return [_generated(preprocessing.size, _NUM_GENERATED)]
+    chosen = [files[int(place)] for place in np.linspace(0, len(files) - 1, min(len(files), _MOST_IMAGES))]
+    pixels = []
+    for file in chosen:
+        try:
+            pixels.append(decode(file.read_bytes(), preprocessing, _MAX_PIXELS))
+        except InvalidInputError as error:
+            raise InvalidInputError("images", str(file), str(error)) from None
+    return np.array_split(np.stack(pixels), -(-len(pixels) // _NUM_GENERATED))
+
+
+def _generated(size: int, count: int) -> Array:
+    """Images whose amplitudes fall with the frequency, as those of photographs do."""
+    noise = np.random.default_rng(0)
+    down, right = np.fft.fftfreq(size)[:, None], np.fft.rfftfreq(size)[None]
+    falling = 1 / np.maximum(np.hypot(down, right), 1 / size)
+    spectrum = np.fft.rfft2(noise.standard_normal((count, 4, size, size))) * falling
+    light, *colours = (plane / plane.std() for plane in np.fft.irfft2(spectrum, (size, size)).swapaxes(0, 1))
+    planes = np.stack([light + 0.4 * colour for colour in colours], axis=-1)
+    return np.asarray(np.clip(128 + 50 * planes, 0, 255), np.uint8)
+
+
+def _mean_cosine(ours: Array, theirs: Array) -> float:
+    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+    return float(((ours * theirs).sum(1) / np.maximum(lengths, 1e-12)).mean())
+
+
+def _entry(one: VerifiedEngine, latency: tuple[BatchLatency, ...], cosine: float) -> GammaEntry:
     architecture, layers = one.module.model.architecture, one.module.layers
     return GammaEntry(
         gamma=one.module.gamma,
@@ -251,6 +303,7 @@ def _entry(one: VerifiedEngine, latency: tuple[BatchLatency, ...]) -> GammaEntry
         max_error=one.deviation.max_error,
         min_cosine=one.deviation.min_cosine,
         agreement=one.agreement.share if one.agreement else None,
+        cosine=cosine,
         latency=latency,
     )
 

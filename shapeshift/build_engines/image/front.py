@@ -144,10 +144,11 @@ def _registry_of(planned: ImagePlan, paths: BuildPaths) -> starter.StartedRegist
 
 
 def served(result: ImageManifest) -> str:
-    """What answers requests: the checkpoint's own classifier, or registered tasks only."""
-    if result.labels:
-        return f"{result.family}: task {CLASSIFIER}, {len(result.labels)} labels, and registered tasks"
-    return f"{result.family} without a classifier: registered tasks only"
+    """What answers requests: vectors, the checkpoint's own classifier, and registered tasks."""
+    merged = [f"{entry.cosine:.3f} at {entry.gamma}" for entry in result.engines if entry.gamma < 0]
+    cosines = f" (cosine to gamma 0 of {result.vectors}: {', '.join(merged)})" if merged else ""
+    labels = f"task {CLASSIFIER}, {len(result.labels)} labels, " if result.labels else ""
+    return f"{result.family}: vectors of {result.features} numbers{cosines}, {labels}and registered tasks"
 
 
 def _require_task(task: str, registered: Collection[str]) -> None:
@@ -169,6 +170,7 @@ def _write_folder(planned: ImagePlan, engines: Path, result: ImageManifest, path
         "checkpoint_sha256": result.checkpoint_sha256,
         "checkpoint_name": front.settings.checkpoint,
         "profile": json.dumps(image_manifest.profile(result)),
+        **({"similarity": json.dumps(result.similarity)} if result.similarity else {}),
         "tasks_dir": paths.portable(tasks_folder(front, paths), target),
         **device_plan.of_engines(result.provider, result.device_mb, result.files),
     }

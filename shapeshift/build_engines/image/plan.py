@@ -17,16 +17,16 @@ from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.interfaces import Provider
-from shapeshift.errors import EngineError
+from shapeshift.errors import EngineError, InvalidInputError
 from shapeshift.files import HASHES, file_sha256
-from shapeshift.token_adapt.checkpoints.description import Description
+from shapeshift.token_adapt.checkpoints.description import Description, repooled
 from shapeshift.token_adapt.checkpoints.reading import open_vision
 from shapeshift.token_adapt.model import manifest as image_manifest
 from shapeshift.token_adapt.settings import EmulatedSettings, ImageEngineSettings, TokenAdaptSettings
 from shapeshift.token_adapt.tasks import examples, registry
 
 # Incremented when a change of this project makes engines that were built before wrong or worse.
-_BUILD_FORMAT = 4
+_BUILD_FORMAT = 5
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,13 @@ class ImagePlan:
     gpus: Sequence[int] = ()
 
     @property
+    def images(self) -> list[Path]:
+        """The files of the setting `images`."""
+        folder = self.front.settings.images
+        files = sorted(Path(folder).rglob("*")) if folder else []
+        return [file for file in files if file.suffix.lower() in examples.SUFFIXES]
+
+    @property
     def device(self) -> int | None:
         """The GPU to build on; None for the CPU."""
         return next(iter(self.gpus), None)
@@ -83,6 +90,7 @@ class ImagePlan:
             "format": _BUILD_FORMAT,
             "settings": settings,
             "checkpoint": self.checkpoint.sha256,
+            "images": [[file.name, file.stat().st_size] for file in self.images],
             "labels": self.described.classifier.labels if self.described.classifier else (),
             "provider": [self.provider.name, self.provider.version()],
             "precision": self.precision,
@@ -102,11 +110,15 @@ def plan(front: ImageFrontConfig, paths: BuildPaths, has_tasks: bool = False) ->
     settings = front.settings
     source = find_checkpoint(settings.checkpoint, paths)
     checkpoint, described = open_vision(source.folder, source.origin, paths.build / HASHES)
+    described = repooled(described, settings.pooling)
     provider, gpus = provider_of(front.folder, settings.provider)
     resolved = hardware.resolve_precision(settings.precision, provider.name, next(iter(gpus), None))
     threads = front.serving.threads or cores()
     tasks_dir, gammas = tasks_folder(front, paths), built_gammas(front, described, has_tasks)
-    return ImagePlan(front, checkpoint, described, provider, resolved, threads, gammas, tasks_dir, gpus)
+    planned = ImagePlan(front, checkpoint, described, provider, resolved, threads, gammas, tasks_dir, gpus)
+    if settings.images and not planned.images:
+        raise InvalidInputError("images", settings.images, f"a folder with images ({', '.join(examples.SUFFIXES)})")
+    return planned
 
 
 def built_gammas(front: ImageFrontConfig, described: Description, has_tasks: bool) -> tuple[int, ...]:

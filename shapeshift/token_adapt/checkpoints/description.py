@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shapeshift.errors import InvalidInputError, UnsupportedError
@@ -46,6 +46,20 @@ class Description:
     projection: str = ""
 
 
+def repooled(described: Description, pooling: str) -> Description:
+    """The checkpoint with features as the setting `pooling` says. Raises InvalidInputError where they are fixed."""
+    if pooling == "auto":
+        return described
+    architecture = described.architecture
+    fixed = described.classifier is not None or architecture.projection or architecture.attention_pool
+    if fixed or ("cls" in pooling and not architecture.prefix):
+        reads = "its classifier" if described.classifier else "its projection or attention pool"
+        allowed = f"auto: {reads} reads the tokens" if fixed else "auto or mean: the model has no class token"
+        raise InvalidInputError("pooling", pooling, allowed)
+    of_class, of_patches = "cls" in pooling, "mean" in pooling
+    return replace(described, architecture=replace(architecture, pooled=int(of_class), pooled_patches=of_patches))
+
+
 def sizes(names: TensorNames, shapes: Shapes) -> dict[str, Any]:
     """The fields of `Architecture` that shapes show. Raises InvalidInputError or UnsupportedError naming a tensor."""
     if len(shapes.get(f"{names.patch}.weight", ())) != 4:
@@ -85,7 +99,12 @@ def sizes(names: TensorNames, shapes: Shapes) -> dict[str, Any]:
 
 
 def require_positions(names: TensorNames, shapes: Shapes, architecture: Architecture, trained_size: int) -> None:
-    """Raise InvalidInputError unless there is a position for each patch, and one for no, some or all other tokens."""
+    """Raise InvalidInputError unless there is a position for each patch, and one for no, some or all other tokens.
+
+    A model that rotates by place has none.
+    """
+    if not names.position:
+        return
     shape = shapes.get(names.position, (0, 0))
     positions, patches = shape[-2], (trained_size // architecture.patch_size) ** 2
     if not patches <= positions <= patches + architecture.prefix:

@@ -23,6 +23,8 @@ from shapeshift.token_adapt.checkpoints.tensor_names import (
     CLIP,
     DINOV2,
     DINOV2_GATED,
+    DINOV3,
+    DINOV3_GATED,
     SIGLIP,
     VIT,
     Shapes,
@@ -58,6 +60,7 @@ class Family:
     classified   and of one with a classifier; where it sets attention_pool or norm_final to False, the tensors of
                  these are in the checkpoint and not used
     projection   tensor of the projection of the features, outside the vision model, and its fields
+    rope         of `Architecture`, where the configuration states none
     any_size     positions are interpolated to the processor's size, as the library does; antialias: smoothed
     """
 
@@ -69,6 +72,7 @@ class Family:
     pooling: Fields = field(default_factory=dict)
     classified: Fields = field(default_factory=dict)
     projection: str = ""
+    rope: float = 0.0
     any_size: bool = False
     antialias: bool = False
 
@@ -82,6 +86,7 @@ FAMILIES: dict[str, Family] = {
     "dinov2_with_registers": Family(
         "DINOv2 with registers", _DINOV2, "Bit", 1e-6, classified=_DINOV2_POOLING, any_size=True, antialias=True
     ),
+    "dinov3_vit": Family("DINOv3", (DINOV3_GATED, DINOV3), "DINOv3ViT", 1e-5, rope=100.0, any_size=True),
     "clip": Family(
         "CLIP",
         (CLIP,),
@@ -141,7 +146,8 @@ def describe(folder: Path, config: Mapping[str, Any], shapes: Shapes) -> Descrip
         image_size=size,
         heads=_num_heads(vision),
         epsilon=float(vision.get("layer_norm_eps", family.epsilon)),
-        activation=_activation(vision, family),
+        activation=_activation(vision, family, measures["gated"]),
+        rope=float(vision.get("rope_theta", family.rope)) if family.rope else 0.0,
         mean=processor.mean,
         std=processor.std,
         **{**measures, **_HEADS.get(heads, {}), **pooling},
@@ -167,8 +173,13 @@ def _num_heads(vision: Mapping[str, Any]) -> int:
     return heads
 
 
-def _activation(vision: Mapping[str, Any], family: Family) -> str:
+def _activation(vision: Mapping[str, Any], family: Family, gated: bool) -> str:
     activation = str(vision.get("hidden_act", family.activation))
+    if gated and family.rope:
+        if activation != "silu":
+            raise UnsupportedError(f"config.json: hidden_act: got {activation!r}; silu, with use_gated_mlp")
+        # Nothing reads it.
+        return family.activation
     if activation not in _ACTIVATIONS:
         raise UnsupportedError(f"config.json: hidden_act: got {activation!r}; supported: {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[activation]

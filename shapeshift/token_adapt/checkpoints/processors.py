@@ -23,6 +23,7 @@ _CLIP_COLOURS = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
+_IMAGENET_COLOURS = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 _COMMON = {
     "do_resize": True,
     "do_center_crop": False,
@@ -54,6 +55,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "Bit": _SHORTEST,
     "CLIP": _SHORTEST,
+    "DINOv3ViT": {**_COMMON, **_IMAGENET_COLOURS, "size": {"height": 224, "width": 224}, "resample": 2},
     "Siglip": {**_COMMON, "size": {"height": 224, "width": 224}, "do_convert_rgb": True},
 }
 _ONE_IS_SHORTEST = ("Bit", "CLIP", "Siglip")

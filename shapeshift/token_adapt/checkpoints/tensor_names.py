@@ -17,7 +17,7 @@ class TensorNames:
     """Where a library keeps what `UnifiedViT` needs; names are relative to the model inside its checkpoint.
 
     patch     the convolution that embeds patches
-    position  positions of the tokens [1, n, width] or [n, width]
+    position  positions of the tokens [1, n, width] or [n, width]; empty: there are none
     tokens    tensors of the tokens before the patches, in their order
     block     what the names of block {} begin with
     parts     modules of a block; a name with {} stands for the parameter's name where that is no suffix
@@ -25,6 +25,7 @@ class TensorNames:
     outer     modules outside the blocks
     query     tensor of the query of an attention pool
     unused    beginnings of names that the features do not need
+    unbiased  modules of a block that may lack a bias where those beside them have one
     """
 
     patch: str
@@ -36,6 +37,7 @@ class TensorNames:
     outer: Modules
     query: str = ""
     unused: tuple[str, ...] = ()
+    unbiased: tuple[str, ...] = ()
 
     def pairs(self, depth: int) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Each parameter of ours with theirs; not those of the patch embedding, the prefix and the positions."""
@@ -61,10 +63,16 @@ class TensorNames:
         """The shapes of `pairs` that the checkpoint has all parts of, by our names."""
         shapes_of = {}
         for name, theirs in self.pairs(self.depth(shapes)):
-            if all(one in shapes for one in theirs):
-                first = shapes[theirs[0]]
-                shapes_of[name] = (sum(shapes[one][0] for one in theirs), *first[1:]) if len(theirs) > 1 else first
+            present = [one for one in theirs if one in shapes]
+            if present and all(one in shapes or self.is_zero(one) for one in theirs):
+                first = shapes[present[0]]
+                rows = sum(shapes.get(one, first)[0] for one in theirs)
+                shapes_of[name] = (rows, *first[1:]) if len(theirs) > 1 else first
         return shapes_of
+
+    def is_zero(self, name: str) -> bool:
+        """Whether a checkpoint that lacks this tensor means zeros."""
+        return name.endswith(tuple(f".{module}.bias" for module in self.unbiased))
 
     def unknown(self, shapes: Shapes) -> list[str]:
         """The tensors that this description does not mention."""
@@ -137,6 +145,23 @@ DINOV2 = TensorNames(
     outer={"norm": ("layernorm",)},
     unused=("embeddings.mask_token",),
 )
+# It rotates by place instead of adding positions, and its keys have no bias.
+DINOV3 = replace(
+    DINOV2,
+    patch="embeddings.patch_embeddings",
+    position="",
+    block="layer.{}.",
+    parts={
+        **_same("norm1", "norm2"),
+        "attention.qkv": tuple(f"attention.{part}_proj" for part in ("q", "k", "v")),
+        "attention.proj": ("attention.o_proj",),
+        "mlp.fc1": ("mlp.up_proj",),
+        "mlp.fc2": ("mlp.down_proj",),
+    },
+    outer=_same("norm"),
+    unbiased=("q_proj", "k_proj", "v_proj"),
+)
+DINOV3_GATED = replace(DINOV3, parts={**DINOV3.parts, "mlp.fc1": ("mlp.gate_proj", "mlp.up_proj")})
 DINOV2_GATED = replace(DINOV2, parts={**DINOV2.parts, "mlp.fc1": ("mlp.weights_in",), "mlp.fc2": ("mlp.weights_out",)})
 CLIP = TensorNames(
     patch="embeddings.patch_embedding",

@@ -6,6 +6,7 @@ embedding, and its convolution becomes a linear layer over the values of a patch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +22,8 @@ from shapeshift.token_adapt.checkpoints.reading import open_vision
 from shapeshift.token_adapt.checkpoints.tensor_names import TIMM
 from shapeshift.token_adapt.model.architecture import Architecture
 from shapeshift.token_adapt.model.vision_transformer import UnifiedViT
+
+_SCALE, _BIAS = "logit_scale", "logit_bias"
 
 Tensor = torch.Tensor
 Read = Callable[[str], Tensor]
@@ -53,6 +56,22 @@ def read_described(folder: Path, described: Description) -> tuple[UnifiedViT, Te
     return model.eval().requires_grad_(False), weight, bias
 
 
+def read_similarity(folder: Path) -> tuple[float, float | None] | None:
+    """The scale and the bias, None without one, of the logits that CLIP and SigLIP make of the cosines of images and
+    texts; None for a checkpoint of one tower.
+    """
+    headers = weight_headers.read(folder)
+    if _SCALE not in headers:
+        return None
+    numbers = []
+    for name in (_SCALE, _BIAS):
+        if name in headers:
+            with safe_open(headers[name].file, "pt") as opened:
+                numbers.append(float(opened.get_tensor(name).float().flatten()[0]))
+    scale, *bias = numbers
+    return math.exp(scale), bias[0] if bias else None
+
+
 def _fill(model: UnifiedViT, described: Description, read: Read, present: set[str]) -> None:
     """Load what `model` needs; nothing may be missing."""
     architecture, names, root = described.architecture, described.names, described.root
@@ -63,11 +82,14 @@ def _fill(model: UnifiedViT, described: Description, read: Read, present: set[st
     }
     _fold_normalisation(state, architecture)
     tokens = [read(root + name) for name in names.tokens if root + name in present]
-    state["prefix"], state["position"] = _positions(described, tokens, read(root + names.position))
+    positions = read(root + names.position) if names.position else None
+    state["prefix"], state["position"] = _positions(described, tokens, positions)
     expected = model.state_dict()
     for ours, theirs in names.pairs(architecture.depth):
         if ours in expected:
-            state[ours] = torch.cat([read(root + name) for name in theirs])
+            rows = len(expected[ours]) // len(theirs)
+            zeros = {name for name in theirs if root + name not in present and names.is_zero(name)}
+            state[ours] = torch.cat([torch.zeros(rows) if name in zeros else read(root + name) for name in theirs])
     if described.projection:
         state["projection.weight"] = read(f"{described.projection}.weight")
     for name, value in state.items():
@@ -91,14 +113,16 @@ def _fold_normalisation(state: dict[str, Tensor], architecture: Architecture) ->
     state["patch.weight"] = state["patch.weight"] / (255 * std)
 
 
-def _positions(described: Description, tokens: list[Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The prefix tokens with their positions added, and the positions of the patches.
+def _positions(described: Description, tokens: list[Tensor], positions: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The prefix tokens with their positions added, and the positions of the patches; zeros where none are added.
 
     The first tokens have positions, as many as there are; registers may have none.
     """
     architecture = described.architecture
     parts = [token.view(1, -1, architecture.width) for token in tokens]
     prefix = torch.cat(parts, 1) if parts else torch.zeros(1, 0, architecture.width)
+    if positions is None:
+        return prefix, torch.zeros(1, architecture.patches, architecture.width)
     positions = positions.view(1, -1, architecture.width)
     side = described.trained_size // architecture.patch_size
     covered = positions.shape[1] - side**2

@@ -23,6 +23,8 @@ class Architecture:
     gated            the MLPs of the blocks are SwiGLU: their activation is SiLU, and multiplies a second projection
     projection       length of the features after a linear projection of the pooled ones (CLIP); 0: none
     projection_bias  the projection has a bias
+    rope             base of the frequencies by which places of patches rotate queries and keys (DINOv3); 0: positions
+                     are added to the patches
     mean, std        of RGB pixels in 0..1
     """
 
@@ -46,6 +48,7 @@ class Architecture:
     gated: bool = False
     projection: int = 0
     projection_bias: bool = False
+    rope: float = 0.0
     epsilon: float = 1e-6
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
@@ -62,6 +65,8 @@ class Architecture:
             raise InvalidInputError("pooled", self.pooled, f"0 to {self.prefix}")
         if not self.pooled_width:
             raise UnsupportedError("checkpoint: nothing pools the tokens; without an attention pool it has no features")
+        if self.rope and self.head_width % 4:
+            raise UnsupportedError(f"heads of width {self.head_width} with rotated positions; a multiple of 4")
         if self.activation not in ACTIVATIONS:
             raise UnsupportedError(f"activation {self.activation!r}; supported: {', '.join(ACTIVATIONS)}")
 

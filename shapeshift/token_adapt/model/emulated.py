@@ -17,7 +17,7 @@ import numpy as np
 from shapeshift.errors import InvalidInputError
 from shapeshift.token_adapt.model.manifest import Preprocessing
 from shapeshift.token_adapt.policy.costs import GammaProfile
-from shapeshift.token_adapt.request import Pixels, Probabilities, Task
+from shapeshift.token_adapt.request import Pixels, Task, Values
 
 
 class EmulatedImageModel:
@@ -40,7 +40,7 @@ class EmulatedImageModel:
         self._switch_ms = dict(switch_ms or {})
         self._last_gamma: int | None = None
 
-    def run(self, gamma: int, pixels: Pixels, tasks: Sequence[Task]) -> Sequence[Probabilities]:
+    def run(self, gamma: int, pixels: Pixels, tasks: Sequence[Task]) -> Sequence[Values]:
         """See `executor.ImageModel`."""
         points = sorted(self.profiles[gamma].latency_ms.items())
         counts, latencies = zip(*points, strict=True)
@@ -56,7 +56,7 @@ class EmulatedImageModel:
         return []
 
 
-def _probabilities(task: Task, gamma: int) -> Probabilities:
+def _probabilities(task: Task, gamma: int) -> Values:
     accuracy = task.accuracy.get(gamma, 0.0)
     probabilities = np.full(len(task.labels), (1.0 - accuracy) / max(1, len(task.labels) - 1), np.float32)
     probabilities[0] = accuracy

@@ -28,7 +28,7 @@ class GammaModule(nn.Module):
     """`input_axes`, `output_names`, `f32_modules` and `captured` are for `engines.interfaces.Provider.export`."""
 
     output_names = ("FEATURES",)
-    f32_modules = ("matching",)
+    f32_modules = ("matching", "rotation")
     # A batch in between is computed as the next larger one.
     captured: Mapping[str, tuple[int, ...]] = {"images": (1, 2, 4, 8, 16, 24, 32, 48, 64), "tasks": (8, 16, 32, 64)}
 

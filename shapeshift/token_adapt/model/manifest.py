@@ -11,7 +11,7 @@ from typing import Any
 from shapeshift.engines import manifest as engine_manifest
 from shapeshift.engines.manifest import FILE_NAME, FileEntry
 
-FORMAT = 4
+FORMAT = 5
 # Profiled batch sizes.
 BATCHES = (1, 4, 16, 64)
 
@@ -60,6 +60,7 @@ class GammaEntry:
     memory_mb  activations of one image (`schedule.activation_mb`)
     agreement  share of the labels of registered tasks that are those of the reference, where labels were compared in
                place of the cosine: for a gamma below 0 in bf16
+    cosine     of the vectors to those of gamma 0, the mean over images; 0 above gamma 0, whose prompts are of tasks
     """
 
     gamma: int
@@ -70,6 +71,7 @@ class GammaEntry:
     max_error: float
     min_cosine: float
     agreement: float | None
+    cosine: float
     latency: tuple[BatchLatency, ...]
 
 
@@ -78,6 +80,8 @@ class ImageManifest:
     """Describes the engines of an image model, for build and serving.
 
     family: of the checkpoint; labels: of its own classifier, empty without one.
+    similarity: the scale and the bias (None: there is none) of the logits that it makes of the cosines of images and
+    texts; None: it has no tower for texts. vectors: on which images the cosines were measured.
     """
 
     model: str
@@ -104,6 +108,8 @@ class ImageManifest:
     checkpoint_origin: str = ""
     # MiB of a GPU's memory that all engines took when they had run; 0: they run on a CPU.
     device_mb: float = 0.0
+    similarity: tuple[float, float | None] | None = None
+    vectors: str = ""
     format: int = FORMAT
 
     def save(self, folder: Path) -> None:
@@ -129,6 +135,7 @@ def profile(manifest: ImageManifest) -> dict[str, object]:
                 "precision": entry.precision,
                 "tokens": entry.tokens,
                 "memory_mb": entry.memory_mb,
+                "cosine": entry.cosine,
                 "latency": [[point.images, point.median_ms, point.p99_ms, point.best_ms] for point in entry.latency],
             }
             for entry in manifest.engines
@@ -147,4 +154,6 @@ def _from_json(data: dict[str, Any]) -> ImageManifest:
     border = tuple(data["preprocessing"]["border"])
     preprocessing = Preprocessing(**{**data["preprocessing"], "border": border})
     parsed = {"engines": engines, "files": files, "preprocessing": preprocessing, "labels": tuple(data["labels"])}
+    if data["similarity"] is not None:
+        parsed["similarity"] = tuple(data["similarity"])
     return ImageManifest(**{**data, **parsed})

@@ -16,12 +16,14 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.registry import FILE, FolderWatch
 from shapeshift.token_adapt.model import manifest as image_manifest
 from shapeshift.token_adapt.policy.costs import GammaProfile
-from shapeshift.token_adapt.request import Pixels, Probabilities, Task
+from shapeshift.token_adapt.request import EMBEDDING, Pixels, Task, Values
 from shapeshift.token_adapt.tasks import folder as task_folder
 from shapeshift.token_adapt.tasks import registry as task_registry
 from shapeshift.token_adapt.tasks.folder import Backbone, Head, TaskParts
 from shapeshift.token_adapt.tasks.registry import TaskEntry
 
+# Of requests for vectors that state none: whoever fills an index can wait, and wants those of gamma 0.
+_VECTOR_LATENCY_MS, _VECTOR_UTILITY = 60_000.0, 0.5
 # Of the own classifier's accuracy, if all patches were merged.
 _ASSUMED_LOSS = 0.1
 FOLDING_FILE = "folding.safetensors"
@@ -47,6 +49,7 @@ def open_model(
         engines[entry.gamma] = runtime.engine(None, None)
         first = first or runtime
     model = VisionModel(manifest, engines, PromptFolding.load(folder, manifest.heads, manifest.epsilon), tasks_dir)
+    model.add_embedding({entry.gamma: entry.cosine for entry in manifest.engines if entry.gamma <= 0})
     if manifest.labels:
         model.add_classifier(task_folder.read_classifier(folder, manifest.labels, model.backbone))
     return model
@@ -105,7 +108,7 @@ class PromptFolding:
 
 @dataclass(frozen=True)
 class _Computed:
-    """What a task is computed with, by gamma: its heads, and its prompts as engines take them."""
+    """What a task is computed with, by gamma: its heads, none for vectors, and its prompts as engines take them."""
 
     heads: Mapping[int, Head]
     prompts: Mapping[int, Array]
@@ -142,7 +145,7 @@ class VisionModel:
         self._tasks_dir = tasks_dir
         self._watch = FolderWatch(tasks_dir / FILE)
 
-    def run(self, gamma: int, pixels: Pixels, tasks: Sequence[Task]) -> Sequence[Probabilities]:
+    def run(self, gamma: int, pixels: Pixels, tasks: Sequence[Task]) -> Sequence[Values]:
         """See `executor.ImageModel`."""
         versions: dict[int, _Computed] = {id(task): task.parts for task in tasks}
         numbers = {identity: number for number, identity in enumerate(versions)}
@@ -152,11 +155,12 @@ class VisionModel:
             prompts = np.stack([version.prompts[gamma] for version in versions.values()], axis=1)
             inputs |= {"TASKS": rows_of, "PROMPTS": prompts}
         features = self._engines[gamma].run(inputs)["FEATURES"]
-        results: list[Probabilities] = [np.empty(0, np.float32)] * len(pixels)
+        results: list[Values] = [np.empty(0, np.float32)] * len(pixels)
         for number, version in enumerate(versions.values()):
             rows = np.flatnonzero(rows_of == number)
-            probabilities = _probabilities(version.heads[gamma], features[rows])
-            for row, values in zip(rows, probabilities, strict=True):
+            of_task = features[rows]
+            computed = _probabilities(version.heads[gamma], of_task) if version.heads else _of_length_1(of_task)
+            for row, values in zip(rows, computed, strict=True):
                 results[row] = values
         return results
 
@@ -205,7 +209,16 @@ class VisionModel:
             for gamma, profile in self.profiles.items()
             if gamma <= 0
         }
-        self._own_tasks = {parts.name: self.task(parts, accuracy, is_default=True)}
+        self._add(self.task(parts, accuracy, is_default=True))
+
+    def add_embedding(self, cosines: Mapping[int, float]) -> None:
+        """Serve vectors, whose accuracy is their cosine to those of gamma 0. They have no prompts."""
+        computed, defaults = _Computed({}, {}), (_VECTOR_LATENCY_MS, _VECTOR_UTILITY)
+        size = self.backbone.features
+        self._add(Task(EMBEDDING, (), dict(cosines), *defaults, parts=computed, embedding_size=size))
+
+    def _add(self, task: Task) -> None:
+        self._own_tasks = {**self._own_tasks, task.name: task}
         self.tasks = self._own_tasks
 
     def task(
@@ -224,6 +237,12 @@ def _probabilities(head: Head, features: Array) -> Array:
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     softmax: Array = (exponentials / exponentials.sum(axis=1, keepdims=True)).astype(np.float32)
     return softmax
+
+
+def _of_length_1(vectors: Array) -> Array:
+    """The vectors [n, width] divided by their lengths."""
+    scaled: Array = (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+    return scaled
 
 
 def _layer_norm(x: Array, weight: Array, bias: Array, epsilon: float) -> Array:

@@ -7,6 +7,7 @@ computed as tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import cast
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from shapeshift.engines.casts import to_f32
 from shapeshift.engines.interfaces import Array
 from shapeshift.token_adapt.model.architecture import Architecture
 from shapeshift.token_adapt.model.merging import Matching, merge_patches
@@ -33,6 +35,36 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class Rotation(nn.Module):
+    """Rotates the queries and keys of patches by their places in the image (DINOv3). It has no weights: it is a module
+    so that an engine can keep it in f32.
+    """
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.side, self.prefix = architecture.image_size // architecture.patch_size, architecture.prefix
+        self.frequencies = [2 * math.pi * architecture.rope**-power for power in _powers(architecture.head_width)]
+
+    def places(self) -> Tensor:
+        """The centres of the patches, -1 to 1, down and right: [1, patches, 2]."""
+        edge = (2.0 * torch.arange(self.side) + 1.0) / self.side - 1.0
+        return torch.stack(torch.meshgrid(edge, edge, indexing="ij"), 2).view(1, -1, 2)
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        """x [n, heads, t, dim]; places of its patches [n, t - prefix, 2]. What stands before them is not rotated."""
+        frequencies = torch.tensor(self.frequencies, device=x.device)
+        angles = (to_f32(places).unsqueeze(3) * frequencies).flatten(2).repeat(1, 1, 2).unsqueeze(1)
+        before, patches = x[:, :, : self.prefix], to_f32(x[:, :, self.prefix :])
+        first, second = patches.chunk(2, dim=-1)
+        rotated = patches * angles.cos() + torch.cat((-second, first), -1) * angles.sin()
+        return torch.cat((before, rotated.to(x.dtype)), 2)
+
+
+def _powers(head_width: int) -> list[float]:
+    """Half of the numbers of a head are for each direction, and each frequency turns two of them."""
+    return [4 * index / head_width for index in range(head_width // 4)]
+
+
 class Attention(nn.Module):
     """Self-attention over tokens and folded prompts. A token's weight is the number of patches merged in it."""
 
@@ -42,15 +74,20 @@ class Attention(nn.Module):
         self.heads, self.head_width = architecture.heads, architecture.head_width
         self.qkv = nn.Linear(width, 3 * width, bias=architecture.qkv_bias)
         self.q_norm, self.k_norm = (_norm(self.head_width, architecture, architecture.qk_norm) for _ in range(2))
+        self.rotation = Rotation(architecture) if architecture.rope else None
         self.proj = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, sizes: Tensor | None, prompts: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, sizes: Tensor | None, places: Tensor | None, prompts: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """x [n, t, width], sizes [n, t] (None: all 1) -> output [n, t, width], keys [n, heads, t, dim]."""
         n, t, width = x.shape
         query, key, value = self._split(self.qkv(x), 3).unbind(0)
         query, key = self.q_norm(query), self.k_norm(key)
         mask = None if sizes is None else sizes.log().view(n, 1, 1, t)
         keys = key
+        if self.rotation is not None and places is not None:
+            query, key = self.rotation(query, places), self.rotation(key, places)
         if prompts is not None:
             prompt_key, prompt_value = prompts.unbind(1)
             key, value = torch.cat((key, prompt_key), 2), torch.cat((value, prompt_value), 2)
@@ -105,23 +142,31 @@ class Block(nn.Module):
         self.scale1, self.scale2 = scales
 
     def forward(
-        self, x: Tensor, sizes: Tensor | None, prompts: Tensor | None, merged: int
-    ) -> tuple[Tensor, Tensor | None]:
-        """x [n, t, width], sizes [n, t] (None: all 1), prompts from `fold` -> x and sizes after merging."""
-        attended, keys = self.attention(self.norm1(x), sizes, prompts)
+        self, x: Tensor, sizes: Tensor | None, places: Tensor | None, prompts: Tensor | None, merged: int
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """x [n, t, width], sizes [n, t] (None: all 1), places [n, patches, 2] of patches that are rotated, prompts from
+        `fold` -> x, sizes and places after merging.
+        """
+        attended, keys = self.attention(self.norm1(x), sizes, places, prompts)
         x = x + (attended if self.scale1 is None else attended * self.scale1)
         if merged:
-            x, sizes = self._merge(x, sizes, keys, merged)
+            x, sizes, places = self._merge(x, sizes, places, keys, merged)
         output = self.mlp(self.norm2(x))
-        return x + (output if self.scale2 is None else output * self.scale2), sizes
+        return x + (output if self.scale2 is None else output * self.scale2), sizes, places
 
-    def _merge(self, x: Tensor, sizes: Tensor | None, keys: Tensor, merged: int) -> tuple[Tensor, Tensor]:
+    def _merge(
+        self, x: Tensor, sizes: Tensor | None, places: Tensor | None, keys: Tensor, merged: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         if sizes is None:
             sizes = torch.ones_like(x[:, :, 0])
         prefix = self.prefix
         matches = self.matching(keys[:, :, prefix:], merged)
         patches, patch_sizes = merge_patches(x[:, prefix:], sizes[:, prefix:], matches)
-        return torch.cat((x[:, :prefix], patches), 1), torch.cat((sizes[:, :prefix], patch_sizes), 1)
+        if places is not None:
+            # A merged token stands in the middle of its patches.
+            places, _ = merge_patches(places.expand(x.shape[0], -1, -1), to_f32(sizes[:, prefix:]), matches)
+        x = torch.cat((x[:, :prefix], patches), 1)
+        return x, torch.cat((sizes[:, :prefix], patch_sizes), 1), places
 
     def fold(self, prompts: Tensor) -> Tensor:
         """Prompts of this block [n, g, width] -> keys and values [n, 2, heads, g, head width]."""
@@ -189,17 +234,21 @@ class UnifiedViT(nn.Module):
 
     def encode(self, patches: Tensor, layers: Sequence[Layer], prompts: Sequence[Tensor] | None = None) -> Tensor:
         """Embedded patches [n, t, width] -> features [n, features]: all blocks, then pooling."""
-        x, sizes = self._with_prefix(patches), None
+        x, sizes, places = self._with_prefix(patches), None, self._places()
         for index, (block, layer) in enumerate(zip(self.blocks, layers, strict=True)):
-            x, sizes = block(x, sizes, None if prompts is None else prompts[index], layer.merged)
+            x, sizes, places = block(x, sizes, places, None if prompts is None else prompts[index], layer.merged)
         return self._pool(x, sizes)
 
     def block_inputs(self, pixels: Tensor) -> list[Tensor]:
         """pixels [n, size, size, 3] -> the input of each block at gamma 0, [n, t, width]."""
         inputs = [self._with_prefix(self.embed(pixels))]
         for block in self.blocks[:-1]:
-            inputs.append(block(inputs[-1], None, None, 0)[0])
+            inputs.append(block(inputs[-1], None, self._places(), None, 0)[0])
         return inputs
+
+    def _places(self) -> Tensor | None:
+        """Of patches that are rotated."""
+        return Rotation(self.architecture).places().to(self.patch.weight.device) if self.architecture.rope else None
 
     def _with_prefix(self, patches: Tensor) -> Tensor:
         tokens: Tensor = self.norm_pre(torch.cat((self.prefix.expand(patches.shape[0], -1, -1), patches), 1))

@@ -20,7 +20,7 @@ Indices = NDArray[np.int64]
 FILE = "examples.npz"
 # One image in five is held out for the profile (section II-B).
 HELD_OUT = 5
-_SUFFIXES = (".jpg", ".jpeg", ".png")
+SUFFIXES = (".jpg", ".jpeg", ".png")
 _MAX_PIXELS = 100_000_000
 _MAX_KEPT = 512
 
@@ -58,7 +58,7 @@ def from_folder(folder: Path, preprocessing: Preprocessing) -> tuple[tuple[str, 
     files: list[Path] = []
     classes: list[int] = []
     for index, label in enumerate(labels):
-        images = sorted(path for path in (folder / label).iterdir() if path.suffix.lower() in _SUFFIXES)
+        images = sorted(path for path in (folder / label).iterdir() if path.suffix.lower() in SUFFIXES)
         if len(images) < HELD_OUT:
             raise InvalidInputError("data", str(folder / label), f"at least {HELD_OUT} images (JPEG or PNG)")
         files += images

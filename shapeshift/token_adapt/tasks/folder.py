@@ -24,6 +24,7 @@ from safetensors.numpy import load_file, save_file
 from shapeshift.engines.interfaces import Array
 from shapeshift.errors import InvalidInputError
 from shapeshift.files import file_sha256
+from shapeshift.token_adapt.request import EMBEDDING
 
 TASK_FILE, PROMPTS_FILE, HEAD_FILE, PROFILE_FILE = (
     "task.json",
@@ -154,6 +155,8 @@ def read_object(file: Path) -> dict[str, Any]:
 def _name(value: Any) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= 64 or not value.replace("_", "").replace("-", "").isalnum():
         raise InvalidInputError(f"{TASK_FILE}: name", value, "up to 64 letters, digits, - and _")
+    if value == EMBEDDING:
+        raise InvalidInputError(f"{TASK_FILE}: name", value, "another name: this is the task of vectors")
     return value
 
 
