@@ -44,6 +44,17 @@ _LONGROPE = {
     "partial_rotary_factor": 2 / 3,
 }
 
+_GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": WINDOW,
+    "final_logit_softcapping": 20.0,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e3, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+    },
+}
 _ALPHA = {"rope_type": "dynamic", "rope_theta": 1e3, "alpha": 8.0, "factor": 1.0}
 _GRANITE = {
     "embedding_multiplier": 3.0,
@@ -226,6 +237,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
         },
     },
+    "gemma4_text": {
+        **_WIDE,
+        **_GEMMA4,
+        "num_hidden_layers": 6,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+    },
     "gpt2": {**_GPT, "scale_attn_by_inverse_layer_idx": True},
     "gptj": {**_GPT, "rotary_dim": 8},
     "gpt_neox": _NEOX,
@@ -283,6 +304,28 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "text_config": {**CONFIGS["gemma3_text"], "model_type": "gemma3_text"},
         "vision_config": {**_VISION, "model_type": "siglip_vision_model"},
     },
+    "gemma4_text, with experts": {
+        **_WIDE,
+        **_GEMMA4,
+        "model_type": "gemma4_text",
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 40,
+    },
+    "gemma4": {
+        "model_type": "gemma4",
+        "text_config": {**CONFIGS["gemma4_text"], "model_type": "gemma4_text"},
+        "vision_config": {**_VISION, "model_type": "gemma4_vision", "head_dim": 8},
+    },
+    "llama4": {
+        "model_type": "llama4",
+        "text_config": {**CONFIGS["llama4_text"], "model_type": "llama4_text"},
+        "vision_config": {**_VISION, "model_type": "llama4_vision_model", "vision_output_dim": 16},
+    },
     "mistral3": {
         "model_type": "mistral3",
         "text_config": {**CONFIGS["ministral3"], "model_type": "ministral3"},
@@ -310,8 +353,11 @@ def make(name: str, folder: Path) -> Tiny:
     reference = kind.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter, tensor in reference.named_parameters():
-            tensor.copy_(_random(parameter, tensor, name.startswith(("gemma", "nemotron"))))
+            offset = name.startswith(("gemma", "nemotron")) and not name.startswith("gemma4")
+            tensor.copy_(_random(parameter, tensor, offset))
         for buffer, tensor in reference.named_buffers():
+            if buffer.endswith("layer_scalar"):
+                tensor.copy_(torch.rand(tensor.shape) + 0.5)
             if buffer.endswith("e_score_correction_bias"):
                 tensor.copy_(torch.randn(tensor.shape) * 0.3)
     transformers.utils.logging.disable_progress_bar()

@@ -148,8 +148,7 @@ def test_every_causal_model_of_transformers_is_served_or_refused_with_a_reason()
     refused = {kind: text for kind, text in outcomes.items() if text.startswith("refused")}
     assert len(refused) > 100 and all(text.startswith("refused: model_type: got") for text in refused.values())
     for kind, reason in (
-        ("gemma3n", "inputs of each layer beside its state"),
-        ("gemma4", "inputs of each layer beside its state"),
+        ("gemma3n", "several states of each token"),
         ("qwen3_next", "layers that are no attention"),
         ("qwen3_5", "layers that are no attention"),
         ("deepseek_v3", "latent attention"),
@@ -187,8 +186,9 @@ def test_a_config_with_any_value_is_read_or_refused(case: str) -> None:
     def check(changed: dict[str, Any]) -> None:
         with contextlib.suppress(InvalidInputError):
             made = from_config(changed)
-            for rope in {rope for rope in made.ropes if rope}:
-                assert frequencies(rope, made.head_dim, 50).isfinite().all()
+            sizes = {(rope, made.layer(layer).head_dim) for layer, rope in enumerate(made.ropes) if rope}
+            for rope, head_dim in sizes:
+                assert frequencies(rope, head_dim, 50).isfinite().all()
 
     nested = {key: value for key, value in config.items() if isinstance(value, dict)}
     for junk in JUNK:

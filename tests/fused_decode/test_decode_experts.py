@@ -36,6 +36,7 @@ from tests.fused_decode.families import CASES, MIXTURES, make, reference_logits
 HIDDEN, WIDTH = 72, 40
 LOGITS_TOLERANCE = 1e-4
 CLAMPED = {"alpha": 1.7, "limit": 0.8}
+LLAMA4 = {**CASES["llama4_text"], "num_experts_per_tok": 1}
 MOE_CONFIG = {**CASES["qwen3_moe"], "num_experts": 128, "num_experts_per_tok": 8}
 
 
@@ -173,12 +174,15 @@ def test_experts_are_mapped_from_the_file_that_processes_share(
     assert torch.equal(*(model.forward(batch([text], [0], [0])) for model in (first, second)))
 
 
-@pytest.mark.parametrize("name", MIXTURES)
-def test_the_memory_plan_counts_the_experts(family: Callable[[str], Tiny], name: str) -> None:
+@pytest.mark.parametrize("name", [*MIXTURES, "gemma4_text"])
+def test_the_memory_plan_counts_what_is_held(family: Callable[[str], Tiny], name: str) -> None:
     architecture = Architecture.read(family(name).folder)
     reference = family(name).reference
-    corrections = (tensor for buffer, tensor in reference.named_buffers() if buffer.endswith("correction_bias"))
-    held = sum(tensor.numel() for tensor in (*reference.parameters(), *corrections))
+    beside = (tensor for buffer, tensor in reference.named_buffers() if buffer.endswith(("correction_bias", "scalar")))
+    held = sum(tensor.numel() for tensor in (*reference.parameters(), *beside))
+    if "with experts" in name and name.startswith("gemma4"):
+        # Values of the layer without a window are keys that another linear gives.
+        held += 32 * architecture.hidden
     assert weight_bytes(architecture, "f32") == 4 * (held + (architecture.tied and VOCAB * architecture.hidden))
     assert weight_bytes(architecture, "bf16") * 2 == weight_bytes(architecture, "f32")
 
@@ -296,6 +300,12 @@ def test_mxfp4_is_what_transformers_reads(kernel_cache: Path, tmp_path: Path, mo
         ({**CASES["hunyuan_v1_moe"], "moe_topk": [1, 2, 2]}, r"moe_topk: got \[1, 2, 2\]; the same for all layers"),
         ({**CASES["exaone_moe"], "mlp_layer_types": ["moe"]}, r"mlp_layer_types: got \['moe'\]; 3 of dense, sparse"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "quant_method: got 'mxfp4'; not with a qwen3_moe"),
+        ({**CASES["gemma4_text"], "num_kv_shared_layers": 5}, "num_kv_shared_layers: got 5; fewer than the 6 layers"),
+        ({**CASES["gemma4_text"], "vocab_size_per_layer_input": 5}, "vocab_size_per_layer_input: got 5; vocab_size"),
+        ({**CASES["gemma4_text"], "per_layer_config": {"9": {}}}, "per_layer_config: got .*; .* of the layers 0 to 5"),
+        ({**CASES["gemma4_text"], "global_head_dim": 7}, "global_head_dim: got 7; even"),
+        ({**LLAMA4, "moe_layers": [3]}, r"moe_layers: got \[3\]; numbers of layers, 0 to 2"),
+        ({**LLAMA4, "layer_types": ["sliding_attention"]}, "layer_types: got .*; 3 of chunked_attention"),
         (
             {**CASES["gpt_oss"], "quantization_config": {"quant_method": "fp8"}},
             "quant_method: got 'fp8'; not with a gpt_oss",

@@ -19,7 +19,7 @@ from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model.architecture import FAMILIES
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from tests.fused_decode.decode_models import LONGEST, WINDOW, Tiny, batch, teacher_forced, texts
-from tests.fused_decode.families import CASES, CONFIGS, MIXTURES, ORIGINAL, make, reference_logits
+from tests.fused_decode.families import CASES, CONFIGS, ORIGINAL, make, reference_logits
 from tests.fused_decode.rank_groups import connected
 from tests.fused_decode.toy import LETTERS, Run, ids
 
@@ -102,9 +102,14 @@ def test_two_ranks_compute_what_one_does(
     """Within 1e-5 of the largest logit."""
     folder, given = family(case).folder, texts(2, seed=6)
     options = {"slots": SLOTS, "max_length": LONGEST, "kernel_cache": str(kernel_cache)}
-    if case in MIXTURES or load(folder).architecture.qk_norm == "row":
-        reason = "it has experts" if case in MIXTURES else "its norms are of all queries"
-        refused = f"tensor_parallel_size: got 2; 1 for {case.partition(',')[0]}: {reason}"
+    a = load(folder).architecture
+    reasons = {
+        "it has experts": a.experts is not None,
+        "its layers are not alike": bool(a.varied),
+        "its norms are of all queries": a.qk_norm == "row",
+    }
+    if reason := next((reason for reason, holds in reasons.items() if holds), ""):
+        refused = f"tensor_parallel_size: got 2; 1 for {a.family}: {reason}"
         with pytest.raises(InvalidInputError, match=refused), connected(folder, 2, tmp_path / "ranks", **options):
             pass
         return
@@ -178,7 +183,7 @@ def test_bf16_is_closer_than_that_of_transformers(
     rounded = [reference_logits(halved, tokens) for tokens in given]
     theirs = [_error(*both) for text in zip(expected, rounded, strict=True) for both in zip(*text, strict=True)]
     # Rounding gives a few tokens other experts.
-    middle = median if case in MIXTURES else fmean
+    middle = fmean if model.architecture.experts is None else median
     assert 0.0 < middle(own) < min(middle(theirs), 1.0 - MIN_COSINE["bf16"])
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model import native_operations
-from shapeshift.fused_decode.model.architecture import Architecture
+from shapeshift.fused_decode.model.architecture import Architecture, from_config
 from shapeshift.fused_decode.model.assembly import assemble, linear_makers
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache, cache_bytes
@@ -20,6 +20,7 @@ from shapeshift.fused_decode.model.tensor_layout import shapes, weight_bytes
 from shapeshift.fused_decode.model.torch_operations import TorchOperations
 from shapeshift.fused_decode.model.weights import WeightFiles
 from tests.fused_decode.decode_models import LONGEST, Tiny, teacher_forced, texts
+from tests.fused_decode.families import CASES
 
 SLOTS = 3
 
@@ -71,6 +72,18 @@ def test_the_memory_bound_counts_each_layer(architecture: Architecture, files: W
     assert sum(part.nbytes for part in parts) == bound == cache.memory.nbytes
     held = sum(files.read(name, torch.float32).nbytes for name in shapes(architecture))
     assert weight_bytes(architecture, "f32") == held + architecture.vocab_size * architecture.hidden * 4
+
+
+def test_layers_that_take_the_keys_and_values_of_another_take_no_memory() -> None:
+    architecture = from_config(CASES["gemma4_text"])
+    own = replace(architecture, layers=3, varied=architecture.varied[:3], windows=architecture.windows[:3])
+    for precision in ("auto", "int8"):
+        bounds = [cache_bytes(a, SLOTS, 20, "f32", kv_precision=precision) for a in (architecture, own)]
+        assert bounds[0] == bounds[1]
+        cache = KeyValueCache(architecture, SLOTS, 20, torch.float32, kv_precision=precision)
+        assert [cache.keys[layer].data_ptr() for layer in (3, 4, 5)] == [
+            cache.keys[layer].data_ptr() for layer in (1, 2, 1)
+        ]
 
 
 def test_ranks_do_not_divide_them(architecture: Architecture) -> None:

@@ -120,6 +120,7 @@ def require_no_experts(a: Architecture) -> None:
     """Raise InvalidInputError for a base model whose layers have several MLPs."""
     experts = 0 if a.experts is None else a.experts.count
     require(not experts, "num_experts", experts, f"0 in a base model of adapters: {a.family} is a mixture of experts")
+    require(not a.varied, "model_type", a.family, "a base model of adapters whose layers are alike")
 
 
 def targets(a: Architecture) -> dict[str, tuple[int, int]]:

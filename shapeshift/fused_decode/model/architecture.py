@@ -35,12 +35,16 @@ class Architecture:
     norm         rms; layer, with mean and bias; or centred, with mean alone; norm_offset is added to the weights of all
     qk_norm      head: each query and key of a head; row: those of all heads together; empty: none
     norm_last    those of heads come after the rotation
+    value_norm   each value of a head is normalised, without weights
+    kv_layer     the layer whose keys and values this one takes; -1: it has its own
     parallel     whether both branches take the state before the layer
     gated        whether the MLP multiplies the activation of one half by the other half
     query_growth, query_span, query_ahead  g, s, a: queries at position p are multiplied by
                  1 + g log(1 + floor((p + a) / s))
     branch_scale  factor of what a branch adds to the state
-    experts      None: a layer has one MLP
+    experts      None: a layer has one MLP; beside: it has both, whose results are normalised and added
+    layer_inputs  the width of what a layer gets of each token beside its state, after its branches; 0: nothing
+    layer_scale  each layer multiplies its state by a factor in the end
     sinks        each head has a score beside those of its keys
     packing      how the linears of the layers are quantised in the files; None: they are not
     varied       for each layer the fields, by name, in which it is another: see `layer`; empty: all layers are alike
@@ -68,6 +72,8 @@ class Architecture:
     chunked: bool = False
     qk_norm: str = ""
     norm_last: bool = False
+    value_norm: bool = False
+    kv_layer: int = -1
     norm: str = "rms"
     norm_offset: float = 0.0
     parallel: bool = False
@@ -83,6 +89,9 @@ class Architecture:
     query_span: int = 0
     query_ahead: int = 0
     experts: Experts | None = None
+    beside: bool = False
+    layer_inputs: int = 0
+    layer_scale: bool = False
     sinks: bool = False
     tensors: Tensors = Tensors()
     packing: Packing | None = None
@@ -122,7 +131,9 @@ class Architecture:
     def _widths(self) -> int:
         """Of the linears of a layer, `hidden` times which are its weights."""
         one = self.inner_width + self.intermediate
-        mlps = one if self.experts is None else 3 * (self.experts.count * self.experts.width + self.experts.shared)
+        mlps = one if self.experts is None or self.beside else 0
+        if self.experts is not None:
+            mlps += 3 * (self.experts.count * self.experts.width + self.experts.shared)
         return 2 * self.query_width + 2 * self.kv_width + mlps
 
     @property
@@ -187,6 +198,7 @@ class Architecture:
 _IN_PARTS = (
     *("head_bias", "norm", "parallel", "activation", "gated"),
     *("branch_scale", "logit_scale", "logit_cap", "experts", "sinks", "norm_last", "chunked", "varied"),
+    *("value_norm", "layer_inputs", "layer_scale"),
 )
 
 # What the ranks of tensor parallelism divide, and what Llama's config.json calls it.
@@ -208,6 +220,7 @@ _MODULES = {
     ),
     "layer_norm": ("phi", "starcoder2", "stablelm", "nemotron", "cohere", "cohere2"),
     "gemma": ("gemma", "gemma2", "gemma3_text"),
+    "gemma4": ("gemma4_text",),
     "gpt": ("gpt2", "gptj", "gpt_neox"),
 }
 FAMILIES: Choices[Callable[[Mapping[str, Any]], Architecture]] = Choices(
@@ -219,7 +232,7 @@ FAMILIES: Choices[Callable[[Mapping[str, Any]], Architecture]] = Choices(
 
 # Why a family is not one of these, by keys of its config.json; the first one counts.
 _REASONS = {
-    ("altup_num_inputs", "hidden_size_per_layer_input"): "inputs of each layer beside its state",
+    ("altup_num_inputs",): "several states of each token",
     ("kv_lora_rank",): "latent attention",
     ("state_size", "mamba_d_state", "ssm_state_size", "linear_num_value_heads"): "layers that are no attention",
     ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"): "a mixture of experts of another form",
@@ -234,6 +247,7 @@ _WRAPPERS: Mapping[str, Mapping[str, Any]] = {
         "head_dim": 256,
         "max_position_embeddings": 131_072,
     },
+    "gemma4": {},
     "mistral3": {},
     "llama4": {},
 }
@@ -242,7 +256,7 @@ _WRAPPERS: Mapping[str, Mapping[str, Any]] = {
 _WRAPPED = (("model.language_model.", "model."), ("language_model.", ""))
 _BESIDE_TEXT = (
     *("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
-    "vision_model.",
+    *("vision_model.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio."),
 )
 
 

@@ -12,7 +12,16 @@ from torch.nn import functional
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
 from shapeshift.fused_decode.model.native_operations import NativeLinear
-from shapeshift.fused_decode.model.network import AttentionLayer, Layer, Linear, Network, Norm
+from shapeshift.fused_decode.model.network import (
+    AttentionLayer,
+    Beside,
+    Layer,
+    LayerInput,
+    LayerInputs,
+    Linear,
+    Network,
+    Norm,
+)
 from shapeshift.fused_decode.model.parts import Experts
 from shapeshift.fused_decode.model.tensor_layout import SHARED, head_order
 from shapeshift.fused_decode.model.weights import WeightFiles
@@ -111,6 +120,18 @@ class _Builder:
             [self._layer(index) for index in range(a.layers)],
             self._norm(names.final_norm),
             self.weights.linear("head", self._head),
+            self._inputs() if a.layer_inputs else None,
+        )
+
+    def _inputs(self) -> LayerInputs:
+        a, names = self.architecture, self.architecture.tensors
+        return LayerInputs(
+            self.weights.table("inputs", lambda: self._scaled(f"{names.input_table}.weight", a.layer_inputs**0.5)),
+            self.weights.linear(
+                "inputs_projection",
+                lambda: self.make.head(self._read(f"{names.inputs_projection}.weight", self.make.dtype), None),
+            ),
+            self._norm(names.inputs_norm),
         )
 
     def _query_scales(self, index: int) -> torch.Tensor | None:
@@ -121,11 +142,13 @@ class _Builder:
         return 1.0 + a.query_growth * torch.log1p(turns.float())
 
     def _embedding(self) -> torch.Tensor:
-        a = self.architecture
-        # Rounded once, after the scaling.
-        table = self._read(self._table, self.dtype if a.embedding_scale == 1 else torch.float32)
-        if a.embedding_scale != 1:
-            table *= a.embedding_scale
+        return self._scaled(self._table, self.architecture.embedding_scale)
+
+    def _scaled(self, name: str, scale: float) -> torch.Tensor:
+        """The table `name` times `scale`, rounded once, after the scaling."""
+        table = self._read(name, self.dtype if scale == 1 else torch.float32)
+        if scale != 1:
+            table *= scale
         return table.to(self.dtype)
 
     def _head(self) -> Linear:
@@ -148,7 +171,10 @@ class _Builder:
             for name in (names.attention_norm, names.attention_end, names.mlp_norm, names.mlp_end)
         )
         row, head = (
-            [self._vector_norm(index, name) for name in (names.query_norm, names.key_norm)]
+            [
+                self._vector_norm(index, names.query_norm),
+                self._vector_norm(index if a.kv_layer < 0 else a.kv_layer, names.key_norm),
+            ]
             if a.qk_norm == kind
             else [None, None]
             for kind in ("row", "head")
@@ -162,14 +188,31 @@ class _Builder:
             output=self._linear(index, "output"),
             attention_end=after,
             mlp_norm=middle,
-            gate_up=None if a.experts else self._linear(index, "gate_up"),
-            down=None if a.experts else self._linear(index, "down"),
+            gate_up=self._linear(index, "gate_up") if a.experts is None or a.beside else None,
+            down=self._linear(index, "down") if a.experts is None or a.beside else None,
             mlp_end=end,
             experts=None if a.experts is None else self._experts(index, a.experts),
             query_scales=self._query_scales(index),
+            kv_layer=a.kv_layer,
+            beside=self._beside(prefix) if a.beside else None,
+            input=self._input(index, prefix) if a.layer_inputs else None,
+            scale=float(self._read(f"{prefix}{names.layer_scale}", torch.float32)) if a.layer_scale else 1.0,
         )
 
-    def _experts(self, index: int, experts: Experts) -> Linear:
+    def _beside(self, prefix: str) -> Beside:
+        names = self.architecture.tensors
+        return Beside(
+            *(self._norm(f"{prefix}{name}") for name in (names.dense_end, names.experts_norm, names.experts_end))
+        )
+
+    def _input(self, index: int, prefix: str) -> LayerInput:
+        return LayerInput(
+            self._linear(index, "input_gate"),
+            self._linear(index, "input_projection"),
+            self._norm(f"{prefix}{self.architecture.tensors.input_norm}"),
+        )
+
+    def _experts(self, index: int, experts: Experts) -> Any:
         names, prefix = self.architecture.layer(index).tensors, f"{self.architecture.tensors.layers}.{index}."
         # In f32: which experts a token gets is a jump.
         weight = self._read(f"{prefix}{names.router}.weight", torch.float32)
@@ -177,12 +220,15 @@ class _Builder:
             weight = torch.cat([weight, self._read(f"{prefix}{names.shared_gate}.weight", torch.float32)])
         bias = self._read(f"{prefix}{names.router}.bias", torch.float32) if experts.biased else None
         correction = self._read(f"{prefix}{names.correction}", torch.float32).view(-1) if experts.correction else None
+        scales = None
+        if experts.scaled:
+            weight *= self._read(f"{prefix}{names.router_scale}", torch.float32) * self.architecture.hidden**-0.5
+            scales = self._read(f"{prefix}{names.expert_scales}", torch.float32)
         ends = [*(f".{number}" for number in range(experts.count)), *([SHARED] if experts.shared else [])]
         gate_up, down = ([self._linear(index, f"{kind}{end}") for end in ends] for kind in ("gate_up", "down"))
         native = isinstance(down[0], NativeLinear)
         router = NativeLinear(weight, bias) if native else lambda rows: functional.linear(rows, weight, bias)
-        mlps: Linear = MAKERS["experts"](experts, router, gate_up, down, correction)
-        return mlps
+        return MAKERS["experts"](experts, router, gate_up, down, correction, scales)
 
     def _attention(self, index: int, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None) -> AttentionLayer:
         a, tables, cache = self.architecture.layer(index), self.cache.tables[index], self.cache

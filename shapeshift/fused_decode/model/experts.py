@@ -23,15 +23,17 @@ class ExpertMlps:
         gate_up: Sequence[Linear],
         down: Sequence[Linear],
         correction: torch.Tensor | None = None,
+        scales: torch.Tensor | None = None,
     ) -> None:
         """router: of rows in f32; the score of a shared expert follows those of the others. gate_up and down: of each
-        expert, of a shared one last. correction: see `choose`."""
-        self._experts, self._router, self._correction = experts, router, correction
+        expert, of a shared one last. correction, scales: see `choose`."""
+        self._experts, self._router, self._correction, self._scales = experts, router, correction, scales
         self._gate_up, self._down = gate_up, down
         self._native = _native(experts, gate_up, down)
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        chosen, weights = choose(self._experts, self.scores(rows), self._correction)
+    def __call__(self, rows: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
+        """scored: the rows that the router reads, which may have another norm."""
+        chosen, weights = choose(self._experts, self.scores(scored), self._correction, self._scales)
         return (self.mixed if self._native is None else self.mixed_natively)(rows, chosen, weights)
 
     def scores(self, rows: torch.Tensor) -> torch.Tensor:
@@ -66,12 +68,15 @@ class ExpertMlps:
 
 
 def choose(
-    experts: Experts, scores: torch.Tensor, correction: torch.Tensor | None = None
+    experts: Experts,
+    scores: torch.Tensor,
+    correction: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts of each token INT64 [tokens, chosen] and their weights FLOAT32, of FLOAT32 scores [tokens, count].
 
     The weight of a shared expert follows in one more column, of its score, if it has one.
-    correction: FLOAT32 [count], added to weights for the choice alone.
+    correction: FLOAT32 [count], added to weights for the choice alone. scales: FLOAT32 [count], factors of the weights.
     """
     routed = scores[:, : experts.count]
     weights = routed.sigmoid() if experts.sigmoid else routed.softmax(dim=-1)
@@ -82,6 +87,8 @@ def choose(
     weights = weights.gather(1, chosen)
     if experts.shares:
         weights = weights / weights.sum(dim=-1, keepdim=True)
+    if scales is not None:
+        weights = weights * scales[chosen]
     if experts.scale != 1:
         weights = weights * experts.scale
     if experts.shared_gate:

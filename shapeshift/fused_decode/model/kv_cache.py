@@ -19,7 +19,10 @@ Scaling = Callable[[Rope, torch.Tensor, int], torch.Tensor]
 _ROPE = "shapeshift.fused_decode.model.rope"
 SCALINGS: Choices[Scaling] = Choices(
     "rope_type",
-    {kind: f"{_ROPE}:{kind}" for kind in ("default", "linear", "llama3", "yarn", "dynamic", "longrope")},
+    {
+        kind: f"{_ROPE}:{kind}"
+        for kind in ("default", "linear", "llama3", "yarn", "dynamic", "longrope", "proportional")
+    },
 )
 # Without positions no element rotates.
 _STILL = Rope()
@@ -45,6 +48,7 @@ def block_bytes(architecture: Architecture, number_bytes: int, kv_precision: str
     return sum(
         2 * one.kv_heads * BLOCK_TOKENS * vector_bytes(one.head_dim, number_bytes, kv_precision)
         for one in (architecture.layer(index) for index in range(architecture.layers))
+        if one.kv_layer < 0
     )
 
 
@@ -103,6 +107,10 @@ class KeyValueCache:
         halves = self._block_memory.view(self.blocks, 2, -1)
         end = 0
         for layer in (architecture.layer(index) for index in range(architecture.layers)):
+            if layer.kv_layer >= 0:
+                for each in (self.keys, self.values, self.key_scales, self.value_scales):
+                    each += each[layer.kv_layer : layer.kv_layer + 1]
+                continue
             size = block_bytes(replace(layer, layers=1), halves.dtype.itemsize, kv_precision) // halves.dtype.itemsize
             begin, end = end, end + size // 2
             heads = halves[..., begin:end].view(self.blocks, 2, layer.kv_heads, -1)

@@ -111,10 +111,50 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """The norms of a layer with an MLP and experts: after the MLP, before the experts and after them."""
+
+    mlp_end: Norm
+    norm: Norm
+    end: Norm
+
+
+@dataclass(frozen=True)
+class LayerInput:
+    """What a layer makes of its own input of each token, after its branches: an MLP whose inner rows it multiplies."""
+
+    gate: Linear
+    projection: Linear
+    norm: Norm
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """The inputs of all layers: rows of `table`, and what `projection` makes of the first state.
+
+    table  [vocab_size, layers width], scaled as the architecture says
+    norm   of the projection's rows for a layer
+    """
+
+    table: torch.Tensor
+    projection: Linear
+    norm: Norm
+
+    def __call__(self, tokens: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """FLOAT32 [tokens, layers, width]."""
+        shape = len(tokens), -1, self.norm.weight.shape[0]
+        rows = functional.embedding(tokens, self.table).float().view(shape)
+        projected = self.projection(state.to(self.table.dtype)).float() * state.shape[1] ** -0.5
+        return (self.norm(projected.view(shape)) + rows) * 2**-0.5
+
+
+@dataclass(frozen=True)
 class Layer:
     """One decoder layer: one linear for q, k and v, one for gate and up, norms before and after each branch.
 
-    experts    in place of gate_up and down, which are then None
+    experts    of rows and of what their router reads; without `beside` in place of gate_up and down, which are None
+    kv_layer   see `Architecture.kv_layer`; qkv then gives queries alone
+    scale      of the state in the end
     row_norms: of all queries and of all keys of a token; None where the model has none.
     query_scales: FLOAT32 [max_length], factors of the queries at each position; None: all are 1
     """
@@ -129,8 +169,12 @@ class Layer:
     gate_up: Linear | None
     down: Linear | None
     mlp_end: Norm | None
-    experts: Linear | None = None
+    experts: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     query_scales: torch.Tensor | None = None
+    kv_layer: int = -1
+    beside: Beside | None = None
+    input: LayerInput | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -147,6 +191,7 @@ class Network:
     layers: list[Layer]
     norm: Norm
     head: Linear
+    inputs: LayerInputs | None = None
 
     @property
     def is_one_operation(self) -> bool:
@@ -171,24 +216,39 @@ class Network:
         state = functional.embedding(tokens, self.embedding).float()
         if self.positions is not None:
             state += self.positions[places]
+        inputs = None if self.inputs is None else self.inputs(tokens, state)
         delta: torch.Tensor | None = None
+        shared: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(self.layers):
             normed = self._enter(operations, state, delta, layer.attention_norm)
             qkv = apply(layer.qkv, normed, linear_delta, index, QKV)
             if layer.query_scales is not None:
                 qkv[:, : a.layer(index).query_width] *= layer.query_scales[places, None]
+            if layer.kv_layer >= 0:
+                # What that layer wrote is written once more.
+                qkv = torch.cat([qkv, shared[layer.kv_layer]], dim=1)
+            elif a.value_norm:
+                shared[index] = self._keys_and_values(layer.attention, qkv)
             mixed = self._attend(operations, layer, qkv, plan)
             if layer is self.layers[-1]:
                 # After the last attention, only the wanted tokens matter.
                 if last.shape[0] == 0:
                     return state.new_empty(0, a.vocab_size)
                 state, mixed = state[last], mixed[last]
+                inputs = None if inputs is None else inputs[last]
                 linear_delta = None if linear_delta is None else linear_delta.subset(last)
             attended = self._leave(apply(layer.output, mixed, linear_delta, index, OUTPUT), layer.attention_end)
             normed = self._enter(operations, state, None if a.parallel else attended, layer.mlp_norm)
-            delta = self._leave(self._mlp(operations, layer, normed, linear_delta, index), layer.mlp_end)
+            delta = self._leave(self._mlp(operations, layer, state, normed, linear_delta, index), layer.mlp_end)
             if a.parallel:
                 delta = delta + attended
+            if layer.input is not None:
+                assert inputs is not None, "a network without the inputs of its layers"
+                state += delta
+                delta = self._take(layer.input, state, inputs[:, index])
+            if layer.scale != 1:
+                state = (state + delta) * layer.scale
+                delta = None
         logits = self.head(self._enter(operations, state, delta, self.norm)).float() * a.logit_scale
         return cap(logits, a.logit_cap) if a.logit_cap else logits
 
@@ -209,6 +269,19 @@ class Network:
             out = norm(out).to(out.dtype)
         return out if self.architecture.branch_scale == 1 else out * self.architecture.branch_scale
 
+    def _keys_and_values(self, layer: AttentionLayer, qkv: torch.Tensor) -> torch.Tensor:
+        """The keys and values in `qkv`, of which the values are normalised there."""
+        _, kv_heads, _, head_dim = layer.keys.shape
+        values = qkv[:, -kv_heads * head_dim :].view(len(qkv), kv_heads, head_dim)
+        values.copy_(functional.rms_norm(values.float(), (head_dim,), eps=layer.eps))
+        return qkv[:, -2 * kv_heads * head_dim :]
+
+    def _take(self, layer: LayerInput, state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """What a layer adds to its state for its input `rows`."""
+        dtype = self.embedding.dtype
+        inner = ACTIVATIONS[self.architecture.activation](layer.gate(state.to(dtype)).float()) * rows
+        return self._leave(layer.projection(inner.to(dtype)), layer.norm)
+
     def _attend(self, operations: Operations, layer: Layer, qkv: torch.Tensor, plan: Any) -> torch.Tensor:
         if layer.row_norms is not None:
             queries, keys = (norm.weight.shape[0] for norm in layer.row_norms)
@@ -217,13 +290,25 @@ class Network:
         return operations.attention(qkv, layer.attention, plan)
 
     def _mlp(
-        self, operations: Operations, layer: Layer, normed: torch.Tensor, linear_delta: LinearDelta | None, index: int
+        self,
+        operations: Operations,
+        layer: Layer,
+        state: torch.Tensor,
+        normed: torch.Tensor,
+        linear_delta: LinearDelta | None,
+        index: int,
     ) -> torch.Tensor:
-        if layer.experts is not None:
-            return layer.experts(normed)
+        if layer.experts is not None and layer.beside is None:
+            return layer.experts(normed, normed)
         assert layer.gate_up is not None and layer.down is not None, "a layer has an MLP or experts"
         inner = self._activate(operations, apply(layer.gate_up, normed, linear_delta, index, GATE_UP))
-        return apply(layer.down, inner, linear_delta, index, DOWN)
+        out = apply(layer.down, inner, linear_delta, index, DOWN)
+        if layer.experts is None or layer.beside is None:
+            return out
+        rows = layer.beside.norm(state).to(normed.dtype)
+        scored = functional.rms_norm(state, state.shape[1:], eps=layer.beside.norm.eps)
+        mixed = layer.beside.end(layer.experts(rows, scored))
+        return (layer.beside.mlp_end(out) + mixed).to(out.dtype)
 
     def _activate(self, operations: Operations, both: torch.Tensor) -> torch.Tensor:
         a = self.architecture

@@ -10,7 +10,8 @@ class Rope:
     """Rotary position embedding: the base, the rotated elements of a head, and the scaling of the frequencies.
 
     kind      default; linear (all divided by `factor`); llama3 and yarn (low frequencies divided, high ones kept);
-              dynamic (a larger base for texts beyond `original` tokens); longrope (one of two lists of divisors)
+              dynamic (a larger base for texts beyond `original` tokens); longrope (one of two lists of divisors);
+              proportional (all divided by `factor`, and only the first `turning` pairs rotate)
     rotated   elements of each head that rotate, the first ones; even; the others keep their values
     low, high  llama3: `low_freq_factor`, `high_freq_factor`; yarn: `beta_slow`, `beta_fast`
     original  tokens of the texts of the training before the scaling
@@ -26,6 +27,7 @@ class Rope:
     high: float = 4.0
     original: int = 0
     rotated: int = 0
+    turning: int = 0
     amplitude: float = 1.0
     truncated: bool = True
     short: tuple[float, ...] = ()
@@ -42,6 +44,11 @@ class Tensors:
     """Where a checkpoint has its tensors: names without `.weight` and `.bias`, those of a layer within it.
 
     router, correction, sinks  of experts, and of attention with sinks
+    router_scale, expert_scales  see `Experts.scaled`
+    dense_end, experts_norm, experts_end  see `architecture.beside`
+    layer_scale   see `architecture.layer_scale`
+    input_table, inputs_projection, inputs_norm  of the inputs of all layers
+    input_gate, input_projection, input_norm  of those of a layer
     expert_gate_up, expert_down  of experts: with {} where the number of one stands
     shared_gate_up, shared_down, shared_gate  of the expert of all tokens
     qkv, gate_up  several names: stacked in this order; one name: one tensor holds them
@@ -77,6 +84,18 @@ class Tensors:
     shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
+    router_scale: str = "router.scale"
+    expert_scales: str = "router.per_expert_scale"
+    dense_end: str = "post_feedforward_layernorm_1"
+    experts_norm: str = "pre_feedforward_layernorm_2"
+    experts_end: str = "post_feedforward_layernorm_2"
+    layer_scale: str = "layer_scalar"
+    input_table: str = "model.embed_tokens_per_layer"
+    inputs_projection: str = "model.per_layer_model_projection"
+    inputs_norm: str = "model.per_layer_projection_norm"
+    input_gate: str = "per_layer_input_gate"
+    input_projection: str = "per_layer_projection"
+    input_norm: str = "post_per_layer_input_norm"
     sinks: str = "self_attn.sinks"
     final_norm: str = "model.norm"
     head: str = "lm_head"
@@ -113,6 +132,7 @@ class Experts:
     groups, chosen_groups  experts of so many groups that have the two highest weights may be chosen; groups 1: all
     correction  the shape of what is added to the weights for the choice alone; empty: nothing is
     biased  the router has a bias
+    scaled  the router has factors of what it reads, and each expert one of its weight
     gelu, alpha, limit  see `experts.gated`
     shared  the width of one more expert, which all tokens go to; 0: there is none
     shared_gate  its weight is a sigmoid of a score; otherwise 1
@@ -131,6 +151,7 @@ class Experts:
     chosen_groups: int = 1
     correction: tuple[int, ...] = ()
     biased: bool = False
+    scaled: bool = False
     gelu: bool = False
     alpha: float = 1.0
     limit: float = 0.0

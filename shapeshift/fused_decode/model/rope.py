@@ -51,5 +51,9 @@ def dynamic(rope: Rope, plain: torch.Tensor, length: int) -> torch.Tensor:
     return plain * beyond ** (-exponents * rope.rotated / (rope.rotated - 2))
 
 
+def proportional(rope: Rope, plain: torch.Tensor, length: int) -> torch.Tensor:
+    return torch.where(torch.arange(len(plain)) < rope.turning, plain / rope.factor, 0.0)
+
+
 def longrope(rope: Rope, plain: torch.Tensor, length: int) -> torch.Tensor:
     return plain / torch.tensor(rope.long if length > rope.original else rope.short)

@@ -45,15 +45,21 @@ class Stacked:
 def linears(architecture: Architecture) -> dict[str, Stacked]:
     """The linears of a layer; those of experts have their number behind a dot, those of the shared one `SHARED`."""
     a, names = architecture, architecture.tensors
-    three, experts = (a.query_width, a.kv_width, a.kv_width), a.experts
+    parts = (a.query_width,) if a.kv_layer >= 0 else (a.query_width, a.kv_width, a.kv_width)
+    experts = a.experts
     result = {
         "qkv": Stacked(
-            *(names.qkv, three if len(names.qkv) > 1 else (sum(three),), a.hidden, a.qkv_bias), columns=names.columns
+            *(names.qkv, parts if len(names.qkv) > 1 else (sum(parts),), a.hidden, a.qkv_bias), columns=names.columns
         ),
         "output": Stacked((names.output,), (a.hidden,), a.query_width, a.output_bias, columns=names.columns),
     }
+    if a.layer_inputs:
+        result["input_gate"] = Stacked((names.input_gate,), (a.layer_inputs,), a.hidden, False)
+        result["input_projection"] = Stacked((names.input_projection,), (a.hidden,), a.layer_inputs, False)
+    if experts is None or a.beside:
+        result |= _mlp(a, "", names.gate_up, names.down, a.intermediate)
     if experts is None:
-        return result | _mlp(a, "", names.gate_up, names.down, a.intermediate)
+        return result
     for number in range(experts.count):
         gate_up = tuple(name.format(number) for name in names.expert_gate_up)
         one = _mlp(a, f".{number}", gate_up, names.expert_down.format(number), experts.width)
@@ -101,13 +107,21 @@ def layer_shapes(architecture: Architecture) -> dict[str, Shape]:
             named[names.correction] = a.experts.correction
         if a.experts.shared_gate:
             named[f"{names.shared_gate}.weight"] = (1, a.hidden)
+        if a.experts.scaled:
+            named |= {names.router_scale: (a.hidden,), names.expert_scales: (a.experts.count,)}
     if a.sinks:
         named[names.sinks] = (a.heads,)
-    for name in (names.attention_norm, names.attention_end, names.mlp_norm, names.mlp_end):
+    if a.layer_scale:
+        named[names.layer_scale] = (1,)
+    beside = (names.dense_end, names.experts_norm, names.experts_end) if a.beside else ()
+    further = (*beside, names.input_norm if a.layer_inputs else "")
+    for name in (names.attention_norm, names.attention_end, names.mlp_norm, names.mlp_end, *further):
         named |= _norm_shapes(a, name) if name else {}
     if a.qk_norm:
         rows = a.qk_norm == "row"
-        for name, width in ((names.query_norm, a.query_width), (names.key_norm, a.kv_width)):
+        # The keys of another layer have their norm there.
+        key = (names.key_norm, a.kv_width)
+        for name, width in ((names.query_norm, a.query_width), *([key] if a.kv_layer < 0 else [])):
             named |= {f"{name}.weight": (width if rows else a.head_dim,)} if name else {}
     return named
 
@@ -123,6 +137,11 @@ def shapes(architecture: Architecture) -> dict[str, Shape]:
         named[f"{names.head}.weight"] = (a.vocab_size, a.hidden)
     if a.head_bias:
         named[f"{names.head}.bias"] = (a.vocab_size,)
+    if a.layer_inputs:
+        width = a.layers * a.layer_inputs
+        named[f"{names.input_table}.weight"] = (a.vocab_size, width)
+        named[f"{names.inputs_projection}.weight"] = (width, a.hidden)
+        named[f"{names.inputs_norm}.weight"] = (a.layer_inputs,)
     for layer in range(a.layers):
         named |= {f"{names.layers}.{layer}.{name}": shape for name, shape in layer_shapes(a.layer(layer)).items()}
     return named
@@ -191,8 +210,14 @@ def weight_bytes(architecture: Architecture, precision: str, group_size: int = 0
     a, bits = architecture.share(ranks), WEIGHT_BITS[precision]
     table = a.vocab_size * a.hidden
     sizes = [(sum(linear.outputs), linear.inputs, bits) for _, linear in all_linears(a)] * ranks
-    others = ranks * (sum(math.prod(shape) for shape in shapes(a).values()) - (0 if a.tied else table))
-    others -= sum(outputs * inputs for outputs, inputs, _ in sizes)
+    # One tensor may be the keys and the values of a layer.
+    weights = {
+        f"{a.tensors.layers}.{layer}.{one.tensor(name, 'weight')}"
+        for layer, one in all_linears(a)
+        for name in one.names
+    }
+    others = ranks * sum(math.prod(shape) for name, shape in shapes(a).items() if name not in weights)
+    others -= 0 if a.tied else ranks * table
     sizes.append((a.vocab_size, a.hidden, HEAD_BITS if precision in QUANTISED else bits))
     held = sum(outputs * inputs * bits // 8 for outputs, inputs, bits in sizes)
     if precision in QUANTISED:

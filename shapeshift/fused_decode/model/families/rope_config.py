@@ -46,8 +46,11 @@ def read(
     require(isinstance(kind, str) and kind in _READERS, "rope_type", kind, f"one of {', '.join(_READERS)}")
     share = values.get("partial_rotary_factor") or 1.0
     number = isinstance(share, int | float) and not isinstance(share, bool) and 0 < share <= 1
+    # All elements take part, those of some pairs with a frequency of 0.
+    whole = kind == "proportional"
+    partial = partial or whole
     require(number and (partial or share == 1.0), "partial_rotary_factor", share, "above 0, to 1" if partial else "1")
-    rotated = int(head_dim * share)
+    rotated = head_dim if whole else int(head_dim * share)
     # The base of dynamic has rotated - 2 in a denominator.
     least = 4 if kind == "dynamic" else 2
     allowed = f"an even part of head_dim ({head_dim}), at least {least} elements"
@@ -62,7 +65,8 @@ def read(
     for key in ("short", "long"):
         divisors = fields.get(key, ())
         require(len(divisors) in (0, rotated // 2), f"{key}_factor", len(divisors), f"{rotated // 2} numbers")
-    rope = Rope(theta=theta, kind=_ALIASES.get(kind, kind), rotated=rotated, **fields)
+    turning = int(share * head_dim // 2) if whole else 0
+    rope = Rope(theta=theta, kind=_ALIASES.get(kind, kind), rotated=rotated, turning=turning, **fields)
     # These stretch the texts of the training; a config.json may state the length of either.
     stretched = int(rope.original * rope.factor) if kind in ("yarn", "dynamic") else 0
     return rope, max(max_position, stretched)
@@ -74,6 +78,10 @@ def _default(values: Mapping[str, Any], original: int, max_position: int) -> dic
 
 def _linear(values: Mapping[str, Any], original: int, max_position: int) -> dict[str, Any]:
     return {"factor": positive(values, "factor")}
+
+
+def _proportional(values: Mapping[str, Any], original: int, max_position: int) -> dict[str, Any]:
+    return {"factor": positive(values, "factor", 1.0)}
 
 
 def _llama3(values: Mapping[str, Any], original: int, max_position: int) -> dict[str, Any]:
@@ -144,4 +152,5 @@ _READERS: dict[str, Callable[[Mapping[str, Any], int, int], dict[str, Any]]] = {
     "longrope": _longrope,
     "su": _longrope,
     "dynamic": _dynamic,
+    "proportional": _proportional,
 }
