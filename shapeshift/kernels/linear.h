@@ -17,7 +17,7 @@ constexpr int64_t kLanes = 4, kTile = 4;
 constexpr int64_t kVectors = 3, kPanel = kVectors * kLanes;
 constexpr int64_t kInputs = 256;    // inputs of a panel that all rows use before the next ones: they fit L1
 constexpr int64_t kMostRows = 256;  // rows whose kInputs inputs fit L2
-constexpr int64_t kUnroll = 4;
+constexpr int64_t kAheadInputs = 4;  // inputs between two reads ahead
 constexpr int64_t kLine = 64;  // bytes of a cache line
 
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float)), aligned(sizeof(float)), may_alias));
@@ -58,7 +58,7 @@ struct Panels<float> {
 };
 
 // sums [kRows, kPanel] = (first ? 0 : sums) + rows [kRows, count], `stride` apart, times panel [count, kPanel]. Reads
-// `step` bytes at `ahead` into the cache every kUnroll inputs.
+// `step` bytes at `ahead` into the cache every kAheadInputs inputs.
 template <int64_t kRows>
 void multiply_tile(const float* rows, int64_t stride, const float* panel, int64_t count, bool first, float* sums,
                    const char* ahead, int64_t step) {
@@ -68,24 +68,21 @@ void multiply_tile(const float* rows, int64_t stride, const float* panel, int64_
       held[row][v] = first ? Vector{} : *reinterpret_cast<Vector*>(sums + row * kPanel + v * kLanes);
     }
   }
-  const auto add = [&](int64_t input) {
+  // One loop and no lambda: of sums that a lambda takes the compiler keeps a copy in memory.
+  for (int64_t input = 0; input < count; ++input, ++rows, panel += kPanel) {
+    if (input % kAheadInputs == 0) {
+      for (int64_t line = 0; line < step; line += kLine) __builtin_prefetch(ahead + line, 0, 2);
+      ahead += step;
+    }
     Vector weights[kVectors];
     for (int64_t v = 0; v < kVectors; ++v) {
-      weights[v] = *reinterpret_cast<const Vector*>(panel + input * kPanel + v * kLanes);
+      weights[v] = *reinterpret_cast<const Vector*>(panel + v * kLanes);
       hold(weights[v]);
     }
     for (int64_t row = 0; row < kRows; ++row) {
-      for (int64_t v = 0; v < kVectors; ++v) held[row][v] += rows[row * stride + input] * weights[v];
+      for (int64_t v = 0; v < kVectors; ++v) held[row][v] += rows[row * stride] * weights[v];
     }
-  };
-  int64_t input = 0;
-  for (; input + kUnroll <= count; input += kUnroll) {
-    for (int64_t line = 0; line < step; line += kLine) __builtin_prefetch(ahead + line, 0, 2);
-    ahead += step;
-#pragma GCC unroll 4
-    for (int64_t next = 0; next < kUnroll; ++next) add(input + next);
   }
-  for (; input < count; ++input) add(input);
   for (int64_t row = 0; row < kRows; ++row) {
     for (int64_t v = 0; v < kVectors; ++v) {
       *reinterpret_cast<Vector*>(sums + row * kPanel + v * kLanes) = held[row][v];
@@ -116,7 +113,7 @@ inline void multiply_panel(const Panels<float>& own, int64_t index, const float*
     const char* ahead = reinterpret_cast<const char*>(panel + (start + count) * kPanel);
     for (int64_t row = 0; row < rows; row += kTile, ahead += share) {
       multiply_rows(std::min(kTile, rows - row), from + row * own.inputs + start, own.inputs, panel + start * kPanel,
-                    count, start == 0, sums + row * kPanel, ahead, share * kUnroll / count);
+                    count, start == 0, sums + row * kPanel, ahead, share * kAheadInputs / count);
     }
   }
   const int64_t first = index * kPanel, width = std::min(kPanel, own.outputs - first);
