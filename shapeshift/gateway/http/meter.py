@@ -18,7 +18,7 @@ from shapeshift.gateway.http.api_keys import Key
 
 _REQUESTS, _TOKENS = "requests", "tokens"
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 3e4, 6e4, 6e5)
-# Tokens of one request that are held against its key's limit at once, and at its end.
+# Tokens of one request that are counted at once, and at its end.
 _AT_ONCE = 32
 
 
@@ -124,8 +124,10 @@ class Meter:
         self._limits = limits
         self._began = self._last = time.monotonic()
         self._model = ""
-        self._has_text = False
-        self._unpaid = 0
+        # Between the texts of a stream, once there is one.
+        self._between: prometheus.Histogram | None = None
+        # Not counted yet.
+        self._read = self._generated = 0
 
     def admit(self, key: Key) -> ApiError | None:
         """Take the request for its key; the answer where it is beyond a limit."""
@@ -137,20 +139,16 @@ class Meter:
 
     def count(self, model: str, read: int, generated: int = 0, streams: bool = False) -> None:
         """Tokens that the model has read and generated since the last time; streams: they are sent as they come."""
-        metrics, self._model = self._metrics, model
-        name = "" if self.key is None else self.key.name
-        if read:
-            metrics.prompt_tokens.labels(model, name).inc(read)
-        if generated:
-            metrics.generation_tokens.labels(model, name).inc(generated)
+        self._model = model
+        self._read += read
+        self._generated += generated
         if streams:
             now = time.monotonic()
-            histogram = metrics.between_ms if self._has_text else metrics.first_ms
-            histogram.labels(model).observe((now - self._last) * 1e3)
-            self._last, self._has_text = now, True
-        self._unpaid += read + generated
-        if self._unpaid >= _AT_ONCE or not streams:
-            self._pay()
+            (self._between or self._metrics.first_ms.labels(model)).observe((now - self._last) * 1e3)
+            self._between = self._between or self._metrics.between_ms.labels(model)
+            self._last = now
+        if self._read + self._generated >= _AT_ONCE or not streams:
+            self._add()
 
     def headers(self, path: str) -> list[tuple[bytes, bytes]]:
         """Those of every answer to its key from this path."""
@@ -161,9 +159,15 @@ class Meter:
         # Without one, such as looks at health, it says nothing of any model.
         if self._model:
             self._metrics.request_ms.labels(self._model).observe((time.monotonic() - self._began) * 1e3)
-        self._pay()
+        self._add()
 
-    def _pay(self) -> None:
-        if self._unpaid and self.key is not None and self.key.tokens_per_minute is not None:
-            self._limits.pay(self.key, self._unpaid)
-        self._unpaid = 0
+    def _add(self) -> None:
+        name = "" if self.key is None else self.key.name
+        if self._read:
+            self._metrics.prompt_tokens.labels(self._model, name).inc(self._read)
+        if self._generated:
+            self._metrics.generation_tokens.labels(self._model, name).inc(self._generated)
+        tokens = self._read + self._generated
+        if tokens and self.key is not None and self.key.tokens_per_minute is not None:
+            self._limits.pay(self.key, tokens)
+        self._read = self._generated = 0
