@@ -51,6 +51,26 @@ def packed() -> DispatchedQueues:
     return DispatchedQueues(Packer(EDGES), EDGES, [8.0, 4.0, 2.0], limits, row_cost, SloClasses(CLASSES))
 
 
+@pytest.mark.parametrize("make", [dispatched, packed])
+def test_the_predicted_wait_is_that_of_the_worker_that_would_get_the_row(make: Callable[[], DispatchedQueues]) -> None:
+    queue = make()
+    for number in range(300):
+        queue.add(f"{number:03}", EDGES[number % 3])
+    for _ in range(450):
+        queue.put(row(10))
+    looked: list[str] = []
+
+    def in_flight(worker: str) -> float:
+        looked.append(worker)
+        return 0.0
+
+    wait_ms = queue.wait_ms(60, in_flight)
+    assert wait_ms == min(queue.outstanding(name) * float(EDGES[int(name) % 3]) for name in looked)
+    assert {int(name) % 3 for name in looked} == {1, 2}
+    if make is dispatched:
+        assert len(looked) == 2, "one of each bin, however many workers there are"
+
+
 # One queue for all.
 
 

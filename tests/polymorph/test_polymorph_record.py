@@ -59,7 +59,7 @@ def test_what_arrives_is_written_without_texts(
     with sending(lambda: front.execute([ids_request([101] * 5, [101] * 30, parameters=limits)]), 0.02):
         status = main(["record", "front", str(tmp_path / "trace.csv"), "--seconds", "0.8", "--build", str(recording)])
     recorded = trace.read(tmp_path / "trace.csv")
-    assert status == 0 and "requests of front in 0.8 s" in capsys.readouterr().out
+    assert status == 0 and "requests of front, the last after" in capsys.readouterr().out
     assert len(recorded) >= 10 and recorded.at_s[-1] < 0.8
     assert sorted({*recorded.length.tolist()}) == [5, 30], "not the one before"
     assert {*recorded.latency_ms.tolist()} == {900.0} and {*recorded.slo_class.tolist()} == {"batch"}

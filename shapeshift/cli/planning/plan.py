@@ -8,7 +8,7 @@ import math
 import sys
 from pathlib import Path
 
-from shapeshift.cli.planning.record import record, write
+from shapeshift.cli.planning.record import record, require_writable, write
 from shapeshift.progress import Progress, warn
 from shapeshift.simulate import plan
 from shapeshift.simulate.plan import Answer, Search
@@ -33,6 +33,7 @@ def run(options: argparse.Namespace) -> int:
     file = options.trace
     if options.from_server:
         file = file or options.build / "run" / f"{options.from_server}.trace.csv"
+        require_writable(file)
         trace, lost = record(options.build, options.from_server, options.seconds)
         write(trace, file)
         if lost:

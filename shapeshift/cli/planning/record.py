@@ -35,28 +35,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the trace. 1 if requests are missing from it. Raises ShapeshiftError."""
-    # Not after an hour of recording.
-    is_writable = os.access(options.file.parent, os.W_OK) and not options.file.is_dir()
-    require(is_writable, "FILE.csv", str(options.file), "a file of a folder that can be written")
+    require_writable(options.file)
     trace, lost = record(options.build, options.model, options.seconds)
     write(trace, options.file)
-    say(f"{options.file}: {len(trace)} requests of {options.model} in {options.seconds:g} s")
+    say(f"{options.file}: {len(trace)} requests of {options.model}, the last after {trace.at_s[-1]:.0f} s")
     if lost:
         warn(f"{lost} records were overwritten before they were read: the trace has a gap")
     return 1 if lost else 0
 
 
+def require_writable(file: Path) -> None:
+    """Raise InvalidInputError where the trace cannot be written: not after an hour of recording."""
+    is_writable = os.access(file.parent, os.W_OK) and not file.is_dir()
+    require(is_writable, "FILE.csv", str(file), "a file of a folder that can be written")
+
+
 def record(build: Path, model: str, seconds: float) -> tuple[Trace, int]:
-    """What arrives in the next seconds, and how many records were lost. Raises ShapeshiftError."""
+    """What arrives in the next seconds, or until Ctrl-C; and how many records were lost. Raises ShapeshiftError."""
     require(0 < seconds <= 86_400, "--seconds", seconds, "above 0, at most 86400")
     folder, progress = build / "run" / "events", Progress("record")
     start = time.monotonic()
     rows: list[dict[str, Any]] = []
     with Feed(folder, model) as feed:
-        while (now := time.monotonic()) < start + seconds + _GRACE_S:
-            rows += feed.read()
-            progress(f"listening: {len(rows)} texts or images, {min(now - start, seconds):.0f} of {seconds:.0f} s")
-            time.sleep(_LOOK_S)
+        try:
+            while (now := time.monotonic()) < start + seconds + _GRACE_S:
+                rows += feed.read()
+                progress(f"listening: {len(rows)} texts or images, {min(now - start, seconds):.0f} of {seconds:.0f} s")
+                time.sleep(_LOOK_S)
+        except KeyboardInterrupt:
+            seconds = min(seconds, time.monotonic() - start)
         rows += feed.read()
     progress.done()
     chosen = [row for row in sorted(rows, key=lambda row: float(row["at"])) if start <= row["at"] < start + seconds]
