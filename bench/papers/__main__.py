@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from bench.common.output import Output, name_of_parts, parser, program
-from bench.papers import arlo, chameleon, flover, otas, tabi
+from bench.papers import arlo, chameleon, flover, otas, scale, tabi
 from bench.papers.findings import Findings
 
 PAPERS: dict[str, Callable[[Findings, int], None]] = {
@@ -20,6 +20,7 @@ PAPERS: dict[str, Callable[[Findings, int], None]] = {
     "flover": flover.measure,
     "chameleon": chameleon.measure,
     "tabi": tabi.measure,
+    "scale": scale.measure,
 }
 _QUICK = 0.1
 

@@ -83,6 +83,11 @@ class Dispatcher(Generic[Id]):
         self._redeploy()
         return outstanding
 
+    def heads(self, length: int) -> list[Id]:
+        """The instances among which `dispatch` would choose."""
+        start = bisect_left(self._deployed_lengths, length)
+        return [self._queues[level].heap[0][1] for level in self._deployed[start : start + self._peek]]
+
     def dispatch(self, length: int) -> tuple[int, Id] | None:
         """Choose level and instance, and count the request as outstanding; None if no level can take it."""
         start = bisect_left(self._deployed_lengths, length)

@@ -141,6 +141,8 @@ class RowDispatcher(Protocol):
 
     def remove(self, instance: str) -> int: ...
 
+    def heads(self, length: int) -> list[str]: ...
+
     def dispatch(self, length: int) -> tuple[int, str] | None: ...
 
     def finish(self, instance: str) -> None: ...
@@ -213,14 +215,8 @@ class DispatchedQueues:
 
     def wait_ms(self, tokens: int, in_flight: InFlight, slo_class: str | None = None) -> float:
         # Of the worker that is free first: the default dispatch chooses it.
-        return min(
-            (
-                queue.ms_before(slo_class) + in_flight(worker)
-                for worker, queue in self._queues.items()
-                if self._bins[worker] == 0 or self._bins[worker] >= tokens
-            ),
-            default=0.0,
-        )
+        heads = self.dispatcher.heads(tokens)
+        return min((self._queues[worker].ms_before(slo_class) + in_flight(worker) for worker in heads), default=0.0)
 
     def done(self, worker: str, rows: int) -> None:
         self._running[worker] -= rows

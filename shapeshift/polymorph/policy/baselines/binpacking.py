@@ -58,6 +58,11 @@ class Packer(Generic[Id]):
         """Remove an instance and return its outstanding requests. Raises KeyError for an unknown one."""
         return self._levels[self._level_of.pop(instance)].pop(instance).outstanding
 
+    def heads(self, length: int) -> list[Id]:
+        """The instances among which `dispatch` would choose: all that are long enough."""
+        rows = zip(self._lengths, self._levels, strict=True)
+        return [instance for longest, instances in rows if longest >= length for instance in instances]
+
     def dispatch(self, length: int) -> tuple[int, Id] | None:
         """Choose level and instance, and count the request as outstanding; None if no level can take it."""
         levels = [
