@@ -66,6 +66,8 @@ def _publish(options: argparse.Namespace, paths: BuildPaths) -> int:
     with contextlib.ExitStack() as stack:
         loader = _loader(options, paths, stack) if options.load else None
         with files.exclusive_lock(paths.build / LOCK, lambda: warn(f"waiting for another build in {paths.build}")):
+            # Where all else is read-only, what a machine compiles for itself is mounted here.
+            (paths.build / "kernels").mkdir(exist_ok=True)
             selected = [folder.name for folder in front_folders(paths, set(options.models))]
             names = with_required(selected, paths, warn)
             published = _say_first_line if options.brief else say

@@ -135,3 +135,4 @@ def test_an_interrupted_build_says_so_in_one_line(
     assert capsys.readouterr().err.splitlines()[-1] == "shapeshift engines: stopped by SIGTERM"
     assert signal.getsignal(signal.SIGTERM) == before
     assert list((tmp_path / "build" / "engines").iterdir()) == []
+    assert (tmp_path / "build" / "kernels").is_dir(), "a container mounts a folder there, where all else is read-only"

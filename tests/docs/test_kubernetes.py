@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -78,6 +79,14 @@ def test_the_files_are_what_their_apis_publish() -> None:
     assert faults(picker, PICKER) == []
     types = {plugin["type"] for plugin in picker["plugins"]}
     assert {one["pluginRef"] for profile in picker["schedulingProfiles"] for one in profile["plugins"]} == types
+
+
+def test_kernels_are_compiled_where_models_look_for_them() -> None:
+    (container,) = yaml.safe_load(KSERVE.read_text())["spec"]["containers"]
+    repository = next(one["value"] for one in container["env"] if one["name"] == "REPOSITORY")
+    mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    # `kernel_cache` of a generated configuration, relative to its folder.
+    assert mounts["kernels"] == os.path.normpath(f"{repository}/generate/../../kernels")
 
 
 def test_wrong_files_would_be_found() -> None:
