@@ -112,6 +112,14 @@ def test_entrypoint_starts_nothing_without_a_key(start, key: str) -> None:  # ty
     assert "hexadecimal" in done.stderr
 
 
+def test_the_context_of_the_image_is_what_it_copies() -> None:
+    lines = (PROJECT / ".dockerignore").read_text().split()
+    context = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    copies = re.findall(r"^COPY (.+) \S+$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
+    assert {Path(source).parts[0] for sources in copies for source in sources.split()} == context
+    assert "*" in lines
+
+
 def test_compose_keeps_its_promises() -> None:
     service = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]["triton"]
     assert service["user"] == "1000:1000"
