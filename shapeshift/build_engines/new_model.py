@@ -13,6 +13,7 @@ from shapeshift.build_engines.model_folder import CONFIG, HOW_TO_CALL, VERSION
 from shapeshift.build_engines.recognition import Recognised
 from shapeshift.build_engines.text import front as text_front
 from shapeshift.engines.checkpoint import Checkpoint
+from shapeshift.engines.providers.lookup import is_native_faster
 from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.engines.text.families import longest_text
 from shapeshift.fused_decode.model.architecture import Architecture
@@ -68,17 +69,16 @@ def folders(
 
 
 def sizes_of(recognised: Recognised, folder: Path, available_mb: float, hashes: Path) -> dict[str, str]:
-    """The parameters that state sizes of the model in `folder`, where a default does not fit it or the memory.
+    """The parameters of the model in `folder` beside its checkpoint, where a default does not fit it or the machine.
 
     hashes: as for `open_checkpoint`.
     """
     if recognised.technique == text_front.BACKEND:
         longest = longest_text(recognised.config)
         limited = {"max_tokens": str(longest)} if longest < TextEngineSettings.max_tokens else {}
-        return {
-            **limited,
-            **({"adapter_mb": str(AdapterSettings.adapter_mb)} if recognised.adapters else {"max_bins": _BINS}),
-        }
+        if recognised.adapters:
+            return {**limited, "adapter_mb": str(AdapterSettings.adapter_mb)}
+        return {**limited, **({"provider": "native"} if is_native_faster(recognised.config) else {"max_bins": _BINS})}
     if recognised.technique == image_front.BACKEND:
         vision = open_vision(folder, hashes=hashes)[1].architecture
         gammas = sorted({round(gamma * vision.patches * 12 / (196 * vision.depth)) for gamma in _GAMMAS})

@@ -298,12 +298,7 @@ def causal_gemma(folder: Path) -> None:
 
 def experts(folder: Path) -> None:
     make_checkpoint(folder)
-    change(folder, model_type="qwen2_moe", architectures=["Qwen2MoeForCausalLM"], num_experts=8)
-
-
-def without_positions(folder: Path) -> None:
-    make_checkpoint(folder)
-    change(folder, model_type="llama4_text", architectures=["Llama4ForCausalLM"], no_rope_layers=[1, 0])
+    change(folder, model_type="phimoe", architectures=["PhimoeForCausalLM"], num_local_experts=8)
 
 
 def nameless_foreign_decoder(folder: Path) -> None:
@@ -348,8 +343,7 @@ REFUSED: dict[str, tuple[Make, str, str]] = {
     ),
     "problem": (one_label_of_several, "INVALID_ARG", "problem_type: got 'single_label_classification'; one of multi"),
     "causal Gemma": (causal_gemma, "UNSUPPORTED", "model_type gemma3_text is a decoder that polymorph does not serve"),
-    "experts": (experts, "INVALID_ARG", "got 'qwen2_moe'; this one has a mixture of experts"),
-    "positions": (without_positions, "INVALID_ARG", "got 'llama4_text'; one of llama, mistral"),
+    "experts": (experts, "INVALID_ARG", "got 'phimoe'; this one has a mixture of experts"),
     "pickles": (only_pickles, "INVALID_ARG", "pytorch_model.bin, which can execute code when read; weights must be"),
 }
 

@@ -56,7 +56,7 @@ def is_divided(case: str) -> bool:
     return a.experts is None and not a.varied and a.qk_norm != "row"
 
 
-@pytest.mark.parametrize("case", filter(is_divided, CASES))
+@pytest.mark.parametrize("case", [case for case in CASES if is_divided(case)])
 def test_the_ranks_divide_every_split_tensor(case: str) -> None:
     whole = from_config(CASES[case])
     wanted = shapes(whole)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from shapeshift.engines import hardware
 from shapeshift.engines.interfaces import PROVIDERS, Provider
+from shapeshift.engines.native.layouts import LAYOUTS
 from shapeshift.errors import UnsupportedError
+from shapeshift.kernels import kernel_build
 
 ON_GPU = ("onnxruntime", "tensorrt", "torch")
 OF_ANY_LENGTH = ("native",)
@@ -32,6 +36,20 @@ def rival(requested: str, gpus: Sequence[int]) -> Provider | None:
         provider.version()
         return provider
     return None
+
+
+def is_native_faster(config: Mapping[str, Any]) -> bool:
+    """Whether "native" is faster than what "auto" means here, for a text model of this config.json.
+
+    As far as it was measured: with AVX-512 by up to 1.9 times; code for AVX2 was slower, and AMX was not measured.
+    """
+    flags = kernel_build.cpu_flags().split()
+    fits = not hardware.gpus() and "avx512f" in flags and "amx_tile" not in flags
+    if not fits or config.get("model_type") not in LAYOUTS:
+        return False
+    with contextlib.suppress(UnsupportedError):
+        return bool(PROVIDERS["native"].version())
+    return False
 
 
 def usable(provider: str, gpus: Sequence[int]) -> Sequence[int]:
