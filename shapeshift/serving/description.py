@@ -21,7 +21,7 @@ IMAGE_CLASSIFICATION, IMAGE_EMBEDDING = "image_classification", "image_embedding
 SPARSE_EMBEDDING, TOKEN_EMBEDDING = "sparse_embedding", "token_embedding"
 IDENTITY, SIGMOID, SOFTMAX = "identity", "sigmoid", "softmax"
 TOOL_PARSERS = (
-    *("openai", "gemma4", "seed_oss", "qwen3_coder", "glm45", "minimax_m2", "minimax_m3", "kimi_k3"),
+    *("openai", "muse_glimmer", "gemma4", "seed_oss", "qwen3_coder", "glm45", "minimax_m2", "minimax_m3", "kimi_k3"),
     *("functionary_v3_2", "deepseek_v32", "deepseek_v4"),
     *("deepseek_v3", "kimi_k2", "cohere_command3", "mistral", "lfm2", "nemotron", "minimax", "granite", "gigachat3"),
     *("gigachat3_roles", "apertus", "solar_open", "hy_v3", "minicpm5", "hermes", "functionary", "llama3_json"),

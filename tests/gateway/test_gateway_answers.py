@@ -29,6 +29,14 @@ ANSWERS = {
         '{"city": "Pa\\"{ris", "days": 2, "more": [1, {"a": null}]}<|end|><|start|>assistant<|channel|>commentary'
         ' to=functions.news <|constrain|>json<|message|>{"city": "Rom"}'
     ),
+    "muse_glimmer": (
+        " to=self<|message|>hm<|eom|><|start|>assistant to=user<|message|>Look:<|eom|><|start|>assistant to=weather"
+        '<|message|><atem:function_calls>\n<atem:invoke name="weather">\n<atem:parameter name="city">Pa"{ris'
+        '</atem:parameter>\n<atem:parameter name="days">2</atem:parameter>\n<atem:parameter name="more">'
+        '[1, {"a": null}]</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant to=news'
+        '<|message|><atem:function_calls>\n<atem:invoke name="news">\n<atem:parameter name="city">Rom'
+        "</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>"
+    ),
     "gemma4": (
         'Look:<|tool_call>call:weather{city:<|"|>Pa"{ris<|"|>,days:2,more:[1,{a:None}]}<tool_call|>'
         '<|tool_call>call:news{city:<|"|>Rom<|"|>}<tool_call|>'
@@ -188,7 +196,7 @@ def test_calls_are_read_however_the_answer_is_cut(family: str) -> None:
         ("weather", {"city": 'Pa"{ris', "days": 2, "more": [1, {"a": None}]}),
         ("news", {"city": "Rom"}),
     ]
-    assert text_of(pieces) == "Look:" and thought_of(pieces) == ("hm" if family == "openai" else "")
+    assert text_of(pieces) == "Look:" and thought_of(pieces) == ("hm" if BY_NAME[family].messages else "")
     begun = [piece for piece in pieces if isinstance(piece, CallBegun)]
     assert [one.index for one in begun] == [0, 1] and begun[0].id != begun[1].id
     for streams in (False, True):
@@ -210,6 +218,14 @@ def test_a_stream_has_the_arguments_before_they_are_complete(family: str) -> Non
         assert CallEnded(0) not in first
 
 
+@pytest.mark.parametrize("recipient", ["self", "user"])
+def test_a_call_that_is_thought_or_said_is_none(recipient: str) -> None:
+    call = ANSWERS["muse_glimmer"].rpartition("<|message|>")[2]
+    pieces = read(f" to={recipient}<|message|>so: {call}", form("muse_glimmer"), step=1, streams=True)
+    said = thought_of(pieces) if recipient == "self" else text_of(pieces)
+    assert calls_of(pieces) == [] and said == f"so: {call.removesuffix('<|eot|>')}"
+
+
 @pytest.mark.parametrize("family", TOOL_PARSERS)
 def test_a_call_of_no_tool_stays_text(family: str) -> None:
     for step in (0, 1):
@@ -219,7 +235,8 @@ def test_a_call_of_no_tool_stays_text(family: str) -> None:
         for mark in (BY_NAME[family].said, *BY_NAME[family].dropped):
             whole = whole.replace(mark, "")
         whole = "".join(whole.split())
-        assert calls_of(pieces) == [] and (text == whole or (family == "openai" and "to=functions.weather" in text))
+        in_messages = BY_NAME[family].messages is not None and "weather<|" in text
+        assert calls_of(pieces) == [] and (text == whole or in_messages)
 
 
 @pytest.mark.parametrize(

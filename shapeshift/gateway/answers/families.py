@@ -12,6 +12,30 @@ from shapeshift.serving.description import TOOL_PARSERS
 Steps = Sequence[str | Step]
 
 
+MESSAGE = "<|message|>"
+
+
+@dataclass(frozen=True)
+class Messages:
+    """An answer that is messages, each a header, `MESSAGE`, its text and one of `ends`.
+
+    thought  what the header of reasoning has
+    answer   the header of what is said
+    others   who is no tool, though a header has `to=` before the name
+    """
+
+    thought: str
+    answer: str
+    ends: Sequence[str]
+    others: Sequence[str] = ()
+
+    @property
+    def reasoning(self) -> ReasoningMarks:
+        """The marks around reasoning."""
+        end = self.ends[0]
+        return ReasoningMarks(f"{self.thought}{MESSAGE}", end, f"{end}<|start|>assistant{self.answer}{MESSAGE}")
+
+
 @dataclass(frozen=True)
 class ToolFamily:
     """How calls are written; names are those of vLLM's parsers.
@@ -23,6 +47,7 @@ class ToolFamily:
     at_start  whether an answer may also start with a call of the first kind, without `begin`
     said    what may stand before what is said, at the start of an answer or behind `begin`
     dropped  further marks that are no text
+    messages  the answer is messages: a call is the whole text of one, by default of the tool that its header names
     """
 
     name: str
@@ -33,6 +58,7 @@ class ToolFamily:
     at_start: bool = False
     said: str = ""
     dropped: Sequence[str] = ()
+    messages: Messages | None = None
 
 
 @dataclass(frozen=True)
@@ -56,9 +82,6 @@ class ReasoningMarks:
         return begun.rfind(self.begin) > begun.rfind(self.end)
 
 
-HARMONY = "openai"
-"""The family of gpt-oss, whose answers are messages of their own; see `harmony`."""
-
 _OBJECT: Sequence[Steps] = ((Object(),),)
 _FUNCTION = re.compile(r'\s*(?P<name>[^"<>\s]+)\s*')
 _KIMI = re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[\w.-]+):\d+)\s*")
@@ -76,11 +99,26 @@ _M3 = "]<]minimax[>["
 _K3_CALL = Head("<|sep|>", re.compile(r'\s*tool="(?P<name>[^"]+)"[^"]*(?:index="\d+")?\s*'))
 _K3_VALUES = Parameters('<|open|>argument key="', '"', "<|sep|>", "<|close|>argument<|sep|>")
 _K3_JSON = ('<|open|>json type="object"<|sep|>', Arguments(), "<|close|>json<|sep|>")
+_ATEM = Parameters('<atem:parameter name="', '"', ">", "</atem:parameter>")
 _DSML = Parameters('<｜DSML｜parameter name="', '"', ">", "</｜DSML｜parameter>")
 
 # Of two that fit a template the first one counts.
 TOOL_FAMILIES: Sequence[ToolFamily] = (
-    ToolFamily(HARMONY, [["<|channel|>", "<|start|>"]], "", ()),
+    ToolFamily(
+        "openai",
+        [["<|channel|>", "<|start|>"]],
+        "",
+        [(Arguments(),)],
+        messages=Messages("<|channel|>analysis", "<|channel|>final", ("<|end|>", "<|call|>", "<|return|>")),
+    ),
+    ToolFamily(
+        "muse_glimmer",
+        [["<atem:function_calls>"]],
+        "<atem:function_calls>",
+        [('<atem:invoke name="', Head('">', _FUNCTION), _ATEM, "</atem:invoke>")],
+        "</atem:function_calls>",
+        messages=Messages(" to=self", " to=user", ("<|eom|>", "<|eot|>"), others=("self", "user")),
+    ),
     ToolFamily(
         "gemma4",
         [["<|tool_call>call:"]],
@@ -241,9 +279,6 @@ TOOL_FAMILIES: Sequence[ToolFamily] = (
 _BY_NAME = {family.name: family for family in TOOL_FAMILIES}
 assert tuple(_BY_NAME) == TOOL_PARSERS
 
-_HARMONY_MARKS = ReasoningMarks(
-    "<|channel|>analysis<|message|>", "<|end|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
-)
 _REASONING: Sequence[ReasoningMarks] = (
     ReasoningMarks("[THINK]", "[/THINK]", "[/THINK]"),
     ReasoningMarks("<|channel>thought", "<channel|>", "<channel|>"),
@@ -265,14 +300,14 @@ class AnswerFormat:
     reasoning: ReasoningMarks | None
 
     @property
-    def is_harmony(self) -> bool:
-        """Whether answers are messages of their own."""
-        return self.tools is not None and self.tools.name == HARMONY
+    def messages(self) -> Messages | None:
+        """How answers are messages; None for others."""
+        return None if self.tools is None else self.tools.messages
 
     def before_grammar(self, thinks: bool) -> str:
         """What a prompt ends with before an answer by a grammar. thinks: whether it has opened reasoning."""
-        if self.is_harmony:
-            return "<|channel|>final<|message|>"
+        if self.messages is not None:
+            return f"{self.messages.answer}{MESSAGE}"
         closing = self.reasoning.closing if thinks and self.reasoning is not None else ""
         # A prompt of a model that thinks, without reasoning, ends with it.
         says = thinks or self.reasoning is None
@@ -283,8 +318,8 @@ def format_of(templates: Sequence[str], tool_parser: str = "") -> AnswerFormat:
     """The format of a model with these chat templates. tool_parser: the name of its family; empty: it is found."""
     source = "\n".join(templates)
     tools = _BY_NAME.get(tool_parser) or next((one for one in TOOL_FAMILIES if _fits(one, source)), None)
-    if tools is not None and tools.name == HARMONY:
-        return AnswerFormat(tools, _HARMONY_MARKS)
+    if tools is not None and tools.messages is not None:
+        return AnswerFormat(tools, tools.messages.reasoning)
     reasoning = next((marks for marks in _REASONING if _shows(source, marks)), None)
     return AnswerFormat(tools, reasoning)
 

@@ -6,19 +6,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shapeshift.gateway.answers.families import AnswerFormat, ReasoningMarks, Steps, ToolFamily
+from shapeshift.gateway.answers.families import MESSAGE, AnswerFormat, Messages, ReasoningMarks, Steps, ToolFamily
 from shapeshift.gateway.answers.pieces import Piece, ReasoningPiece, TextPiece
 from shapeshift.gateway.answers.source import Reading, Source, literal, skip, until
-from shapeshift.gateway.answers.steps import Arguments, Call, Calls, read_call
+from shapeshift.gateway.answers.steps import Call, Calls, read_call
 
 # Marks without a call, after which all is text: each is read up to where its call could end.
 _MOST_VAIN = 16
 # White space that is held back until it is known whether a mark follows.
 _MOST_SPACE = 256
 _BEFORE, _BETWEEN, _IN_LIST = re.compile(r"[\s\[]*"), re.compile(r"[\s,;]*"), re.compile(r"[\s,;\]]*")
-# Of gpt-oss.
-_MESSAGE, _ENDS = "<|message|>", ("<|end|>", "<|call|>", "<|return|>")
-_ANALYSIS, _RECIPIENT = "<|channel|>analysis", re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
 
 
 class AnswerReader:
@@ -39,12 +37,14 @@ class AnswerReader:
         self.is_reasoning = False
         self._form = form
         family = form.tools
-        is_bare = family is None or not (tools or form.is_harmony or family.said)
+        is_bare = family is None or not (tools or family.messages or family.said)
         self._is_plain = form.reasoning is None and is_bare
         self._source = Source()
         self._pieces: list[Piece] = []
         self._calls = Calls(tools, self._pieces.append, streams)
-        self._reading = self._messages() if form.is_harmony else self._answer(thinks)
+        self._reading = self._answer(thinks)
+        if family is not None and family.messages is not None:
+            self._reading = self._messages(family, family.messages)
         self._is_done = False
         self._advance()
 
@@ -144,30 +144,34 @@ class AnswerReader:
             self._source.at = start
         return False
 
-    def _messages(self) -> Reading[None]:
-        """Read an answer of gpt-oss, which is messages: `<|channel|>NAME<|message|>`, a text and one of `_ENDS`."""
+    def _messages(self, family: ToolFamily, marks: Messages) -> Reading[None]:
+        """Read an answer that is messages."""
         source = self._source
         while True:
             start = source.at
-            header = yield from until(source, _MESSAGE)
+            header = yield from until(source, MESSAGE)
             if header is None:
                 source.at = start
                 yield from self._pass_on((), TextPiece)
                 return
             recipient = _RECIPIENT.search(header)
-            if recipient is not None and (yield from self._called(recipient[1])):
-                yield from self._pass_on(_ENDS, TextPiece)
+            tool = "" if recipient is None or recipient[1] in marks.others else recipient[1]
+            if tool and (yield from self._called(family, tool)):
+                yield from self._pass_on(marks.ends, TextPiece)
                 continue
-            if recipient is not None:
-                self._pieces.append(TextPiece(header + _MESSAGE))
-            self.is_reasoning = _ANALYSIS in header
-            yield from self._pass_on(_ENDS, ReasoningPiece if self.is_reasoning else TextPiece)
+            if tool:
+                self._pieces.append(TextPiece(header + MESSAGE))
+            self.is_reasoning = marks.thought in header
+            yield from self._pass_on(marks.ends, ReasoningPiece if self.is_reasoning else TextPiece)
             self.is_reasoning = False
 
-    def _called(self, name: str) -> Reading[bool]:
-        """Whether the text of a message is the arguments of a call of this tool, which are read."""
+    def _called(self, family: ToolFamily, name: str) -> Reading[bool]:
+        """Whether the text of a message is a call, which is read; of this tool where the text names none."""
         start, call = self._source.at, Call(self._calls)
-        if call.called(name) and (yield from read_call((Arguments(),), self._source, call)):
+        if family.begin:
+            if (yield from literal(self._source, family.begin)) and (yield from self._section(family, family.calls)):
+                return True
+        elif call.called(name) and (yield from read_call(family.calls[0], self._source, call)):
             return True
         self._source.at = start
         return False

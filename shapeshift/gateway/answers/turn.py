@@ -228,7 +228,7 @@ async def begin(context: Context, request: TurnRequest) -> Turn:
     prompt = await context.gateway.templates.prompt(target, chat)
     marks = form.reasoning
     thinks = marks is not None and (marks.opened_by(prompt) or marks.is_open_in(chat.begun))
-    if chat.continues and form.is_harmony:
+    if chat.continues and form.messages is not None:
         # The prompt ends within a message, of which only the text is to come.
         form = _PLAIN
     if "structured_outputs" in sampling:
