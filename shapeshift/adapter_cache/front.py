@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from shapeshift import settings
-from shapeshift.adapter_cache.lora.batch import LoraHook, LoraKernels, require_no_experts
+from shapeshift.adapter_cache.lora.batch import LoraHook, LoraKernels, require_plain_layers
 from shapeshift.adapter_cache.memory.adapter_table import Adapter
 from shapeshift.adapter_cache.memory.placement import SharedMemory
 from shapeshift.adapter_cache.policy.length_prediction import (
@@ -315,7 +315,7 @@ def _load_base(args: ModelArgs, params: AdapterCacheSettings, log: Logger) -> Lo
     open_runtime = partial(loading.load_runtime, extra_bytes=params.adapter_mb << 20)
 
     def load_runtime(folder: Path, decode: FusedDecodeSettings, *where: Any) -> Runtime:
-        require_no_experts(Architecture.read(folder))
+        require_plain_layers(Architecture.read(folder))
         return open_runtime(folder, decode, *where)
 
     return loading.load(args, log, load_runtime, (AdapterCacheSettings,))

@@ -260,14 +260,14 @@ def _require_loadable(
     adapter_cache: None for a model without adapters.
     """
     # These import torch, which no other step of the build needs.
-    from shapeshift.adapter_cache.lora.batch import require_no_experts
+    from shapeshift.adapter_cache.lora.batch import require_plain_layers
     from shapeshift.fused_decode.engine.detokenize import require_texts, require_tokens_of_model, token_bytes
     from shapeshift.fused_decode.model.weights import WeightFiles
 
     architecture = Architecture.read(checkpoint.folder)
     WeightFiles(checkpoint.folder, architecture)
     if adapter_cache is not None:
-        require_no_experts(architecture)
+        require_plain_layers(architecture)
     file = checkpoint.tokenizer_file
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -27,6 +27,10 @@ def blocks_of(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
 
 
+CopyStates = Callable[[Sequence[int], Sequence[int]], None]
+"""See `Runtime.copy_states`."""
+
+
 @dataclass
 class Draws:
     """Tokens that a runtime may choose together with a step, for rows of which nothing changes the logits.
@@ -91,6 +95,9 @@ class Runtime(Protocol):
     eos_ids: frozenset[int]
     longest_step_s: float
     """Measured time of the largest piece of a prompt that one step computes, seconds; 0 where it was not measured."""
+    copy_states: CopyStates | None
+    """copy_states(sources, targets) lets each of the slots `targets` have the state of the slot of `sources` in its
+    place. None: a text is all in its blocks."""
     feed: Callable[[torch.Tensor], None] | None
     """feed(tokens) says what was chosen for the `logit_rows` of the last step: INT64 [n], on the device. The
     next step may then be given before these tokens are known here. None: each step waits for the last one's."""

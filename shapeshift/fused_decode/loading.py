@@ -24,7 +24,7 @@ from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.detokenize import require_tokens_of_model, token_bytes, with_special_tokens
 from shapeshift.fused_decode.interfaces import Runtime, StepBatch, blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.kv_cache import cache_bytes
+from shapeshift.fused_decode.model.kv_cache import cache_bytes, state_numbers
 from shapeshift.fused_decode.model.tensor_layout import experts_bytes, weight_bytes
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import (
@@ -97,6 +97,12 @@ def load_runtime(
     WeightFiles(folder, architecture)
     require_kv_precision(decode.kv_precision, kind == "cuda")
     precision = resolve(decode.precision, torch.device(device).index, architecture.packed_bits)
+    if state_numbers(architecture):
+        allowed = f"0: what the states of a {architecture.family} hold of refused tokens cannot be taken back"
+        settings.require(
+            not decode.num_speculative_tokens, "num_speculative_tokens", decode.num_speculative_tokens, allowed
+        )
+        log.info("no prefix caching: the state of a text is known where the text ends, and nowhere else")
     need = need_of(architecture, decode, precision, extra_bytes)
     available, place = available_mb(), "available"
     if kind == "cuda":

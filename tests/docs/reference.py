@@ -245,11 +245,12 @@ def decoders() -> str:
     from shapeshift.fused_decode.model.architecture import FAMILIES, from_config
     from tests.fused_decode.families import CONFIGS
 
-    rows = []
+    names: dict[str, list[str]] = {"one operation": [], "kernel by kernel": []}
     for name in FAMILIES:
         is_one = from_config({**CONFIGS[name], "model_type": name}).is_one_operation
-        rows.append((f"`{name}`", "one operation" if is_one else "kernel by kernel"))
-    return table(("`model_type`", "an iteration on a CPU"), rows)
+        names["one operation" if is_one else "kernel by kernel"].append(f"`{name}`")
+    rows = ((way, ", ".join(families)) for way, families in names.items())
+    return table(("an iteration on a CPU", "`model_type`"), rows)
 
 
 def images() -> str:

@@ -73,6 +73,24 @@ _GROUPS = {
     "routed_scaling_factor": 1.5,
 }
 
+# Without a large epsilon, a random state that holds little is all that its norm leaves of it, rounding included.
+_HYBRID: dict[str, Any] = {
+    **_WIDE,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-2,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+}
+_SHARED_EXPERT: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
+
 # The configuration of each family in `shapeshift.fused_decode.model.architecture.FAMILIES`, by model_type.
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**_WIDE, "attention_bias": True, "mlp_bias": True, "rope_parameters": _LLAMA3},
@@ -207,6 +225,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "swiglu_limit": 1.5,
         "rope_parameters": {**_YARN, "truncate": False},
     },
+    "qwen3_5_text": {**_HYBRID, "attention_bias": True, "tie_word_embeddings": True},
+    "qwen3_5_moe_text": {**_HYBRID, **_SHARED_EXPERT},
+    "qwen3_next": {**_HYBRID, **_SHARED_EXPERT, "mlp_only_layers": [0]},
     "phi": {**_WIDE, "rope_parameters": {"partial_rotary_factor": 0.5, "rope_type": "default", "rope_theta": 1e3}},
     "starcoder2": {**_WIDE, "use_bias": True, "sliding_window": WINDOW},
     "stablelm": {**_WIDE, "use_qkv_bias": True, "rope_parameters": {"partial_rotary_factor": 0.5}},
@@ -331,6 +352,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "text_config": {**CONFIGS["ministral3"], "model_type": "ministral3"},
         "vision_config": {**_VISION, "model_type": "pixtral", "head_dim": 8},
     },
+    "qwen3_5": {
+        "model_type": "qwen3_5",
+        "text_config": {
+            **_HYBRID,
+            "model_type": "qwen3_5_text",
+            "linear_num_key_heads": 4,
+            "linear_conv_kernel_dim": 3,
+        },
+        "vision_config": {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "depth": 1,
+            "num_heads": 2,
+            "out_hidden_size": 48,
+        },
+    },
     "gpt_neox, one branch after the other": {**_NEOX, "model_type": "gpt_neox", "use_parallel_residual": False},
     "gpt2, head of its own": {**_GPT, "model_type": "gpt2", "tie_word_embeddings": False},
 }
@@ -353,7 +390,7 @@ def make(name: str, folder: Path) -> Tiny:
     reference = kind.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter, tensor in reference.named_parameters():
-            offset = name.startswith(("gemma", "nemotron")) and not name.startswith("gemma4")
+            offset = name.startswith(("gemma", "nemotron", "qwen3_5", "qwen3_next")) and not name.startswith("gemma4")
             tensor.copy_(_random(parameter, tensor, offset))
         for buffer, tensor in reference.named_buffers():
             if buffer.endswith("layer_scalar"):

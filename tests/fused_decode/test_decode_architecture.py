@@ -149,8 +149,8 @@ def test_every_causal_model_of_transformers_is_served_or_refused_with_a_reason()
     assert len(refused) > 100 and all(text.startswith("refused: model_type: got") for text in refused.values())
     for kind, reason in (
         ("gemma3n", "several states of each token"),
-        ("qwen3_next", "layers that are no attention"),
-        ("qwen3_5", "layers that are no attention"),
+        ("mamba2", "layers that are no attention"),
+        ("olmo_hybrid", "layers that are no attention"),
         ("deepseek_v3", "latent attention"),
         ("afmoe", "a mixture of experts of another form"),
     ):

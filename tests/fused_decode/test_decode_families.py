@@ -29,7 +29,7 @@ TIE = 1e-3
 SLOTS = 4
 
 # Which show each thing that the operations in plain torch compute too.
-IN_TORCH = ("phi3", "gemma2", "gpt_neox", "gpt_oss", "llama, dynamic rope")
+IN_TORCH = ("qwen3_5_text", "phi3", "gemma2", "gpt_neox", "gpt_oss", "llama, dynamic rope")
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ class Recorder:
         self.slots, self.blocks = model.slots, model.blocks
         self.eos_ids: frozenset[int] = frozenset()
         self.longest_step_s = 0.0
-        self.feed = None
+        self.feed, self.copy_states = None, model.copy_states
         self.texts: list[tuple[torch.Tensor, int]] = []
         self._held: list[list[int]] = [[] for _ in range(model.slots)]
 

@@ -15,7 +15,7 @@ import torch
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.loop import DecodeLoop
-from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch, blocks_of
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, CopyStates, StepBatch, blocks_of
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 from shapeshift.fused_decode.policy.speculation import IterationTimes
 from shapeshift.fused_decode.request import ABORT, Request, SamplingParams
@@ -82,6 +82,7 @@ class ToyRuntime:
         self.latest = np.zeros(slots, np.int64)
         self.fed_steps = 0
         self.feed: Callable[[torch.Tensor], None] | None = self._feed if ahead else None
+        self.copy_states: CopyStates | None = None
         self._wanted_slots: list[int] = []
 
     def ready(self) -> bool:

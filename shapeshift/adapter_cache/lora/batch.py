@@ -111,13 +111,13 @@ class HeadTensor:
 
 
 def adaptable_of_decoder(a: Architecture) -> Adaptable:
-    """Those of a model that generates. Raises InvalidInputError as `require_no_experts`."""
-    require_no_experts(a)
+    """Those of a model that generates. Raises InvalidInputError as `require_plain_layers`."""
+    require_plain_layers(a)
     return Adaptable(a.layers, (a.tensors.layers,), targets(a), linear_parts(a))
 
 
-def require_no_experts(a: Architecture) -> None:
-    """Raise InvalidInputError for a base model whose layers have several MLPs."""
+def require_plain_layers(a: Architecture) -> None:
+    """Raise InvalidInputError for a base model whose layers have several MLPs, or are not alike."""
     experts = 0 if a.experts is None else a.experts.count
     require(not experts, "num_experts", experts, f"0 in a base model of adapters: {a.family} is a mixture of experts")
     require(not a.varied, "model_type", a.family, "a base model of adapters whose layers are alike")

@@ -235,6 +235,7 @@ class Beams:
     def advance(self) -> Iterator[tuple[Request, Reason | None]]:
         """Give the beams the tokens of the last `choose`; yields each request, and why it ends now, if it does."""
         copies: list[tuple[int, int]] = []
+        forks: list[tuple[int, int]] = []
         choices, self._choices = self._choices, []
         for request, candidates in choices:
             if candidates is None:
@@ -245,15 +246,17 @@ class Beams:
             if search.is_done:
                 yield request, LENGTH if search.is_full else STOP
                 continue
-            copies += self._continue(search, parents)
+            copies += self._continue(search, parents, forks)
             request.slot = search.slots[0]
             yield request, None
-        if copies:
-            sources, targets = (list(column) for column in zip(*copies, strict=True))
-            self._runtime.copy_blocks(sources, targets)
+        for copy, pairs in ((self._runtime.copy_blocks, copies), (self._runtime.copy_states, forks)):
+            if copy is not None and pairs:
+                copy(*(list(column) for column in zip(*pairs, strict=True)))
 
-    def _continue(self, search: BeamSearch, parents: Integers) -> Iterable[tuple[int, int]]:
-        """Let the slots follow the beams; the blocks to copy, and where to.
+    def _continue(
+        self, search: BeamSearch, parents: Integers, forks: list[tuple[int, int]]
+    ) -> Iterable[tuple[int, int]]:
+        """Let the slots follow the beams; the blocks to copy, and where to. `forks` grows by the slots.
 
         The first beam that continues a text keeps its slot. The others get the slots of texts that nobody continues.
         """
@@ -269,6 +272,7 @@ class Beams:
                 continue
             continued.append(spare.pop())
             copy = _fork(table, source, continued[-1])
+            forks.append((source, continued[-1]))
             copies += [] if copy is None else [copy]
         search.slots = continued
         targets = np.array(continued)

@@ -14,7 +14,7 @@ from typing import Any
 from shapeshift.engines.checkpoint import tensor_names
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.formats.packing import GGUF, Packing, packing_of
-from shapeshift.fused_decode.model.parts import Experts, Rope, Tensors
+from shapeshift.fused_decode.model.parts import DeltaNet, Experts, Rope, Tensors
 from shapeshift.settings import Choices, require
 
 _FAMILIES = "shapeshift.fused_decode.model.families"
@@ -46,6 +46,8 @@ class Architecture:
     layer_inputs  the width of what a layer gets of each token beside its state, after its branches; 0: nothing
     layer_scale  each layer multiplies its state by a factor in the end
     sinks        each head has a score beside those of its keys
+    gated_heads  each head's output is multiplied by the sigmoid of a gate, which lies behind its query
+    delta        in place of attention; None: attention
     packing      how the linears of the layers are quantised in the files; None: they are not
     varied       for each layer the fields, by name, in which it is another: see `layer`; empty: all layers are alike
     """
@@ -93,6 +95,8 @@ class Architecture:
     layer_inputs: int = 0
     layer_scale: bool = False
     sinks: bool = False
+    gated_heads: bool = False
+    delta: DeltaNet | None = None
     tensors: Tensors = Tensors()
     packing: Packing | None = None
     varied: tuple[Mapping[str, Any], ...] = ()
@@ -134,7 +138,9 @@ class Architecture:
         mlps = one if self.experts is None or self.beside else 0
         if self.experts is not None:
             mlps += 3 * (self.experts.count * self.experts.width + self.experts.shared)
-        return 2 * self.query_width + 2 * self.kv_width + mlps
+        if self.delta is not None:
+            return self.delta.channels + 2 * self.delta.values + mlps
+        return (3 if self.gated_heads else 2) * self.query_width + 2 * self.kv_width + mlps
 
     @property
     def is_one_operation(self) -> bool:
@@ -167,12 +173,12 @@ class Architecture:
         hold is not tied, and the one that there is serves for both. Experts may have tensors of their own.
         """
         gate_up, down = Tensors.expert_gate_up, Tensors.expert_down
-        apart = f"{self.tensors.layers}.0.{down.format(0)}.weight" in names
+        present = {self.tensors.today(name) for name in names}
+        apart = f"{self.tensors.layers}.0.{down.format(0)}.weight" in present
         if self.experts is not None and self.experts.whole and apart:
             tensors = replace(self.tensors, expert_gate_up=gate_up, expert_down=down)
             experts = replace(self.experts, whole=False, columns=False, alternating=False)
             return replace(self, experts=experts, tensors=tensors).with_tensors(names)
-        present = {self.tensors.today(name) for name in names}
         table, head = f"{self.tensors.embedding}.weight", f"{self.tensors.head}.weight"
         if not self.tied or head not in present:
             return self
@@ -198,7 +204,7 @@ class Architecture:
 _IN_PARTS = (
     *("head_bias", "norm", "parallel", "activation", "gated"),
     *("branch_scale", "logit_scale", "logit_cap", "experts", "sinks", "norm_last", "chunked", "varied"),
-    *("value_norm", "layer_inputs", "layer_scale"),
+    *("value_norm", "layer_inputs", "layer_scale", "gated_heads", "delta"),
 )
 
 # What the ranks of tensor parallelism divide, and what Llama's config.json calls it.
@@ -218,6 +224,7 @@ _MODULES = {
         *("glm4_moe", "solar_open", "dots1", "exaone_moe", "llama4_text", "minimax_m2"),
         *("granitemoe", "granitemoeshared", "granitemoehybrid", "gpt_oss"),
     ),
+    "hybrid": ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
     "layer_norm": ("phi", "starcoder2", "stablelm", "nemotron", "cohere", "cohere2"),
     "gemma": ("gemma", "gemma2", "gemma3_text"),
     "gemma4": ("gemma4_text",),
@@ -250,13 +257,15 @@ _WRAPPERS: Mapping[str, Mapping[str, Any]] = {
     "gemma4": {},
     "mistral3": {},
     "llama4": {},
+    "qwen3_5": {"tie_word_embeddings": False},
+    "qwen3_5_moe": {"tie_word_embeddings": False},
 }
 """Models of texts and images whose text model is served, and what a config.json may leave out of its `text_config`."""
 # How files of such a model call the tensors of the text model, and those of the rest.
 _WRAPPED = (("model.language_model.", "model."), ("language_model.", ""))
 _BESIDE_TEXT = (
     *("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
-    *("vision_model.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio."),
+    *("vision_model.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio.", "model.visual."),
 )
 
 
@@ -265,10 +274,13 @@ def from_config(config: Mapping[str, Any], generation_eos: object = None) -> Arc
     family, text = config.get("model_type"), config.get("text_config")
     if isinstance(family, str) and family in _WRAPPERS and isinstance(text, Mapping):
         # What is stated once for the whole model.
-        tied = {"tie_word_embeddings": config.get("tie_word_embeddings", True)}
+        default = _WRAPPERS[family].get("tie_word_embeddings", True)
+        tied = {"tie_word_embeddings": config.get("tie_word_embeddings", default)}
         whole = {key: config[key] for key in ("quantization_config", "eos_token_id") if key in config}
         inner = from_config({**_WRAPPERS[family], **whole, **text, **tied}, generation_eos)
-        return replace(inner, tensors=replace(inner.tensors, wrapped=_WRAPPED, others=_BESIDE_TEXT))
+        return replace(
+            inner, tensors=replace(inner.tensors, wrapped=_WRAPPED, others=_BESIDE_TEXT + inner.tensors.others)
+        )
     both = {**text, **config} if isinstance(text, Mapping) else config
     reason = next((reason for keys, reason in _REASONS.items() if any(both.get(key) for key in keys)), "")
     allowed = f"{reason and f'this one has {reason}; '}one of {', '.join(FAMILIES)} (config.json)"

@@ -15,6 +15,7 @@ from shapeshift.fused_decode.model.native_operations import NativeLinear
 from shapeshift.fused_decode.model.network import (
     AttentionLayer,
     Beside,
+    DeltaLayer,
     Layer,
     LayerInput,
     LayerInputs,
@@ -22,8 +23,8 @@ from shapeshift.fused_decode.model.network import (
     Network,
     Norm,
 )
-from shapeshift.fused_decode.model.parts import Experts
-from shapeshift.fused_decode.model.tensor_layout import SHARED, head_order
+from shapeshift.fused_decode.model.parts import DELTA, DeltaNet, Experts
+from shapeshift.fused_decode.model.tensor_layout import SHARED, head_order, parts_order
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import QUANTISED
 from shapeshift.serving.model_args import Log
@@ -51,6 +52,7 @@ class LinearMakers:
     head    makes the output head
     dtype   in which they get weights and biases
     packed  makes those of the layers of a checkpoint with `quantised.Levels` of `bits` bits from these
+    native  whether the native operations are loaded
     """
 
     linear: MakeLinear
@@ -58,6 +60,7 @@ class LinearMakers:
     dtype: torch.dtype
     packed: Callable[[Any, torch.Tensor | None], Linear] | None = None
     bits: int = 0
+    native: bool = False
 
 
 def linear_makers(precision: str, group_size: int, dtype: torch.dtype, native: bool, log: Log) -> LinearMakers:
@@ -68,9 +71,9 @@ def linear_makers(precision: str, group_size: int, dtype: torch.dtype, native: b
     """
     if precision in QUANTISED:
         makers: LinearMakers = MAKERS["levels"](precision, group_size, native)
-        return makers
+        return replace(makers, native=native)
     make: MakeLinear = NativeLinear if native else MAKERS["torch"](dtype, log)
-    return LinearMakers(make, make, dtype)
+    return LinearMakers(make, make, dtype, native=native)
 
 
 class WeightStore:
@@ -184,7 +187,7 @@ class _Builder:
             attention_norm=before,
             qkv=self._linear(index, "qkv"),
             row_norms=None if query is None or key is None else (query, key),
-            attention=self._attention(index, *(None if norm is None else norm.weight for norm in head)),
+            attention=self._attention(index, *head) if a.delta is None else self._delta_net(index, a.delta),
             output=self._linear(index, "output"),
             attention_end=after,
             mlp_norm=middle,
@@ -226,19 +229,48 @@ class _Builder:
             scales = self._read(f"{prefix}{names.expert_scales}", torch.float32)
         ends = [*(f".{number}" for number in range(experts.count)), *([SHARED] if experts.shared else [])]
         gate_up, down = ([self._linear(index, f"{kind}{end}") for end in ends] for kind in ("gate_up", "down"))
-        native = isinstance(down[0], NativeLinear)
-        router = NativeLinear(weight, bias) if native else lambda rows: functional.linear(rows, weight, bias)
-        return MAKERS["experts"](experts, router, gate_up, down, correction, scales)
+        return MAKERS["experts"](experts, self._plain_linear(weight, bias), gate_up, down, correction, scales)
 
-    def _attention(self, index: int, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None) -> AttentionLayer:
+    def _plain_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """A linear of rows in f32, whatever the precision of the others is."""
+        if self.make.native:
+            return NativeLinear(weight, bias)
+        return lambda rows: functional.linear(rows, weight, bias)
+
+    def _delta_net(self, index: int, delta: DeltaNet) -> DeltaLayer:
+        prefix, states = f"{self.architecture.tensors.layers}.{index}.{DELTA}", self.cache.states
+        assert states is not None, "a cache without states"
+
+        def read(name: str) -> torch.Tensor:
+            return self._read(f"{prefix}{name}", torch.float32)
+
+        if delta.stacked:
+            each = delta.heads // delta.key_heads
+            shares = read("in_proj_ba.weight")[parts_order(delta.key_heads, (each, each))]
+        else:
+            shares = torch.cat([read("in_proj_b.weight"), read("in_proj_a.weight")])
+        return DeltaLayer(
+            # As many outputs as heads: in f32 they cost nothing, and what a state keeps is kept often.
+            shares=self._plain_linear(shares, None),
+            weight=read("conv1d.weight")[:, 0].T.contiguous(),
+            decay=-read("A_log").exp(),
+            bias=read("dt_bias"),
+            norm=read("norm.weight"),
+            eps=self.architecture.norm_eps,
+            window=states.windows[index],
+            state=states.states[index],
+        )
+
+    def _attention(self, index: int, query_norm: Norm | None, key_norm: Norm | None) -> AttentionLayer:
         a, tables, cache = self.architecture.layer(index), self.cache.tables[index], self.cache
+        query, key = (None if norm is None else norm.weight for norm in (query_norm, key_norm))
         return AttentionLayer(
             keys=cache.keys[index],
             values=cache.values[index],
             cosines=tables.cosines,
             sines=tables.sines,
-            query_norm=query_norm,
-            key_norm=key_norm,
+            query_norm=query,
+            key_norm=key,
             eps=a.norm_eps,
             window=a.windows[index],
             scale=a.scales[index],
@@ -248,6 +280,7 @@ class _Builder:
             sinks=self._read(f"{a.tensors.layers}.{index}.{a.tensors.sinks}", torch.float32) if a.sinks else None,
             norm_last=a.norm_last,
             chunked=a.chunked,
+            gated=a.gated_heads,
         )
 
     def _linear(self, index: int, name: str) -> Linear:

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from shapeshift.engines.hardware import cores, give_back_freed_memory
-from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, LinearDelta, LinearHook, StepBatch, blocks_of
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, CopyStates, LinearDelta, LinearHook, StepBatch, blocks_of
 from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.assembly import WeightStore, assemble, linear_makers
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache
-from shapeshift.fused_decode.model.network import Network, Operations
+from shapeshift.fused_decode.model.network import AttentionLayer, Network, Operations
 from shapeshift.fused_decode.model.shared_weights import key_of, shared_weights
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import KV_PRECISIONS, ON_CPU, FusedDecodeSettings, computed
@@ -113,11 +113,14 @@ class DecodeModel:
         self.vocab_size = network.architecture.vocab_size
         self.eos_ids = network.architecture.eos_ids
         self.slots, self.max_length, self.blocks = cache.slots, cache.max_length, cache.blocks
-        self.shares_prefixes = not cache.has_own_tables
+        # The state of a text is known at its end alone.
+        self.shares_prefixes = not cache.has_own_tables and cache.states is None
+        self.copy_states: CopyStates | None = None if cache.states is None else cache.states.copy
         self.network = network
         self.fused_forward = operations.fused_forward(network)
         self.cache = cache
-        self._kv_heads = {layer.attention.keys.shape[1] for layer in network.layers}
+        attentions = (layer.attention for layer in network.layers)
+        self._kv_heads = {one.keys.shape[1] for one in attentions if isinstance(one, AttentionLayer)}
         self._checked: StepBatch | None = None
 
     @property
@@ -204,7 +207,8 @@ class DecodeModel:
         plan = self.operations.plan(batch, *self._kv_heads)
         last = last_tokens(batch).to(batch.tokens.device)
         places = token_places(batch).to(batch.tokens.device)
-        return self.network.forward(self.operations, batch.tokens, places, plan, last, linear_delta)
+        runs = None if self.cache.states is None else self.cache.states.advance(batch)
+        return self.network.forward(self.operations, batch.tokens, places, plan, last, linear_delta, runs)
 
     def _begin(self, batch: StepBatch) -> None:
         """Tell the cache how long the texts can be; one may also go on from a text of another slot, as beams do."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
-from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, blocks_of
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch, blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.parts import Rope
 from shapeshift.fused_decode.settings import COMPUTED_BYTES, computed, vector_bytes
@@ -36,11 +38,19 @@ def cache_bytes(
     blocks: int = 0,
     kv_precision: str = "auto",
 ) -> int:
-    """Bytes of a cache of `blocks` blocks (0: `max_length` tokens for each slot), and of the slots' rotary tables."""
+    """Bytes of a cache of `blocks` blocks (0: `max_length` tokens for each slot), and of the slots' rotary tables and
+    states."""
     block = block_bytes(architecture, COMPUTED_BYTES[computed(precision)], kv_precision)
     widths = sum(head_dim for rope, head_dim in _ropes(architecture) if has_own_tables(rope, max_length))
     tables = slots * max_length * widths * COMPUTED_BYTES["f32"]
-    return (blocks or slots * blocks_of(max_length)) * block + tables
+    states = slots * state_numbers(architecture) * COMPUTED_BYTES["f32"]
+    return (blocks or slots * blocks_of(max_length)) * block + tables + states
+
+
+def state_numbers(architecture: Architecture) -> int:
+    """Numbers, of f32, of the state that a text has beside its blocks; 0 where no layer has one."""
+    deltas = (architecture.layer(index).delta for index in range(architecture.layers))
+    return sum(delta.numbers for delta in deltas if delta is not None)
 
 
 def block_bytes(architecture: Architecture, number_bytes: int, kv_precision: str) -> int:
@@ -48,7 +58,7 @@ def block_bytes(architecture: Architecture, number_bytes: int, kv_precision: str
     return sum(
         2 * one.kv_heads * BLOCK_TOKENS * vector_bytes(one.head_dim, number_bytes, kv_precision)
         for one in (architecture.layer(index) for index in range(architecture.layers))
-        if one.kv_layer < 0
+        if one.delta is None and one.kv_layer < 0
     )
 
 
@@ -56,12 +66,13 @@ class KeyValueCache:
     """keys and values of each layer: [blocks, kv_heads, BLOCK_TOKENS, head_dim], of `dtype` or, with scales, INT8.
 
     key_scales and value_scales of each layer: FLOAT32 [blocks, kv_heads, BLOCK_TOKENS]; none with a `kv_precision` of
-    auto. A vector is its levels times its scale.
+    auto. A vector is its levels times its scale. A layer without attention has no head.
 
     A block is contiguous: `block_elements` elements. So is the part of a head in it: vectors, then their scales.
 
     memory: of `dtype`, flat; block after block, then `extra_elements` for other uses.
     tables: the rotary tables of each layer.
+    states: of layers that have a state for each text; None: there is no such layer.
     """
 
     def __init__(
@@ -97,6 +108,7 @@ class KeyValueCache:
         }
         self.tables = [tables[_rope(architecture, layer)] for layer in range(architecture.layers)]
         self._own_tables = [one for one in tables.values() if one.is_own]
+        self.states = States(architecture, slots, device) if state_numbers(architecture) else None
 
     @property
     def device(self) -> torch.device:
@@ -107,6 +119,11 @@ class KeyValueCache:
         halves = self._block_memory.view(self.blocks, 2, -1)
         end = 0
         for layer in (architecture.layer(index) for index in range(architecture.layers)):
+            if layer.delta is not None:
+                nothing = self.memory.new_empty(self.blocks, 0, BLOCK_TOKENS, layer.head_dim)
+                self.keys.append(nothing)
+                self.values.append(nothing)
+                continue
             if layer.kv_layer >= 0:
                 for each in (self.keys, self.values, self.key_scales, self.value_scales):
                     each += each[layer.kv_layer : layer.kv_layer + 1]
@@ -162,6 +179,57 @@ def _zeros(count: int, dtype: torch.dtype, device: str) -> torch.Tensor:
     with contextlib.suppress(OSError):
         held.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(held, dtype=dtype, count=count)
+
+
+class States:
+    """What layers of a delta net keep of each text, FLOAT32: of constant size, whatever the length of the text is.
+
+    windows  by layer [slots, kernel, channels]: the inputs of the convolution at position p in place p % kernel
+    states   by layer [slots, heads, key_dim, value_dim]
+
+    A text begins with a state of zeros. What a state holds cannot be taken back, but its last token may be computed
+    again: a token that could not be chosen yet is chosen by the logits of a second time.
+    """
+
+    def __init__(self, architecture: Architecture, slots: int, device: torch.device | str) -> None:
+        memory = _zeros(slots * state_numbers(architecture), torch.float32, str(device))
+        self.windows: dict[int, torch.Tensor] = {}
+        self.states: dict[int, torch.Tensor] = {}
+        end = 0
+        for layer in range(architecture.layers):
+            if (delta := architecture.layer(layer).delta) is None:
+                continue
+            for shape, tensors in (
+                ((slots, delta.kernel, delta.channels), self.windows),
+                ((slots, delta.heads, delta.key_dim, delta.value_dim), self.states),
+            ):
+                begin, end = end, end + math.prod(shape)
+                tensors[layer] = memory[begin:end].view(shape)
+        # Tokens of the text of each slot that its state holds.
+        self._held = np.zeros(slots, np.int64)
+
+    def advance(self, batch: StepBatch) -> torch.Tensor:
+        """The states are about to hold the rows of `batch`.
+
+        Returns INT32 [rows, 5]: the slot of each row, the position of its first token, the place of this token in the
+        batch, the tokens, and whether the state holds the first one already. Raises InvalidInputError for a row that
+        goes on from any other place than its state.
+        """
+        slots, starts, lengths = (one.numpy() for one in (batch.slots, batch.starts, batch.lengths))
+        held = self._held[slots]
+        replayed = (starts > 0) & (starts == held - 1)
+        fits = (starts == 0) | (starts == held) | replayed
+        require(bool(fits.all()), "starts", starts.tolist(), f"0, or where the states of the rows end: {held.tolist()}")
+        self._held[slots] = starts + lengths
+        firsts = np.cumsum(lengths) - lengths
+        return torch.from_numpy(np.stack([slots, starts, firsts, lengths, replayed], axis=1).astype(np.int32))
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See `interfaces.Runtime.copy_states`."""
+        for tensors in (*self.windows.values(), *self.states.values()):
+            for source, target in zip(sources, targets, strict=True):
+                tensors[target].copy_(tensors[source])
+        self._held[targets] = self._held[sources]
 
 
 class RopeTables:

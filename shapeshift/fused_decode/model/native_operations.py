@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from shapeshift.fused_decode.interfaces import LowRank, StepBatch
-from shapeshift.fused_decode.model.network import AttentionLayer, FusedForward, Layer, Linear, Network
+from shapeshift.fused_decode.model.network import AttentionLayer, DeltaLayer, FusedForward, Layer, Linear, Network
 from shapeshift.kernels import kernel_build
 from shapeshift.serving.model_args import Log
 
@@ -110,6 +110,7 @@ class NativeOperations:
         self._plan = kernels.plan.default
         self._attention = kernels.attention.default
         self._add_norm = kernels.add_norm.default
+        self._delta_net = kernels.delta_net.default
         self._gate = kernels.gate.default
 
     def plan(self, batch: StepBatch, *kv_heads: int) -> Plan:
@@ -142,7 +143,15 @@ class NativeOperations:
             layer.sinks,
             layer.norm_last,
             layer.chunked,
+            layer.gated,
         )
+        return out
+
+    def delta_net(
+        self, inputs: torch.Tensor, shares: torch.Tensor, layer: DeltaLayer, runs: torch.Tensor
+    ) -> torch.Tensor:
+        parts = layer.weight, layer.decay, layer.bias, layer.norm, layer.eps, layer.window, layer.state
+        out: torch.Tensor = self._delta_net(inputs, shares, *parts, runs)
         return out
 
     def add_norm(
@@ -182,6 +191,7 @@ class NativeOperations:
 def _parts(layer: Layer) -> tuple[Any, ...]:
     """The arguments of the native network's `add` for one layer."""
     a = layer.attention
+    assert isinstance(a, AttentionLayer), "a layer without attention"
     caches = (a.keys, a.values, a.key_scales, a.value_scales, a.cosines, a.sines)
     norms = (a.query_norm, a.key_norm, a.eps)
     assert layer.attention_norm is not None and layer.mlp_norm is not None, "a layer without a norm before its branches"

@@ -45,6 +45,7 @@ class AttentionLayer:
     sinks                 FLOAT32 [heads], a score that each query of a head has beside those of its keys, or None
     norm_last             the norms of queries and keys come after the rotation
     chunked               each token attends to those of its own chunk of `window` tokens alone
+    gated                 whether each head's output is multiplied by the sigmoid of its gate
     """
 
     keys: torch.Tensor
@@ -62,6 +63,30 @@ class AttentionLayer:
     sinks: torch.Tensor | None = None
     norm_last: bool = False
     chunked: bool = False
+    gated: bool = False
+
+
+@dataclass(frozen=True)
+class DeltaLayer:
+    """The tensors of one layer of a gated delta net, FLOAT32.
+
+    shares  of rows in f32, to [tokens, 2 heads]: how much of a new value is taken, and what the state keeps, before
+            their functions
+    weight  [kernel, channels] of the convolution, the oldest token first
+    decay   [heads], below 0
+    bias    [heads]
+    norm    [value_dim], of each head's output
+    window, state  see `kv_cache.States`
+    """
+
+    shares: Linear
+    weight: torch.Tensor
+    decay: torch.Tensor
+    bias: torch.Tensor
+    norm: torch.Tensor
+    eps: float
+    window: torch.Tensor
+    state: torch.Tensor
 
 
 class Operations(Protocol):
@@ -76,7 +101,18 @@ class Operations(Protocol):
     def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
         """Normalise and rotate queries and keys, write keys and values to the cache, attend causally.
 
-        `qkv` is [tokens, (heads + 2 kv_heads) head_dim]: queries, keys, values. Returns [tokens, heads head_dim].
+        `qkv` is [tokens, (heads + 2 kv_heads) head_dim]: queries, keys, values; then gates of the heads, where the
+        layer has some. Returns [tokens, heads head_dim].
+        """
+        ...
+
+    def delta_net(
+        self, inputs: torch.Tensor, shares: torch.Tensor, layer: DeltaLayer, runs: torch.Tensor
+    ) -> torch.Tensor:
+        """What a delta net makes of the rows whose `runs` are those of `kv_cache.States.advance`.
+
+        inputs: [tokens, channels + values]: queries, keys and values before the convolution, and gates of the outputs.
+        shares: FLOAT32 [tokens, 2 heads]. Returns [tokens, values], of the type of `inputs`.
         """
         ...
 
@@ -162,7 +198,7 @@ class Layer:
     attention_norm: Norm | None
     qkv: Linear
     row_norms: tuple[Norm, Norm] | None
-    attention: AttentionLayer
+    attention: AttentionLayer | DeltaLayer
     output: Linear
     attention_end: Norm | None
     mlp_norm: Norm | None
@@ -207,10 +243,12 @@ class Network:
         plan: Any,
         last: torch.Tensor,
         linear_delta: LinearDelta | None = None,
+        runs: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Logits FLOAT32 [wanted, vocab_size] after the tokens at `last`, INT64 [wanted] places in `tokens`.
 
-        places: the place of each token in its text, INT64 [tokens].
+        places: the place of each token in its text, INT64 [tokens]. runs: of layers with states, see
+        `kv_cache.States.advance`.
         """
         a = self.architecture
         state = functional.embedding(tokens, self.embedding).float()
@@ -228,8 +266,13 @@ class Network:
                 # What that layer wrote is written once more.
                 qkv = torch.cat([qkv, shared[layer.kv_layer]], dim=1)
             elif a.value_norm:
+                assert isinstance(layer.attention, AttentionLayer)
                 shared[index] = self._keys_and_values(layer.attention, qkv)
-            mixed = self._attend(operations, layer, qkv, plan)
+            if isinstance(layer.attention, DeltaLayer):
+                assert runs is not None
+                mixed = operations.delta_net(qkv, layer.attention.shares(normed.float()), layer.attention, runs)
+            else:
+                mixed = self._attend(operations, layer, layer.attention, qkv, plan)
             if layer is self.layers[-1]:
                 # After the last attention, only the wanted tokens matter.
                 if last.shape[0] == 0:
@@ -282,12 +325,14 @@ class Network:
         inner = ACTIVATIONS[self.architecture.activation](layer.gate(state.to(dtype)).float()) * rows
         return self._leave(layer.projection(inner.to(dtype)), layer.norm)
 
-    def _attend(self, operations: Operations, layer: Layer, qkv: torch.Tensor, plan: Any) -> torch.Tensor:
+    def _attend(
+        self, operations: Operations, layer: Layer, attention: AttentionLayer, qkv: torch.Tensor, plan: Any
+    ) -> torch.Tensor:
         if layer.row_norms is not None:
             queries, keys = (norm.weight.shape[0] for norm in layer.row_norms)
             for rows, norm in zip((qkv[:, :queries], qkv[:, queries : queries + keys]), layer.row_norms, strict=True):
                 rows.copy_(norm(rows))
-        return operations.attention(qkv, layer.attention, plan)
+        return operations.attention(qkv, attention, plan)
 
     def _mlp(
         self,

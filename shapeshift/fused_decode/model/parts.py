@@ -117,6 +117,51 @@ class Tensors:
 
 
 @dataclass(frozen=True)
+class DeltaNet:
+    """A gated delta rule (arXiv:2412.06464) in place of attention: each text has a state, whatever its length is.
+
+    key_heads    of queries and of keys; each serves `heads` / `key_heads` heads of values in a row
+    kernel       tokens of the convolution before it
+    stacked      one tensor holds queries, keys, values and gates, key head by key head; so does one of the shares
+    """
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    stacked: bool = False
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The tensors of its first linear, within a layer."""
+        names = ("in_proj_qkvz",) if self.stacked else ("in_proj_qkv", "in_proj_z")
+        return tuple(f"{DELTA}{name}" for name in names)
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+    @property
+    def numbers(self) -> int:
+        """Of a text's state: what the convolution looks back at, and a matrix for each head."""
+        return self.kernel * self.channels + self.values * self.key_dim
+
+
+DELTA = "linear_attn."
+"""The beginning of the names of its tensors within a layer."""
+
+
+@dataclass(frozen=True)
 class Experts:
     """A mixture of experts in the place of an MLP: a token goes to those that a router scores highest.
 

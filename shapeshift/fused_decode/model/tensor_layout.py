@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.formats.packing import GGUF, MXFP4, Part
+from shapeshift.fused_decode.model.parts import DELTA, DeltaNet
 from shapeshift.fused_decode.settings import COMPUTED_BYTES, HEAD_BITS, QUANTISED, WEIGHT_BITS, computed, group_of
 from shapeshift.settings import require
 
@@ -45,13 +47,17 @@ class Stacked:
 def linears(architecture: Architecture) -> dict[str, Stacked]:
     """The linears of a layer; those of experts have their number behind a dot, those of the shared one `SHARED`."""
     a, names = architecture, architecture.tensors
-    parts = (a.query_width,) if a.kv_layer >= 0 else (a.query_width, a.kv_width, a.kv_width)
-    experts = a.experts
+    experts, delta = a.experts, a.delta
+    queries = 2 * a.query_width if a.gated_heads else a.query_width
+    qkv, output = (names.qkv, names.output) if delta is None else (delta.inputs, f"{DELTA}out_proj")
+    parts: tuple[int, ...] = (queries,) if a.kv_layer >= 0 else (queries, a.kv_width, a.kv_width)
+    if delta is not None:
+        parts = delta.channels, delta.values
     result = {
-        "qkv": Stacked(
-            *(names.qkv, parts if len(names.qkv) > 1 else (sum(parts),), a.hidden, a.qkv_bias), columns=names.columns
+        "qkv": Stacked(*(qkv, parts if len(qkv) > 1 else (sum(parts),), a.hidden, a.qkv_bias), columns=names.columns),
+        "output": Stacked(
+            (output,), (a.hidden,), delta.values if delta else a.query_width, a.output_bias, columns=names.columns
         ),
-        "output": Stacked((names.output,), (a.hidden,), a.query_width, a.output_bias, columns=names.columns),
     }
     if a.layer_inputs:
         result["input_gate"] = Stacked((names.input_gate,), (a.layer_inputs,), a.hidden, False)
@@ -109,6 +115,8 @@ def layer_shapes(architecture: Architecture) -> dict[str, Shape]:
             named[f"{names.shared_gate}.weight"] = (1, a.hidden)
         if a.experts.scaled:
             named |= {names.router_scale: (a.hidden,), names.expert_scales: (a.experts.count,)}
+    if a.delta is not None:
+        named |= _delta_shapes(a.delta, a.hidden)
     if a.sinks:
         named[names.sinks] = (a.heads,)
     if a.layer_scale:
@@ -124,6 +132,17 @@ def layer_shapes(architecture: Architecture) -> dict[str, Shape]:
         for name, width in ((names.query_norm, a.query_width), *([key] if a.kv_layer < 0 else [])):
             named |= {f"{name}.weight": (width if rows else a.head_dim,)} if name else {}
     return named
+
+
+def _delta_shapes(delta: DeltaNet, hidden: int) -> dict[str, Shape]:
+    """The tensors of a delta net beside its linears."""
+    shares = {"in_proj_ba": 2 * delta.heads} if delta.stacked else {"in_proj_b": delta.heads, "in_proj_a": delta.heads}
+    return {f"{DELTA}{name}.weight": (outputs, hidden) for name, outputs in shares.items()} | {
+        f"{DELTA}conv1d.weight": (delta.channels, 1, delta.kernel),
+        f"{DELTA}A_log": (delta.heads,),
+        f"{DELTA}dt_bias": (delta.heads,),
+        f"{DELTA}norm.weight": (delta.value_dim,),
+    }
 
 
 def shapes(architecture: Architecture) -> dict[str, Shape]:
@@ -179,16 +198,35 @@ def _norm_shapes(a: Architecture, name: str) -> dict[str, Shape]:
 
 def qkv_order(architecture: Architecture, layer: int) -> torch.Tensor | None:
     """The outputs of a checkpoint's qkv, INT64 [queries, keys and values], in the order of the runtime: all queries,
-    all keys, all values, and each head as `kv_cache.RopeTables` rotates it. None where that is the checkpoint's order.
+    all keys, all values, all gates, and each head as `kv_cache.RopeTables` rotates it. None where that is the
+    checkpoint's order.
     """
     a, rope = architecture.layer(layer), architecture.ropes[layer]
-    places = torch.arange(a.query_width + 2 * a.kv_width).view(-1, a.head_dim)
+    if a.delta is not None:
+        return parts_order(a.delta.key_heads, _stacked_widths(a.delta)) if a.delta.stacked else None
+    gates = a.heads if a.gated_heads else 0
+    places = torch.arange(a.query_width + 2 * a.kv_width + gates * a.head_dim).view(-1, a.head_dim)
     if a.tensors.by_head:
         places = places.view(a.heads, 3, a.head_dim).transpose(0, 1).reshape(-1, a.head_dim)
+    if gates:
+        queries = places[: 2 * gates]
+        places = torch.cat([queries[::2], places[2 * gates :], queries[1::2]])
     order = head_order(a.head_dim, rope.rotated if rope else 0, a.interleaved)
     rotating = a.heads + a.kv_heads
     result = torch.cat([places[:rotating, order], places[rotating:]]).flatten()
     return None if torch.equal(result, torch.arange(len(result))) else result
+
+
+def _stacked_widths(delta: DeltaNet) -> tuple[int, int, int, int]:
+    """Of a key head's query, key, values and gates."""
+    values = delta.values // delta.key_heads
+    return delta.key_dim, delta.key_dim, values, values
+
+
+def parts_order(heads: int, widths: Sequence[int]) -> torch.Tensor:
+    """Places in a tensor that holds parts of these widths head by head, INT64 [heads x widths], part by part."""
+    places = torch.arange(heads * sum(widths)).view(heads, -1)
+    return torch.cat([part.flatten() for part in torch.split(places, list(widths), dim=1)])
 
 
 def head_order(head_dim: int, rotated: int, interleaved: bool) -> torch.Tensor:

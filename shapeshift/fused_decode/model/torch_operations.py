@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
-from shapeshift.fused_decode.model.network import AttentionLayer, Linear, Network, cap
+from shapeshift.fused_decode.model.network import AttentionLayer, DeltaLayer, Linear, Network, cap
 from shapeshift.fused_decode.model.quantised import quantise_rows
 
 _PROBE_SHAPE = (48, 32)
@@ -132,7 +132,12 @@ class TorchOperations:
 
     def attention(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Sequence[Rows]) -> torch.Tensor:
         _, kv_heads, _, head_dim = layer.keys.shape
-        mixed = qkv.new_empty(len(qkv), qkv.shape[1] - 2 * kv_heads * head_dim)
+        width = qkv.shape[1] - 2 * kv_heads * head_dim
+        gates = None
+        if layer.gated:
+            width //= 2
+            qkv, gates = qkv[:, :-width], qkv[:, -width:].float()
+        mixed = qkv.new_empty(len(qkv), width)
         # All are written before any is read: what fills the rows of a graph may be a token of its chunk.
         queries = [self._kernels.write(qkv[rows.tokens], layer, rows) for rows in plan]
         for query, rows in zip(queries, plan, strict=True):
@@ -140,10 +145,47 @@ class TorchOperations:
             self._kernels.read(query, layer, rows, part)
             if not isinstance(rows.tokens, slice):
                 mixed[rows.tokens] = part
-        return mixed
+        return mixed if gates is None else (mixed * gates.sigmoid()).to(mixed.dtype)
+
+    def delta_net(
+        self, inputs: torch.Tensor, shares: torch.Tensor, layer: DeltaLayer, runs: torch.Tensor
+    ) -> torch.Tensor:
+        out = inputs.new_empty(len(inputs), layer.state.shape[1] * layer.state.shape[3])
+        for slot, position, first, count, replayed in runs.tolist():
+            if position == 0:
+                layer.window[slot], layer.state[slot] = 0.0, 0.0
+            for token in range(first, first + count):
+                keeps = bool(replayed) and token == first
+                out[token] = _delta_rule(inputs[token].float(), shares[token], layer, slot, position, keeps)
+                position += 1
+        return out
 
     def fused_forward(self, network: Network) -> None:
         return None
+
+
+def _delta_rule(
+    inputs: torch.Tensor, shares: torch.Tensor, layer: DeltaLayer, slot: int, position: int, keeps: bool
+) -> torch.Tensor:
+    """The delta net's output for the token at `position` of the text in `slot`; keeps: its state has this token."""
+    window, state, kernel = layer.window[slot], layer.state[slot], len(layer.weight)
+    heads, depth, width = state.shape
+    mixed, gate = torch.split(inputs, [window.shape[1], heads * width])
+    window[position % kernel] = mixed
+    places = (torch.arange(position - kernel + 1, position + 1) + kernel) % kernel
+    mixed = functional.silu((window[places] * layer.weight).sum(dim=0))
+    queries, keys, values = torch.split(mixed, [(len(mixed) - heads * width) // 2] * 2 + [heads * width])
+    query, key = (
+        (one * torch.rsqrt(one.square().sum(dim=-1, keepdim=True) + 1e-6)).repeat_interleave(heads // len(one), dim=0)
+        for one in (queries.view(-1, depth), keys.view(-1, depth))
+    )
+    if not keeps:
+        taken, stays = shares.view(2, heads)
+        state *= (layer.decay * functional.softplus(stays + layer.bias)).exp()[:, None, None]
+        fresh = (values.view(heads, width) - (state * key[..., None]).sum(dim=1)) * taken.sigmoid()[:, None]
+        state += key[..., None] * fresh[:, None]
+    out = (state * query[..., None]).sum(dim=1) * depth**-0.5
+    return functional.rms_norm(out, (width,), layer.norm, layer.eps).flatten() * functional.silu(gate)
 
 
 def add_norm(

@@ -13,7 +13,7 @@ import torch
 
 from shapeshift.engines.hardware import cores
 from shapeshift.errors import EngineError, UnsupportedError
-from shapeshift.fused_decode.interfaces import StepBatch, blocks_of
+from shapeshift.fused_decode.interfaces import CopyStates, StepBatch, blocks_of
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES
 from shapeshift.fused_decode.ranks.collective import LONGEST_S, RankGroup
 from shapeshift.fused_decode.ranks.launcher import Launcher
@@ -79,6 +79,7 @@ class TensorParallelModel:
 
     longest_step_s: float = 0.0
     feed = None
+    copy_states: CopyStates | None = None
 
     def __init__(self, model: MemberModel, group: RankGroup, launcher: Launcher, log: Logger) -> None:
         """launcher: whose children are connected."""

@@ -20,7 +20,7 @@ _MIXTRAL = Tensors(
     expert_gate_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
     expert_down="block_sparse_moe.experts.{}.w2",
 )
-_QWEN2 = Tensors(
+QWEN2 = Tensors(
     shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
     shared_down="mlp.shared_expert.down_proj",
 )
@@ -82,9 +82,9 @@ def qwen2_moe(values: Mapping[str, Any]) -> Architecture:
         windows=config.windows(layers, window, every_other),
         qkv_bias=config.flag("qkv_bias", True),
         experts=experts,
-        tensors=_QWEN2,
+        tensors=QWEN2,
     )
-    return _with_dense(whole, _dense_of_qwen(config))
+    return _with_dense(whole, dense_of_qwen(config))
 
 
 def qwen3_moe(values: Mapping[str, Any]) -> Architecture:
@@ -94,7 +94,7 @@ def qwen3_moe(values: Mapping[str, Any]) -> Architecture:
     dense = llama.qwen3(values)
     # Unlike the dense model it has no layers without a window.
     window = config.window() if config.flag("use_sliding_window") else 0
-    return _with_dense(replace(dense, windows=(window,) * dense.layers, experts=experts), _dense_of_qwen(config))
+    return _with_dense(replace(dense, windows=(window,) * dense.layers, experts=experts), dense_of_qwen(config))
 
 
 def olmoe(values: Mapping[str, Any]) -> Architecture:
@@ -324,7 +324,7 @@ def _routed_by_groups(config: Config, count: int | None, chosen: int | None, wid
     )
 
 
-def _dense_of_qwen(config: Config) -> list[bool]:
+def dense_of_qwen(config: Config) -> list[bool]:
     """Which layers have no experts."""
     plain, step = _numbers(config, "mlp_only_layers", ()), config.count("decoder_sparse_step", 1)
     return [layer in plain or (layer + 1) % step != 0 for layer in range(config.layers())]

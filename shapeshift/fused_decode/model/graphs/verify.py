@@ -35,7 +35,7 @@ def step_kernels(on_gpu: bool) -> StepKernels:
 
 def kernels_for(network: Network, device: torch.device, log: Log) -> StepKernels:
     """The kernels of a network on its device, `verified` there."""
-    layers = [layer.attention for layer in network.layers]
+    layers = [layer.attention for layer in network.layers if isinstance(layer.attention, AttentionLayer)]
     with torch.inference_mode():
         return verified(step_kernels(device.type == "cuda"), layers, network.architecture.heads, log)
 

@@ -22,6 +22,7 @@ struct Held {
   double scale, cap;
   std::optional<at::Tensor> sinks = std::nullopt;
   bool norm_last = false, chunked = false;
+  bool gated = false;  // whether rows end with a gate of each head's output
 
   void check(at::ScalarType type) const {
     TORCH_CHECK(keys.dim() == 4 && keys.sizes() == values.sizes() && keys.strides() == values.strides(),
@@ -58,12 +59,13 @@ struct Held {
   // Whether the cache holds levels of 8 bits.
   bool in_levels() const { return key_scales.has_value(); }
 
-  // The number of query heads in a row of `width` elements: queries, keys and values.
+  // The number of query heads in a row of `width` elements: queries, keys and values, and gates where there are some.
   int64_t heads(int64_t width) const {
     const int64_t dim = keys.size(3), kv_heads = keys.size(1);
     TORCH_CHECK(width % dim == 0, "qkv: must be [tokens, heads times dim]");
-    TORCH_CHECK(width / dim % kv_heads == 0, "qkv: must hold a multiple of kv_heads");
-    return width / dim - 2 * kv_heads;
+    const int64_t rest = width / dim - 2 * kv_heads, queries = gated ? rest / 2 : rest;
+    TORCH_CHECK(queries % kv_heads == 0 && (!gated || rest % 2 == 0), "qkv: must hold a multiple of kv_heads");
+    return queries;
   }
 
   // The arguments for attention of rows of `width` elements at `qkv`, into `out`; blocks: see `check_tasks`.
@@ -77,6 +79,7 @@ struct Held {
       made.key_scales = key_scales->data_ptr<float>(), made.value_scales = value_scales->data_ptr<float>();
     }
     made.blocks = blocks.const_data_ptr<int32_t>(), made.row_blocks = blocks.size(1);
+    made.width = width, made.gated = gated;
     made.heads = heads(width), made.group = made.heads / made.kv_heads;
     made.norm_last = norm_last, made.chunked = chunked, made.eps = static_cast<float>(eps), made.window = window;
     made.scale = static_cast<float>(scale), made.cap = static_cast<float>(cap), made.table = cosines.stride(0);

@@ -34,7 +34,7 @@ struct Strides {
 // C: T, or int8_t, where the cache holds levels with a scale for each token and head.
 template <typename T, typename C>
 struct Layer {
-  const T* qkv;     // [tokens, (heads + 2 kv_heads) dim]
+  const T* qkv;     // [tokens, width]: queries, keys and values, then the gates of the heads where the layer has some
   C* keys;          // [blocks, kv_heads, length, dim]
   C* values;
   float* key_scales;  // [blocks, kv_heads, length] of levels, or null
@@ -49,7 +49,8 @@ struct Layer {
   bool norm_last;      // whether norms come after the rotation
   bool chunked;        // whether a query sees no further than the beginning of its chunk of `window` positions
   float eps, scale, cap;  // of norms; factor of scores; c in c tanh(score / c), or 0
-  int64_t heads, kv_heads, group, dim, length, row_blocks, window, table;
+  int64_t heads, kv_heads, group, dim, length, row_blocks, window, table, width;
+  bool gated;
   Strides vectors, scales;
 
   // Where the keys and values of a position of a task's text lie in the cache.
@@ -150,7 +151,7 @@ void prepare(const Layer<T, C>& layer, const T* source, const float* norm, int64
 // Writes the keys and values of a task's own tokens into the cache.
 template <typename T, typename C>
 void write(const Layer<T, C>& layer, const Task& task, float* scratch) {
-  const int64_t dim = layer.dim, width = (layer.heads + 2 * layer.kv_heads) * dim;
+  const int64_t dim = layer.dim, width = layer.width;
   for (int64_t i = 0; i < task.count; ++i) {
     const T* key = layer.qkv + (task.token + i) * width + (layer.heads + task.head) * dim;
     const T* value = key + layer.kv_heads * dim;

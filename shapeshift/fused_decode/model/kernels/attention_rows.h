@@ -36,9 +36,8 @@ inline int64_t chunk_of(int64_t dim) {
 template <typename T, typename C>
 void begin_rows(const Layer<T, C>& layer, const Task& task, const Scratch& scratch) {
   const int64_t dim = layer.dim, group = layer.group, rows = task.count * group;
-  const int64_t width = (layer.heads + 2 * layer.kv_heads) * dim;
   for (int64_t row = 0; row < rows; ++row) {
-    const T* source = layer.qkv + (task.token + row / group) * width + (task.head * group + row % group) * dim;
+    const T* source = layer.qkv + (task.token + row / group) * layer.width + (task.head * group + row % group) * dim;
     prepare(layer, source, layer.query_norm, task.slot, task.position + row / group, layer.scale,
             scratch.queries + row * dim);
   }
@@ -57,7 +56,15 @@ void finish_rows(const Layer<T, C>& layer, const Task& task, const Scratch& scra
   for (int64_t row = 0; row < rows; ++row) {
     T* target = layer.out + ((task.token + row / group) * layer.heads + task.head * group + row % group) * dim;
     const float inverse = 1.0f / scratch.total[row];
+    const float* sums = scratch.sums + row * dim;
+    if (layer.gated) {
+      const int64_t head = layer.heads + 2 * layer.kv_heads + task.head * group + row % group;
+      const T* gate = layer.qkv + (task.token + row / group) * layer.width + head * dim;
 #pragma omp simd
-    for (int64_t d = 0; d < dim; ++d) narrow(scratch.sums[row * dim + d] * inverse, target[d]);
+      for (int64_t d = 0; d < dim; ++d) narrow(sums[d] * inverse / (1.0f + exponential(-widen(gate[d]))), target[d]);
+    } else {
+#pragma omp simd
+      for (int64_t d = 0; d < dim; ++d) narrow(sums[d] * inverse, target[d]);
+    }
   }
 }

@@ -21,9 +21,9 @@ Tensor attention(const Tensor& qkv, Tensor keys, Tensor values, std::optional<Te
                  std::optional<Tensor> value_scales, const Tensor& cosines, const Tensor& sines, const Tensor& tasks,
                  const Tensor& blocks, const std::optional<Tensor>& query_norm,
                  const std::optional<Tensor>& key_norm, double eps, int64_t window, double scale, double cap,
-                 bool split, const std::optional<Tensor>& sinks, bool norm_last, bool chunked) {
-  const Held held{keys,     values, key_scales, value_scales, cosines, sines, query_norm,
-                  key_norm, eps,    window,     scale,        cap,     sinks, norm_last, chunked};
+                 bool split, const std::optional<Tensor>& sinks, bool norm_last, bool chunked, bool gated) {
+  const Held held{keys,   values, key_scales, value_scales, cosines, sines,     query_norm, key_norm,
+                  eps,    window, scale,      cap,          sinks,   norm_last, chunked,    gated};
   const auto type = qkv.scalar_type();
   TORCH_CHECK(type == at::kFloat || type == at::kBFloat16, "qkv: must be float or bfloat16");
   TORCH_CHECK(qkv.dim() == 2, "qkv: must be [tokens, heads times dim]");
@@ -113,7 +113,7 @@ TORCH_LIBRARY(shapeshift_decode, library) {
       "attention(Tensor qkv, Tensor(a!) keys, Tensor(b!) values, Tensor(c!)? key_scales, Tensor(d!)? value_scales, "
       "Tensor cosines, Tensor sines, Tensor tasks, Tensor blocks, Tensor? query_norm, "
       "Tensor? key_norm, float eps, int window, float scale, float cap, bool split, Tensor? sinks=None, "
-      "bool norm_last=False, bool chunked=False) -> Tensor");
+      "bool norm_last=False, bool chunked=False, bool gated=False) -> Tensor");
   library.def("add_norm(Tensor(a!) state, Tensor? delta, Tensor weight, float eps, ScalarType type) -> Tensor");
   library.def("gate(Tensor both) -> Tensor");
 }
