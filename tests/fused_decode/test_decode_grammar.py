@@ -198,8 +198,9 @@ def test_a_mask_that_fails_costs_no_other(make_front: MakeFront, toy: ToyRuntime
 class Anything:
     """A matcher that allows every token. `gates` hold the masks after so many tokens."""
 
-    def __init__(self, gates: dict[int, threading.Event]) -> None:
-        self.gates = gates
+    def __init__(self, gates: dict[int, threading.Event], every: bytes | None = None) -> None:
+        """every: the mask of all tokens; None: of the toy's."""
+        self.gates, self.every = gates, every or ALL
         self.accepted = 0
 
     def deep_copy(self) -> Anything:
@@ -218,7 +219,7 @@ class Anything:
     def compute_bitmask(self) -> bytes:
         gate = self.gates.get(self.accepted)
         assert gate is None or gate.wait(30)
-        return ALL
+        return self.every
 
 
 ALL = bytes([255] * (VOCABULARY // 8 + 1))

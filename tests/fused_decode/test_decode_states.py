@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.fused_decode.engine.detokenize import TextStream
 from shapeshift.fused_decode.engine.loop import DecodeLoop
+from shapeshift.fused_decode.engine.sampling import grammar
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.loading import load_runtime
 from shapeshift.fused_decode.model.architecture import Architecture
@@ -28,7 +30,9 @@ from shapeshift.fused_decode.settings import FusedDecodeSettings
 from tests.fakes import logger
 from tests.fused_decode.decode_models import LONGEST, VOCAB, Tiny, batch, texts
 from tests.fused_decode.families import make, reference_logits
+from tests.fused_decode.test_decode_grammar import Anything
 from tests.fused_decode.toy import found_by
+from tests.waiting import wait_for
 
 SLOTS = 8
 
@@ -143,6 +147,32 @@ def test_each_answer_is_that_of_its_request_alone(load: Callable[..., DecodeMode
     assert (loop.metrics.preemptions.value > 0) == (blocks > 0)
 
 
+def test_a_token_whose_mask_was_late_is_computed_again(load: Callable[..., DecodeModel]) -> None:
+    """The grammar allows everything, so that the answer is that without one; its masks come when the request waits."""
+    model, (prompt, other) = load(), texts(2, seed=12, shortest=40)
+    expected = answer(model, prompt[:30], temperature=0.0)
+    gates = {place: threading.Event() for place in (1, 2, 9)}
+    slow, mate = request_of(prompt[:30], 20, temperature=0.0), request_of(other[:20], 60, temperature=0.0)
+    every = bytes([255] * (VOCAB // 8 + 1))
+    slow.grammar = grammar.Grammar(grammar.Template(Anything(gates, every), every), grammar.MaskThreads(), lambda: None)
+    loop = loop_of(model)
+    loop.submit(slow)
+    loop.submit(mate)
+    for place, gate in gates.items():
+        while slow.generated < place:
+            wait_for(lambda: slow.grammar.is_ready)
+            loop.step()
+        for _ in range(4):
+            loop.step()
+            loop.check_integrity()
+        assert slow.generated == place
+        gate.set()
+        wait_for(lambda: slow.grammar.is_ready)
+    while not slow.is_finished:
+        loop.step()
+    assert slow.error is None and slow.token_ids == expected
+
+
 @pytest.mark.parametrize("blocks", [0, 13])
 def test_beams_are_those_of_transformers(load: Callable[..., DecodeModel], hybrid: Tiny, blocks: int) -> None:
     prompts = torch.stack([text[:20] for text in texts(4, seed=8)])
@@ -221,6 +251,15 @@ def test_a_step_that_kernels_cannot_read_is_refused(load: Callable[..., DecodeMo
             model.operations.delta_net(inputs, shares, layer, torch.tensor(changed, dtype=torch.int32))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=r"inputs: must be \[tokens"):
         model.operations.delta_net(inputs[:, 1:].contiguous(), shares, layer, runs)  # type: ignore[arg-type]
+
+
+def test_keys_and_values_may_be_levels(hybrid: Tiny, kernel_cache: Path) -> None:
+    (text,) = texts(1, seed=13, shortest=40)
+    options = ModelOptions(
+        precision="int8", kv_precision="int8", slots=2, max_length=LONGEST, threads=1, cache_dir=kernel_cache
+    )
+    logits = DecodeModel.load(hybrid.folder, options, lambda line: None).forward(batch([text], [1], [0]))[0]
+    assert torch.cosine_similarity(logits, reference_logits(hybrid, text)[-1], dim=0) > 0.99
 
 
 def test_a_batch_may_come_again(load: Callable[..., DecodeModel]) -> None:

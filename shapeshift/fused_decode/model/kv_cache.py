@@ -117,12 +117,13 @@ class KeyValueCache:
     def _lay_out(self, architecture: Architecture, kv_precision: str) -> None:
         """Give each layer its part of the blocks: the keys of all layers, then their values."""
         halves = self._block_memory.view(self.blocks, 2, -1)
+        parts = [self.keys, self.values, *([self.key_scales, self.value_scales] if kv_precision == "int8" else [])]
         end = 0
         for layer in (architecture.layer(index) for index in range(architecture.layers)):
             if layer.delta is not None:
                 nothing = self.memory.new_empty(self.blocks, 0, BLOCK_TOKENS, layer.head_dim)
-                self.keys.append(nothing)
-                self.values.append(nothing)
+                for part in parts:
+                    part.append(nothing)
                 continue
             if layer.kv_layer >= 0:
                 for each in (self.keys, self.values, self.key_scales, self.value_scales):
