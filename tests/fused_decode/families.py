@@ -141,6 +141,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
     },
     "granite": {**_WIDE, **_GRANITE, "attention_bias": True},
+    "hyperclovax": {**_WIDE, **_GRANITE, "attention_multiplier": None},
+    "internlm3": {**_WIDE, "head_dim": 16, "attention_bias": True, "mlp_bias": True, "rope_parameters": _DYNAMIC},
     "hunyuan_v1_dense": {**_WIDE, "head_dim": 16, "attention_bias": True, "rope_parameters": _ALPHA},
     "mixtral": {**_WIDE, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": WINDOW},
     "qwen3_moe": {
@@ -172,26 +174,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_num_shared_experts": 2,
     },
     "hunyuan_v1_moe": {**_WIDE, "head_dim": 16, "num_experts": 4, "moe_topk": 2},
-    "glm4_moe": {**_WIDE, **_GROUPS, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
-    "solar_open": {**_WIDE, **_GROUPS, "head_dim": 16},
-    "dots1": {
-        **_WIDE,
-        **_GROUPS,
-        "head_dim": 16,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        "sliding_window": WINDOW,
-        "attention_bias": True,
-    },
-    "exaone_moe": {
-        **_WIDE,
-        "head_dim": 16,
-        "num_experts": 6,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "mlp_layer_types": ["sparse", "dense", "sparse"],
-        "sliding_window": WINDOW,
-        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-    },
     "llama4_text": {
         **_WIDE,
         "head_dim": 16,
@@ -228,6 +210,34 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {**_HYBRID, "attention_bias": True, "tie_word_embeddings": True},
     "qwen3_5_moe_text": {**_HYBRID, **_SHARED_EXPERT},
     "qwen3_next": {**_HYBRID, **_SHARED_EXPERT, "mlp_only_layers": [0]},
+    "glm4_moe": {**_WIDE, **_GROUPS, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
+    "solar_open": {**_WIDE, **_GROUPS, "head_dim": 16},
+    "dots1": {
+        **_WIDE,
+        **_GROUPS,
+        "head_dim": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": WINDOW,
+        "attention_bias": True,
+    },
+    "exaone_moe": {
+        **_WIDE,
+        "head_dim": 16,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    },
+    "hy_v3": {
+        **_WIDE,
+        "head_dim": 16,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "num_shared_experts": 2,
+        "moe_intermediate_size": 24,
+    },
     "phi": {**_WIDE, "rope_parameters": {"partial_rotary_factor": 0.5, "rope_type": "default", "rope_theta": 1e3}},
     "starcoder2": {**_WIDE, "use_bias": True, "sliding_window": WINDOW},
     "stablelm": {**_WIDE, "use_qkv_bias": True, "rope_parameters": {"partial_rotary_factor": 0.5}},
@@ -280,6 +290,8 @@ _VISION = {
     "image_size": 8,
     "patch_size": 4,
 }
+_QWEN_VISION = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 48}
+_MROPE = {"rope_theta": 1e3, "mrope_section": [2, 2, 2]}
 # Further settings of these families.
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama, dynamic rope": {
@@ -341,6 +353,32 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "model_type": "gemma4",
         "text_config": {**CONFIGS["gemma4_text"], "model_type": "gemma4_text"},
         "vision_config": {**_VISION, "model_type": "gemma4_vision", "head_dim": 8},
+    },
+    "gemma4_unified": {
+        "model_type": "gemma4_unified",
+        "text_config": {
+            **{key: value for key, value in CONFIGS["gemma4_text"].items() if "per_layer_input" not in key},
+            "model_type": "gemma4_unified_text",
+        },
+        "vision_config": {"model_type": "gemma4_unified_vision", "mm_embed_dim": 16, "mm_posemb_size": 8},
+    },
+    "qwen2_5_vl": {
+        "model_type": "qwen2_5_vl",
+        "text_config": {
+            **_WIDE,
+            "model_type": "qwen2_5_vl_text",
+            "rope_parameters": {**_MROPE, "rope_type": "default"},
+        },
+        "vision_config": {**_QWEN_VISION, "model_type": "qwen2_5_vl", "fullatt_block_indexes": [0]},
+    },
+    "qwen3_vl": {
+        "model_type": "qwen3_vl",
+        "text_config": {
+            **CONFIGS["qwen3"],
+            "model_type": "qwen3_vl_text",
+            "rope_parameters": {**_MROPE, "rope_type": "default"},
+        },
+        "vision_config": {**_QWEN_VISION, "model_type": "qwen3_vl_vision", "deepstack_visual_indexes": [0]},
     },
     "llama4": {
         "model_type": "llama4",

@@ -199,6 +199,20 @@ def test_a_config_with_any_value_is_read_or_refused(case: str) -> None:
                 check({**config, key: {**value, inner: junk}})
 
 
+def test_values_of_a_text_model_may_stand_beside_those_of_images() -> None:
+    inner = CASES["qwen2_5_vl"]["text_config"]
+    rope = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]}, "rope_theta": 1e3, "rope_parameters": None}
+    flat = from_config({**inner, **rope, "model_type": "qwen2_vl", "tie_word_embeddings": False})
+    nested = from_config({**CASES["qwen2_5_vl"], "tie_word_embeddings": False})
+    assert flat == nested and flat.family == "qwen2"
+
+
+def test_keys_and_values_that_no_layer_uses_may_be_in_the_files() -> None:
+    others = from_config(CASES["gemma4"]).tensors.others
+    assert "model.layers.5.self_attn.k_proj" in others and "model.layers.2.self_attn.k_proj" not in others
+    assert "model.vision_tower." in others
+
+
 @pytest.mark.parametrize("text", [None, "{", "[]"])
 def test_an_unreadable_config_is_refused(tmp_path: Path, text: str | None) -> None:
     if text is not None:
@@ -317,7 +331,7 @@ def test_which_families_run_as_one_operation() -> None:
     one = {name for name in FAMILIES if from_config(CASES[name]).is_one_operation}
     assert one == {
         *("llama", "mistral", "ministral", "ministral3", "qwen2", "qwen3", "phi3", "smollm3"),
-        *("seed_oss", "helium", "ernie4_5", "glm", "cwm"),
+        *("seed_oss", "helium", "ernie4_5", "glm", "cwm", "internlm3"),
     }
     assert from_config(OLD_LLAMA | {"model_type": "granite"}).is_one_operation
     assert not from_config(OLD_LLAMA | {"model_type": "granite", "residual_multiplier": 0.2}).is_one_operation

@@ -217,14 +217,15 @@ _SPLIT = {
 _MODULES = {
     "llama": (
         *("llama", "mistral", "ministral", "ministral3", "qwen2", "qwen3", "phi3", "smollm3", "olmo2", "olmo3"),
-        *("seed_oss", "arcee", "helium", "ernie4_5", "glm", "glm4", "cwm", "exaone4", "granite", "hunyuan_v1_dense"),
+        *("seed_oss", "arcee", "helium", "ernie4_5", "glm", "glm4", "cwm", "exaone4", "granite", "hyperclovax"),
+        *("internlm3", "hunyuan_v1_dense"),
     ),
     "experts": (
         *("mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "flex_olmo", "ernie4_5_moe", "hunyuan_v1_moe"),
-        *("glm4_moe", "solar_open", "dots1", "exaone_moe", "llama4_text", "minimax_m2"),
-        *("granitemoe", "granitemoeshared", "granitemoehybrid", "gpt_oss"),
+        *("llama4_text", "minimax_m2", "granitemoe", "granitemoeshared", "granitemoehybrid", "gpt_oss"),
     ),
     "hybrid": ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
+    "deepseek": ("glm4_moe", "solar_open", "dots1", "exaone_moe", "hy_v3"),
     "layer_norm": ("phi", "starcoder2", "stablelm", "nemotron", "cohere", "cohere2"),
     "gemma": ("gemma", "gemma2", "gemma3_text"),
     "gemma4": ("gemma4_text",),
@@ -255,32 +256,46 @@ _WRAPPERS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 131_072,
     },
     "gemma4": {},
+    "gemma4_unified": {
+        "sliding_window": 1024,
+        "max_position_embeddings": 262_144,
+        "hidden_size_per_layer_input": 0,
+    },
     "mistral3": {},
     "llama4": {},
     "qwen3_5": {"tie_word_embeddings": False},
     "qwen3_5_moe": {"tie_word_embeddings": False},
+    "qwen2_vl": {},
+    "qwen2_5_vl": {},
+    "qwen3_vl": {"head_dim": 128},
 }
 """Models of texts and images whose text model is served, and what a config.json may leave out of its `text_config`."""
+# Those whose text model is, for texts alone, that of another family.
+_TEXT_MODELS = {"gemma4_unified": "gemma4_text", "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}
 # How files of such a model call the tensors of the text model, and those of the rest.
 _WRAPPED = (("model.language_model.", "model."), ("language_model.", ""))
 _BESIDE_TEXT = (
     *("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
-    *("vision_model.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio.", "model.visual."),
+    *("vision_model.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio.", "model.vision_embedder."),
+    *("visual.", "model.visual."),
 )
 
 
 def from_config(config: Mapping[str, Any], generation_eos: object = None) -> Architecture:
     """The architecture that the content of a config.json describes. Raises InvalidInputError."""
     family, text = config.get("model_type"), config.get("text_config")
+    if text is None and isinstance(family, str) and family in _TEXT_MODELS:
+        # Older files state the text model's values beside those of the rest.
+        text = config
     if isinstance(family, str) and family in _WRAPPERS and isinstance(text, Mapping):
         # What is stated once for the whole model.
         default = _WRAPPERS[family].get("tie_word_embeddings", True)
         tied = {"tie_word_embeddings": config.get("tie_word_embeddings", default)}
         whole = {key: config[key] for key in ("quantization_config", "eos_token_id") if key in config}
-        inner = from_config({**_WRAPPERS[family], **whole, **text, **tied}, generation_eos)
-        return replace(
-            inner, tensors=replace(inner.tensors, wrapped=_WRAPPED, others=_BESIDE_TEXT + inner.tensors.others)
-        )
+        kind = {"model_type": _TEXT_MODELS[family]} if family in _TEXT_MODELS else {}
+        inner = from_config({**_WRAPPERS[family], **whole, **text, **tied, **kind}, generation_eos)
+        others = (*inner.tensors.others, *_BESIDE_TEXT)
+        return replace(inner, tensors=replace(inner.tensors, wrapped=_WRAPPED, others=others))
     both = {**text, **config} if isinstance(text, Mapping) else config
     reason = next((reason for keys, reason in _REASONS.items() if any(both.get(key) for key in keys)), "")
     allowed = f"{reason and f'this one has {reason}; '}one of {', '.join(FAMILIES)} (config.json)"

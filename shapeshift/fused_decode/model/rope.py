@@ -46,7 +46,7 @@ def yarn(rope: Rope, plain: torch.Tensor, length: int) -> torch.Tensor:
 
 def dynamic(rope: Rope, plain: torch.Tensor, length: int) -> torch.Tensor:
     """A base that grows with the text, so that its slowest wave turns no further than in the original length."""
-    beyond = rope.factor * max(length, rope.original) / rope.original - (rope.factor - 1)
+    beyond = 1.0 + rope.factor * (max(length, rope.original) / rope.original - 1.0)
     exponents = torch.arange(0, rope.rotated, 2, dtype=torch.float32) / rope.rotated
     return plain * beyond ** (-exponents * rope.rotated / (rope.rotated - 2))
 

@@ -84,7 +84,7 @@ def qwen2_moe(values: Mapping[str, Any]) -> Architecture:
         experts=experts,
         tensors=QWEN2,
     )
-    return _with_dense(whole, dense_of_qwen(config))
+    return with_dense(whole, dense_of_qwen(config))
 
 
 def qwen3_moe(values: Mapping[str, Any]) -> Architecture:
@@ -94,7 +94,7 @@ def qwen3_moe(values: Mapping[str, Any]) -> Architecture:
     dense = llama.qwen3(values)
     # Unlike the dense model it has no layers without a window.
     window = config.window() if config.flag("use_sliding_window") else 0
-    return _with_dense(replace(dense, windows=(window,) * dense.layers, experts=experts), dense_of_qwen(config))
+    return with_dense(replace(dense, windows=(window,) * dense.layers, experts=experts), dense_of_qwen(config))
 
 
 def olmoe(values: Mapping[str, Any]) -> Architecture:
@@ -153,7 +153,7 @@ def ernie4_5_moe(values: Mapping[str, Any]) -> Architecture:
     tensors = Tensors(correction="mlp.moe_statics.e_score_correction_bias", others=("model.mtp",))
     experts = replace(experts, correction=(1, experts.count), shared=shared)
     whole = replace(llama.ernie4_5(values), experts=experts, tensors=tensors)
-    return _with_dense(whole, [not first <= layer <= last or (layer + 1) % step != 0 for layer in range(layers)])
+    return with_dense(whole, [not first <= layer <= last or (layer + 1) % step != 0 for layer in range(layers)])
 
 
 def hunyuan_v1_moe(values: Mapping[str, Any]) -> Architecture:
@@ -178,42 +178,6 @@ def hunyuan_v1_moe(values: Mapping[str, Any]) -> Architecture:
         shared_down="mlp.shared_mlp.down_proj",
     )
     return replace(llama.hunyuan_v1_dense(values), experts=experts, tensors=tensors)
-
-
-def glm4_moe(values: Mapping[str, Any]) -> Architecture:
-    config = Config({"partial_rotary_factor": 0.5, "first_k_dense_replace": 1, **values})
-    norm = "head" if config.flag("use_qk_norm") else ""
-    return _deepseek(config, count=128, chosen=8, width=1408, qk_norm=norm)
-
-
-def solar_open(values: Mapping[str, Any]) -> Architecture:
-    # As transformers: whatever its files say of dense layers, it has none.
-    dense = {"intermediate_size": 1, "first_k_dense_replace": 0}
-    config = Config({"head_dim": 128, "rope_theta": 1e6, **values, **dense})
-    return _deepseek(config, count=128, chosen=8, width=1280)
-
-
-def dots1(values: Mapping[str, Any]) -> Architecture:
-    config = Config({"norm_topk_prob": False, "rms_norm_eps": 1e-6, "n_shared_experts": 0, **values})
-    layers, window = config.layers(), config.window()
-    first = config.count("max_window_layers", 62, least=0)
-    windows = config.windows(layers, window, [window if layer >= first else 0 for layer in range(layers)])
-    bias = config.flag("attention_bias")
-    return _deepseek(config, width=1408, qk_norm="head", windows=windows, output_bias=bias)
-
-
-def exaone_moe(values: Mapping[str, Any]) -> Architecture:
-    """Attention as in EXAONE 4, with norms before the branches."""
-    config = Config(values, n_shared_experts="num_shared_experts")
-    layers, kinds = config.layers(), config.get("mlp_layer_types")
-    first = config.count("first_k_dense_replace", 1, least=0)
-    kinds = kinds or ["dense" if layer < first else "sparse" for layer in range(layers)]
-    fits = isinstance(kinds, list) and len(kinds) == layers and all(kind in ("dense", "sparse") for kind in kinds)
-    require(fits, "mlp_layer_types", kinds, f"{layers} of dense, sparse")
-    experts = _routed_by_groups(Config({"routed_scaling_factor": 2.5, **values}, **config.keys), 64, 8, 1024)
-    tensors = Tensors(correction="mlp.e_score_correction_bias", others=("mtp.",))
-    whole = replace(llama.exaone4(values), experts=experts, tensors=tensors)
-    return _with_dense(whole, [kind == "dense" for kind in kinds])
 
 
 def granitemoe(values: Mapping[str, Any]) -> Architecture:
@@ -283,47 +247,6 @@ def llama4_text(values: Mapping[str, Any]) -> Architecture:
     return replace(whole, ropes=ropes, varied=varied, query_ahead=1)
 
 
-def _deepseek(
-    config: Config, count: int | None = None, chosen: int | None = None, width: int = 0, **fields: Any
-) -> Architecture:
-    """Layers as DeepSeek's, around plain attention: the first ones have no experts."""
-    layers = config.layers()
-    experts = _routed_by_groups(config, count, chosen, width)
-    whole = llama.with_fields(
-        config,
-        partial=True,
-        qkv_bias=config.flag("attention_bias"),
-        norm_eps=config.positive("rms_norm_eps", 1e-5),
-        experts=experts,
-        # Behind the last layer: the prediction of further tokens, which nothing here computes.
-        tensors=Tensors(others=(f"model.layers.{layers}.",)),
-        **fields,
-    )
-    first = config.count("first_k_dense_replace", 0, least=0)
-    return _with_dense(whole, [layer < first for layer in range(layers)])
-
-
-def _routed_by_groups(config: Config, count: int | None, chosen: int | None, width: int) -> Experts:
-    """Experts with DeepSeek's router: sigmoids, corrected for the choice alone, of which groups are chosen first."""
-    width = config.count("moe_intermediate_size", width)
-    experts = experts_of(config, width, count=count, chosen=chosen, scoring="sigmoid")
-    groups = config.count("n_group", 1)
-    allowed = f"a divisor of the {experts.count} experts, with 2 or more in a group"
-    require(experts.count % groups == 0 and experts.count // groups > 1, "n_group", groups, allowed)
-    most = config.count("topk_group", 1)
-    allowed = f"at most n_group ({groups}), with room for {experts.chosen} experts"
-    require(most <= groups and experts.chosen <= most * experts.count // groups, "topk_group", most, allowed)
-    return replace(
-        experts,
-        shares=config.flag("norm_topk_prob", True),
-        scale=config.positive("routed_scaling_factor", 1.0),
-        groups=groups,
-        chosen_groups=most,
-        correction=(experts.count,),
-        shared=width * config.count("n_shared_experts", 1, least=0),
-    )
-
-
 def dense_of_qwen(config: Config) -> list[bool]:
     """Which layers have no experts."""
     plain, step = _numbers(config, "mlp_only_layers", ()), config.count("decoder_sparse_step", 1)
@@ -338,7 +261,7 @@ def _numbers(config: Config, key: str, default: Sequence[int]) -> Sequence[int]:
     return default if numbers is None else list(numbers)
 
 
-def _with_dense(whole: Architecture, dense: Sequence[bool]) -> Architecture:
+def with_dense(whole: Architecture, dense: Sequence[bool]) -> Architecture:
     """With an MLP in the place of the experts in the layers where `dense` is true."""
     if all(dense):
         return replace(whole, experts=None)

@@ -178,6 +178,25 @@ def exaone4(values: Mapping[str, Any]) -> Architecture:
     )
 
 
+def hyperclovax(values: Mapping[str, Any]) -> Architecture:
+    """Granite, whose logits are multiplied where those are divided, with norms after the branches too."""
+    config = Config(values)
+    scale = config.positive("logits_scaling", 1.0)
+    factor = values.get("attention_multiplier")
+    factor = config.size()["head_dim"] ** -0.5 if factor is None else factor
+    whole = granite({**values, "logits_scaling": 1.0, "attention_multiplier": factor})
+    after = Tensors(attention_end="post_norm1", mlp_end="post_norm2")
+    return replace(whole, logit_scale=scale, tensors=after if config.flag("use_post_norm", True) else Tensors())
+
+
+def internlm3(values: Mapping[str, Any]) -> Architecture:
+    config = Config({"head_dim": 128, "rms_norm_eps": 1e-5, **values})
+    bias = config.flag("qkv_bias", config.flag("attention_bias"))
+    mlp_bias = config.flag("bias", config.flag("mlp_bias"))
+    require(bias == mlp_bias, "bias", mlp_bias, f"qkv_bias ({bias})")
+    return with_fields(config, qkv_bias=bias, output_bias=bias, mlp_bias=bias)
+
+
 def hunyuan_v1_dense(values: Mapping[str, Any]) -> Architecture:
     """Norms of queries and keys come after the rotation. A rope with an `alpha` has another base, for all texts."""
     config = Config({"rms_norm_eps": 1e-5, **values})

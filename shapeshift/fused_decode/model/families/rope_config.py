@@ -12,7 +12,8 @@ from shapeshift.settings import require
 
 _ORIGINAL = "original_max_position_embeddings"
 _MOST = 2**31 - 1
-_ALIASES = {"su": "longrope"}
+# The three positions of a token in mrope are the same where there is text alone.
+_ALIASES = {"su": "longrope", "mrope": "default"}
 
 
 def values_of(config: Config) -> dict[str, Any]:
@@ -151,6 +152,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any], int, int], dict[str, Any]]] = {
     "yarn": _yarn,
     "longrope": _longrope,
     "su": _longrope,
+    "mrope": _default,
     "dynamic": _dynamic,
     "proportional": _proportional,
 }
