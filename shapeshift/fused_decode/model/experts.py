@@ -78,15 +78,19 @@ def choose(
     The weight of a shared expert follows in one more column, of its score, if it has one.
     correction: FLOAT32 [count], added to weights for the choice alone. scales: FLOAT32 [count], factors of the weights.
     """
-    routed = scores[:, : experts.count]
-    weights = routed.sigmoid() if experts.sigmoid else routed.softmax(dim=-1)
-    merits = weights if correction is None else weights + correction
+    routed = scores if scores.shape[1] == experts.count else scores[:, : experts.count]
+    # Scores have the order of their weights.
+    merits = routed if correction is None else _chances(experts, routed) + correction
     if experts.groups > 1:
         merits = _in_best_groups(merits, experts.groups, experts.chosen_groups)
     chosen = merits.topk(experts.chosen, dim=-1).indices
-    weights = weights.gather(1, chosen)
-    if experts.shares:
-        weights = weights / weights.sum(dim=-1, keepdim=True)
+    if experts.shares and not experts.sigmoid:
+        # Those of a softmax over all, divided by their sum.
+        weights = routed.gather(1, chosen).softmax(dim=-1)
+    else:
+        weights = _chances(experts, routed).gather(1, chosen)
+        if experts.shares:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
     if scales is not None:
         weights = weights * scales[chosen]
     if experts.scale != 1:
@@ -96,6 +100,10 @@ def choose(
     elif experts.shared:
         weights = functional.pad(weights, (0, 1), value=1.0)
     return chosen, weights
+
+
+def _chances(experts: Experts, routed: torch.Tensor) -> torch.Tensor:
+    return routed.sigmoid() if experts.sigmoid else routed.softmax(dim=-1)
 
 
 def _in_best_groups(merits: torch.Tensor, groups: int, chosen: int) -> torch.Tensor:
