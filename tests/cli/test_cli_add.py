@@ -202,6 +202,15 @@ def test_name_technique_and_checkpoint_are_the_users(models: Path, capsys: pytes
     assert "adapter_cache (--technique)" in capsys.readouterr().out
 
 
+def test_an_encoder_takes_adapters_where_they_are_asked_for(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_model(models.parent / "checkpoints" / "mine", "bert", "AutoModelForSequenceClassification")
+    assert main(["add", "mine", "--technique", "adapter_cache"]) == 0
+    front = stated(models / "mine")
+    assert (front["backend"], front["adapter_mb"]) == ("polymorph", "256") and "max_bins" not in front
+    assert front["tensors"] == ["TEXT_PAIR", "LOGITS"]
+    assert "(native)" in capsys.readouterr().out
+
+
 def test_a_link_keeps_its_name(models: Path) -> None:
     """Adapters may name their base model by it."""
     make_checkpoint(models.parent / "checkpoints" / "original")

@@ -134,7 +134,8 @@ PARAMETERS = {
     "truncate": "true: cut a text that is too long, of a pair the longer one, as transformers does",
     "task": "the task of an image model",
     "id": "the request's id, where the protocol has none",
-    "lora_name": "the adapter; without it, the base model. `sampling_parameters` may hold it, as in vLLM's backend",
+    "lora_name": "the adapter, also of a text model with `adapter_mb`; without it, the base model. "
+    "`sampling_parameters` may hold it, as in vLLM's backend",
     "level": "only this level of the cascade answers, from 1; it reads the whole text",
     "min_accuracy": "the fastest candidate of the same levels whose accuracy bound is at least this",
 }

@@ -333,17 +333,19 @@ def requests_info(most: Callable[[], int], labels: Callable[[], tuple[set[str], 
 
     most: adapters at once; labels: those that requests run with, and those that they wait for.
     """
+    return Info(
+        "lora_requests_info",
+        "Running and waiting adapters, as labels; the value is the time in seconds",
+        lambda: _info_labels(most(), *labels()),
+    )
 
-    def values() -> dict[str, str]:
-        running, waiting = labels()
-        return {
-            "max_lora": str(most()),
-            "running_lora_adapters": _joined(sorted(running)),
-            "waiting_lora_adapters": _joined(sorted(waiting)),
-        }
 
-    text = "Running and waiting adapters, as labels; the value is the time in seconds"
-    return Info("lora_requests_info", text, values)
+def _info_labels(most: int, running: set[str], waiting: set[str]) -> dict[str, str]:
+    return {
+        "max_lora": str(most),
+        "running_lora_adapters": _joined(sorted(running)),
+        "waiting_lora_adapters": _joined(sorted(waiting)),
+    }
 
 
 def _joined(names: Sequence[str]) -> str:
