@@ -51,7 +51,8 @@ def _text(planned: Plan) -> tuple[list[str], Ask]:
     modules, family = planned.modules, family_of(config)
     outputs = engine_outputs(planned, hidden_size(config))
     tensors = ", ".join(f"{name} {list(dims)}" for name, dims in outputs.items())
-    lines = [f"serves: {tensors} of a {family.name}, {planned.precision} ({planned.provider.name})"]
+    adapters = ", with LoRA adapters (`shapeshift adapters add`)" if planned.front.adapters is not None else ""
+    lines = [f"serves: {tensors} of a {family.name}, {planned.precision} ({planned.provider.name}){adapters}"]
     if "EMBEDDING" in outputs:
         scaled = "scaled to length 1" if modules.normalize else "not scaled"
         lines.append(f"pooling: {', '.join(modules.pooling)}; vectors are {scaled}")

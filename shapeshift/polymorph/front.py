@@ -242,13 +242,18 @@ class TextFront(Front[TextJob]):
     def describe(self) -> Description:
         return _describe(self.args, self._engines, self._pairs, self._dimensions)
 
+    @property
+    def waiting(self) -> int:
+        """Texts that wait."""
+        return self.executor.waiting
+
     def load(self) -> float:
-        return self.executor.waiting + self.executor.running
+        return self.waiting + self.executor.running
 
     def metrics(self) -> Sequence[Metric]:
         executor = self.executor
         return [
-            Gauge("requests_waiting", "Texts that wait", lambda: executor.waiting),
+            Gauge("requests_waiting", "Texts that wait", lambda: self.waiting),
             Gauge("requests_running", "Texts that are computed", lambda: executor.running),
             *executor.metrics(),
         ]

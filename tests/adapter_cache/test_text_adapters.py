@@ -20,8 +20,8 @@ from shapeshift.cli.main import main
 from shapeshift.polymorph.front import TextFront
 from shapeshift.serving import model_args
 from tests.adapter_cache.text_models import CLASSIFIER, ENCODER, computed_by_peft, save_adapter
-from tests.engines.families import KERNELS, VOCABULARY, save_model
-from tests.fakes import PbUtils, Request, TritonError, as_served, ids_request
+from tests.engines.families import KERNELS, VOCABULARY, save_model, save_modules
+from tests.fakes import PbUtils, Request, TritonError, as_served, ids_request, text_request
 from tests.polymorph.conftest import args_of
 from tests.waiting import wait_for
 
@@ -297,3 +297,26 @@ def test_an_adapter_is_fetched_on_first_use(
     assert code == TritonError.NOT_FOUND and text.startswith("lora_name: no adapter 'absent'")
     for request in (requests[0], requests[2]):
         np.testing.assert_allclose(request.vectors(), computed_by_peft(bert, source, ROWS), atol=1e-4)
+
+
+def test_an_adapter_of_sentence_transformers_gives_its_vectors(
+    tmp_path: Path, build: Callable[..., Path], opened: Callable[..., LoraTextFront]
+) -> None:
+    import torch
+    from peft import LoraConfig
+    from sentence_transformers import SentenceTransformer
+
+    base = save_modules(save_model(tmp_path / "base", "bert"))
+    model = SentenceTransformer(str(base), device="cpu")
+    model.add_adapter(LoraConfig(task_type="FEATURE_EXTRACTION", r=4, lora_alpha=8, target_modules=BERT))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(str(tmp_path / "adapted"))
+    front = opened(build(base, pooling="auto"))
+    assert main(["adapters", "--model", "front", "add", "mine", str(tmp_path / "adapted")]) == 0
+    wait_for(lambda: front.adapters.catalogue.has("mine"))
+    texts = ("w1 w2 w3", "w9", "w5 w5 w7 w1")
+    request = text_request(*texts, parameters={"lora_name": "mine"})  # type: ignore[arg-type]
+    front.execute([request])
+    np.testing.assert_allclose(request.vectors(), model.encode(list(texts), batch_size=1), atol=1e-4)

@@ -208,7 +208,7 @@ def test_an_encoder_takes_adapters_where_they_are_asked_for(models: Path, capsys
     front = stated(models / "mine")
     assert (front["backend"], front["adapter_mb"]) == ("polymorph", "256") and "max_bins" not in front
     assert front["tensors"] == ["TEXT_PAIR", "LOGITS"]
-    assert "(native)" in capsys.readouterr().out
+    assert "(native), with LoRA adapters" in capsys.readouterr().out
 
 
 def test_a_link_keeps_its_name(models: Path) -> None:

@@ -1,4 +1,7 @@
-"""A pytest plugin: the tests of this run compile and use kernels for CPUs with AMX, whose tiles are emulated."""
+"""A pytest plugin: the tests of this run compile and use kernels for CPUs with AMX, whose tiles are emulated.
+
+A bf16 call takes some 450 times as long: 3.7 s on each of two threads for 256 tokens of a BERT of width 384.
+"""
 
 from __future__ import annotations
 

@@ -122,8 +122,9 @@ class LoraTextFront(TextFront):
     def describe(self) -> Description:
         return replace(super().describe(), **self.adapters.describe())
 
-    def load(self) -> float:
-        return super().load() + len(self._waiting)
+    @property
+    def waiting(self) -> int:
+        return super().waiting + len(self._waiting)
 
     def metrics(self) -> Sequence[Metric]:
         most = MAX_ROWS * len(self.executor.steps)
