@@ -317,6 +317,6 @@ def test_an_adapter_of_sentence_transformers_gives_its_vectors(
     assert main(["adapters", "--model", "front", "add", "mine", str(tmp_path / "adapted")]) == 0
     wait_for(lambda: front.adapters.catalogue.has("mine"))
     texts = ("w1 w2 w3", "w9", "w5 w5 w7 w1")
-    request = text_request(*texts, parameters={"lora_name": "mine"})  # type: ignore[arg-type]
+    request = text_request(*texts, parameters={"lora_name": "mine"})
     front.execute([request])
     np.testing.assert_allclose(request.vectors(), model.encode(list(texts), batch_size=1), atol=1e-4)

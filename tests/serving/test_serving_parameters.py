@@ -20,7 +20,11 @@ def parsed(**given: Any) -> RequestParameters:
     [
         ("latency_sm", "; did you mean latency_ms?"),
         ("temprature", "; did you mean temperature?"),
-        ("lora_name", "; lora_name is for models of the backend adapter_cache, such as generate_lora;"),
+        (
+            "lora_name",
+            "; lora_name is for models with adapters: those of the backend adapter_cache, such as generate_lora, and text "
+            "models of provider native whose config.pbtxt states adapter_mb;",
+        ),
         ("zzz", ";"),
     ],
 )
