@@ -22,8 +22,8 @@ def parsed(**given: Any) -> RequestParameters:
         ("temprature", "; did you mean temperature?"),
         (
             "lora_name",
-            "; lora_name is for models with adapters: those of the backend adapter_cache, such as generate_lora, and text "
-            "models of provider native whose config.pbtxt states adapter_mb;",
+            "; lora_name is for models with adapters: those of the backend adapter_cache, such as generate_lora, and "
+            "text models of provider native whose config.pbtxt states adapter_mb;",
         ),
         ("zzz", ";"),
     ],
