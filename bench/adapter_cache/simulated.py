@@ -22,7 +22,7 @@ RECLUSTER_S = 60.0
 ACCURACY = 0.8
 """Of the oracle that predicts answer lengths."""
 GIB = 2**30
-_RANK_BYTES, _CACHED = 2 * 2**20, 0.4
+_RANK_BYTES, _CACHED, _MOST_CACHED = 2 * 2**20, 0.4, 0.5
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Regime:
             token_bytes=int(one.token_bytes * token),
         )
         named = adapter_set(int(_RANK_BYTES * token), adapters)
-        share = min(1.0, _CACHED * sum(adapter.bytes for adapter in named.values()) / machine.pool_bytes)
+        share = min(_MOST_CACHED, _CACHED * sum(adapter.bytes for adapter in named.values()) / machine.pool_bytes)
         return replace(self, machine=machine, adapters=named, share=share)
 
     def capacity(self, count: int) -> float:

@@ -36,7 +36,8 @@ def main() -> int:
         took, used = time.monotonic() - began, time.process_time() - spent
         output.data.setdefault("seconds", {})[paper] = round(used, 1)
         output.say(f"{paper}: {took:.0f} s, of the processor {used:.0f} s")
-    output.save()
+        # What is measured is not lost with the rest.
+        output.save()
     return 0
 
 

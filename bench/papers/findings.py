@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from bench.common.output import Output, Row
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 YES, PARTLY, NO, OTHER = "yes", "in part", "no", "not here"
 """Verdicts on a claim. OTHER: it needs what a simulation does not have."""
@@ -51,3 +55,19 @@ def verdict(*held: bool) -> str:
 def lower(ours: Mapping[str, float], theirs: Mapping[str, float], name: str) -> float:
     """By which share a figure of ours is below theirs."""
     return 1.0 - ours[name] / theirs[name]
+
+
+def claims(folder: Path = RESULTS) -> list[Claim]:
+    """The verdicts of the runs whose results are kept."""
+    return [Claim(**one) for file in _files(folder) for one in json.loads(file.read_text()).get("claims", ())]
+
+
+def rows(where: str, folder: Path = RESULTS) -> list[dict[str, float]]:
+    """The rows of a table of those runs. Raises StopIteration where there is none."""
+    tables = [one for file in _files(folder) for one in json.loads(file.read_text()).get("tables", ())]
+    table_rows: list[dict[str, float]] = next(one["rows"] for one in tables if one["where"] == where)
+    return table_rows
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("papers*.json"))

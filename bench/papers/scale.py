@@ -20,7 +20,7 @@ from shapeshift.simulate.planner import Pace
 from shapeshift.workloads import lengths
 
 WORKERS = (10, 100, 1_000, 10_000)
-_TEXTS, _EACH = 200_000, 100
+_TEXTS, _EACH = 100_000, 50
 """Of a run at least, and of each worker."""
 _LOADS = (0.7, 0.8, 0.9)
 _PACE = Pace(plan_period_s=30.0)

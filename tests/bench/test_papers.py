@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bench.papers import findings
+from bench.papers.__main__ import PAPERS
 from bench.polymorph.fleet import LatencyCurve
 from bench.polymorph.schemes import OURS, PAPER, System
 from bench.polymorph.traces import Traffic, capacity_per_s
@@ -32,3 +33,10 @@ def test_more_workers_than_a_machine_has_are_spread() -> None:
     served = System(PAPER, (64, 512)).over(CURVE, 300, trace)
     assert sum(served.plans[0][1]) == 300 and served.mean_workers == 300
     assert np.isfinite(served.latency_ms).all()
+
+
+def test_the_published_verdicts_cover_every_paper() -> None:
+    claims = findings.claims()
+    assert {claim.paper.lower() for claim in claims} == PAPERS.keys() - {"scale"}
+    assert {claim.holds for claim in claims} <= {findings.YES, findings.PARTLY, findings.NO, findings.OTHER}
+    assert [row["workers"] for row in findings.rows("latency")] == [10, 100, 1_000, 10_000]

@@ -291,6 +291,24 @@ def gains() -> str:
     return table(("technique", "measure", "times", "over"), rows)
 
 
+def claims(paper: str) -> str:
+    from bench.papers import findings
+
+    claimed = [one for one in findings.claims() if one.paper.lower() == paper and one.holds != findings.OTHER]
+    rows = ((one.where, one.claim, one.ours, one.holds) for one in claimed)
+    return table(("where", "the paper", "here", "reproduced"), rows)
+
+
+def scale(where: str) -> str:
+    from bench.papers import findings
+
+    rows = findings.rows(where)
+    return table(
+        tuple(rows[0]),
+        ([f"{value:,.4g}" if value < 1000 else f"{value:,.0f}" for value in row.values()] for row in rows),
+    )
+
+
 PIECES: dict[str, Callable[[], str]] = {
     **{f"settings of {name}": partial(settings, target) for name, target in SETTINGS.items()},
     **{f"options of {name}": partial(options, module) for name, module in COMMANDS.items()},
@@ -307,6 +325,8 @@ PIECES: dict[str, Callable[[], str]] = {
     "commands": commands,
     "make targets": targets,
     "gains": gains,
+    **{f"claims of {paper}": partial(claims, paper) for paper in ("arlo", "otas", "flover", "chameleon", "tabi")},
+    **{f"{where} by workers": partial(scale, where) for where in ("latency", "cost")},
 }
 
 

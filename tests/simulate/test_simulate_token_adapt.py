@@ -83,3 +83,15 @@ def test_planning_beats_fixed_gammas_and_the_papers_algorithms(per_s: float) -> 
         offered = trace, accuracy[:, [GAMMAS.index(gamma) for gamma in gammas]]
         utilities[name] = run(costs(gammas), settings(algorithm), *offered).total_utility(*offered)
     assert max(utilities, key=utilities.__getitem__) == "grid", utilities
+
+
+def test_a_batch_that_follows_another_gamma_takes_longer() -> None:
+    plain = settings("by_rate")
+    arrivals = [0.0, 50.0, 100.0]
+    served = run(costs((0,)), plain, *_of_gamma(load(arrivals)), switch_ms=[7.0])
+    assert served.done_ms == pytest.approx([10.0, 53.0, 103.0])
+
+
+def _of_gamma(offered: tuple[Trace, np.ndarray]) -> tuple[Trace, np.ndarray]:
+    trace, accuracy = offered
+    return trace, accuracy[:, 1:2]
