@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from bench.common import public_data
 from bench.common.output import Output, name_of_parts, parser, program
 from bench.papers import arlo, chameleon, flover, otas, scale, tabi
 from bench.papers.findings import Findings
@@ -29,7 +30,8 @@ _QUICK = 0.1
 def main() -> int:
     """Measure, print, and write tables, verdicts and data to build/bench/."""
     options = parser("papers", __doc__, "a tenth of the simulated time", tuple(PAPERS)).parse_args()
-    output = Output("papers", {"seed": options.seed}, name_of_parts("papers", options.parts, tuple(PAPERS)))
+    about = {"seed": options.seed, "data": public_data.described()}
+    output = Output("papers", about, name_of_parts("papers", options.parts, tuple(PAPERS)))
     for paper in options.parts:
         began, spent = time.monotonic(), time.process_time()
         PAPERS[paper](Findings(paper.capitalize(), output, _QUICK if options.quick else 1.0), options.seed)
