@@ -133,9 +133,10 @@ class SimulatedPool:
     # The simulated loop.
 
     def take(self, tokens: int) -> None:
-        """A request takes `tokens` of KV cache; idle adapters are evicted for it."""
+        """A request takes `tokens` of KV cache; idle adapters are evicted for it, and the last loads are put off."""
         self._request_bytes += tokens * self._token_bytes
-        fits = self._evict_for(0)
+        while not (fits := self._evict_for(0)) and self._loading:
+            self._put_off(max(self._loading, key=self._loading.__getitem__))
         assert fits, "more is granted than the pool holds"
 
     def leave(self, tokens: int) -> None:
@@ -169,6 +170,13 @@ class SimulatedPool:
         assert all(resident.users >= 0 for resident in self._resident.values()), "an adapter has negative users"
 
     # Private.
+
+    def _put_off(self, adapter: str) -> None:
+        """Forget the last load; a request that needs it starts it again."""
+        del self._loading[adapter]
+        size = self._adapters[adapter].bytes
+        self._link_free -= size / self._bytes_s
+        self.loaded_bytes -= size
 
     def _loading_bytes(self) -> int:
         return sum(self._adapters[name].bytes for name in self._loading)

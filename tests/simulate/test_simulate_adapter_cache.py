@@ -112,3 +112,15 @@ def test_a_cache_saves_loads_most_of_all_with_gdsf() -> None:
     none = loaded(CacheOptions(eviction="unused"))
     by_policy = {name: loaded(CacheOptions(eviction=name)) for name in ("gdsf", "lru", "score")}
     assert by_policy["gdsf"] < by_policy["lru"] < by_policy["score"] < none
+
+
+def test_loads_ahead_give_way_to_the_request_that_runs() -> None:
+    # Its text takes 600 of the pool's bytes; the adapters of those behind it would take all.
+    requests = [
+        SimulatedRequest(0.0, None if number == 0 else f"a{number}", 10, 50 if not number else 2)
+        for number in range(10)
+    ]
+    for eviction in ("unused", "gdsf"):
+        got = serve(requests, caching=CacheOptions(eviction), pool_bytes=1000)
+        assert np.isfinite(got.last_s).all() and (got.last_s > 0).all()
+        assert got.misses == 9 and got.loaded_bytes >= 900
