@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from shapeshift.triton import keys, model_config
 from shapeshift.triton.embedded.command_line import AS_WRITTEN
+from shapeshift.triton.settings import ALLOW_PUBLIC
 from tests.docs.docs_pages import PROJECT
 from tests.docs.docs_sources import modules
 
@@ -118,6 +119,14 @@ def test_the_context_of_the_image_is_what_it_copies() -> None:
     copies = re.findall(r"^COPY (.+) \S+$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
     assert {Path(source).parts[0] for sources in copies for source in sources.split()} == context
     assert "*" in lines
+
+
+def test_the_server_of_24_10_listens_where_only_this_machine_reaches_it() -> None:
+    service = yaml.safe_load((DOCKER / "compose.cpu.yaml").read_text())["services"]["triton"]
+    assert "0.0.0.0" in service["command"] and service["environment"] == {ALLOW_PUBLIC: "1"}
+    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    (started,) = re.findall(r"^docker run (?:.*\\\n)*.*$", (DOCKER / "README.md").read_text(), re.MULTILINE)
+    assert f"-e {ALLOW_PUBLIC}=1" in started and started.count("-p 127.0.0.1:") == started.count(" -p ")
 
 
 def test_compose_keeps_its_promises() -> None:
