@@ -37,10 +37,10 @@ TORCH := requirements/torch-$(if $(GPU),gpu,cpu).txt
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup engines serve demo image test test-long lint bench simulate gpu clean
+.PHONY: help setup engines serve demo image test test-long conformance lint bench simulate gpu clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 setup: .venv/.serve ## make .venv and build/: packages, the server, the demo checkpoints (MODELS=a,b: only theirs)
 	@$(BIN)/shapeshift setup $(MODEL_NAMES)
@@ -66,6 +66,9 @@ test: .venv/.test engines ## run the tests (ARGS goes to pytest; ARGS=--cov: fai
 
 test-long: .venv/.test engines ## run the tests that take minutes: sanitizers, fuzz, changed sources that tests must notice, every model family, own models of the pages
 	@$(BIN)/python -m pytest -m long $(ARGS)
+
+conformance: .venv/.test engines ## execute what the pages print (images, compose, manifests, upgrades, suites of others), and write docs/conformance.md: up to an hour
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m tests.docs.conformance $(ARGS)
 
 lint: .venv/.test ## check style, formatting and types
 	@$(BIN)/ruff check .
