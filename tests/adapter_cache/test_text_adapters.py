@@ -19,7 +19,7 @@ from shapeshift.adapter_cache.text.front import LoraTextFront
 from shapeshift.cli.main import main
 from shapeshift.polymorph.front import TextFront
 from shapeshift.serving import model_args
-from tests.adapter_cache.text_models import CLASSIFIER, ENCODER, computed_by_peft, save_adapter
+from tests.adapter_cache.text_models import CLASSIFIER, ENCODER, TAGGER, computed_by_peft, save_adapter
 from tests.engines.families import KERNELS, VOCABULARY, save_model, save_modules
 from tests.fakes import PbUtils, Request, TritonError, as_served, ids_request, text_request
 from tests.polymorph.conftest import args_of
@@ -297,6 +297,25 @@ def test_an_adapter_is_fetched_on_first_use(
     assert code == TritonError.NOT_FOUND and text.startswith("lora_name: no adapter 'absent'")
     for request in (requests[0], requests[2]):
         np.testing.assert_allclose(request.vectors(), computed_by_peft(bert, source, ROWS), atol=1e-4)
+
+
+def test_each_token_has_the_labels_of_its_adapter(
+    tmp_path: Path, build: Callable[..., Path], opened: Callable[..., LoraTextFront]
+) -> None:
+    base = save_model(tmp_path / "base", "bert", TAGGER)
+    front = opened(build(base, "TOKEN_LOGITS"))
+    folders: dict[str, Path] = {}
+    for seed, name in enumerate(("one", "other")):
+        folders[name] = save_adapter(tmp_path / name, base, TAGGER, seed, r=4, lora_alpha=8, target_modules=BERT)
+        assert main(["adapters", "--model", "front", "add", name, str(folders[name])]) == 0
+    wait_for(lambda: len(front.adapters.catalogue) == 2)
+    names = ["one", None, "other", "one"]
+    requests = [asking(*ROWS, adapter=name, output="TOKEN_LOGITS") for name in names]
+    front.execute(requests)
+    for name, request in zip(names, requests, strict=True):
+        for row, logits in zip(ROWS, request.vectors("TOKEN_LOGITS"), strict=True):
+            (expected,) = computed_by_peft(base, folders.get(name or ""), [row], TAGGER)
+            np.testing.assert_allclose(logits[: len(row)], expected, atol=1e-4, rtol=0)
 
 
 def test_an_adapter_of_sentence_transformers_gives_its_vectors(

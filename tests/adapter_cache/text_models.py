@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 ENCODER, CLASSIFIER = "AutoModel", "AutoModelForSequenceClassification"
-TASKS = {ENCODER: "FEATURE_EXTRACTION", CLASSIFIER: "SEQ_CLS"}
+TAGGER = "AutoModelForTokenClassification"
+TASKS = {ENCODER: "FEATURE_EXTRACTION", CLASSIFIER: "SEQ_CLS", TAGGER: "TOKEN_CLS"}
 
 
 def save_adapter(folder: Path, base: Path, kind: str = ENCODER, seed: int = 0, **config: Any) -> Path:
@@ -31,7 +32,7 @@ def save_adapter(folder: Path, base: Path, kind: str = ENCODER, seed: int = 0, *
 
 
 def computed_by_peft(base: Path, adapter: Path | None, rows: Sequence[np.ndarray], kind: str = ENCODER) -> np.ndarray:
-    """The mean vectors, of length 1, or the logits of each row alone."""
+    """The mean vectors, of length 1, or the logits of each row alone; those of tokens for one row."""
     import torch
     from peft import PeftModel
 
@@ -42,7 +43,7 @@ def computed_by_peft(base: Path, adapter: Path | None, rows: Sequence[np.ndarray
     with torch.inference_mode():
         for row in rows:
             output = model.eval()(input_ids=torch.from_numpy(row)[None])
-            if kind == CLASSIFIER:
+            if kind != ENCODER:
                 results.append(output.logits[0])
             else:
                 results.append(torch.nn.functional.normalize(output.last_hidden_state[0].mean(0), dim=-1))
