@@ -17,6 +17,7 @@ from shapeshift.adapter_cache.registry import store
 from shapeshift.adapter_cache.settings import AdapterSettings
 from shapeshift.adapter_cache.text.front import LoraTextFront
 from shapeshift.cli.main import main
+from shapeshift.engines import hardware
 from shapeshift.polymorph.front import TextFront
 from shapeshift.serving import model_args
 from tests.adapter_cache.text_models import CLASSIFIER, ENCODER, TAGGER, computed_by_peft, save_adapter
@@ -122,6 +123,27 @@ def test_packs_of_several_adapters_are_what_peft_computes(
         expected = computed_by_peft(base, adapters.get(name or ""), ROWS, kind)
         np.testing.assert_allclose(request.vectors(output), expected, atol=1e-4, rtol=0, err_msg=str(name))
         assert name is None or np.abs(expected - plain).max() > 0.01, "the adapter changes the result"
+
+
+@pytest.mark.skipif(not hardware.cpu_has_bf16(), reason="needs a CPU that computes bf16")
+@pytest.mark.parametrize("kind", [ENCODER, CLASSIFIER])
+def test_bf16_is_as_close_as_its_numbers_allow(
+    kind: str, tmp_path: Path, build: Callable[..., Path], opened: Callable[..., LoraTextFront]
+) -> None:
+    base = save_model(tmp_path / "base", "bert", kind, hidden_size=64, intermediate_size=128, num_labels=5)
+    # The head's product of a vector has few numbers, whose errors do not even out.
+    output, least = ("EMBEDDING", 0.99) if kind == ENCODER else ("LOGITS", 0.95)
+    front = opened(build(base, output, precision="bf16"))
+    adapters = adapters_of(tmp_path / "adapters", base, "bert", kind)
+    for adapter, folder in adapters.items():
+        assert main(["adapters", "--model", "front", "add", adapter, str(folder)]) == 0
+    wait_for(lambda: len(front.adapters.catalogue) == len(adapters))
+    requests = [asking(*ROWS, adapter=name, output=output) for name in adapters]
+    front.execute(requests)
+    for (name, folder), request in zip(adapters.items(), requests, strict=True):
+        vectors, expected = request.vectors(output), computed_by_peft(base, folder, ROWS, kind)
+        lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
+        assert ((vectors * expected).sum(axis=1) / lengths).min() > least, name
 
 
 @pytest.fixture
