@@ -331,12 +331,12 @@ def test_each_token_has_the_labels_of_its_adapter(
         folders[name] = save_adapter(tmp_path / name, base, TAGGER, seed, r=4, lora_alpha=8, target_modules=BERT)
         assert main(["adapters", "--model", "front", "add", name, str(folders[name])]) == 0
     wait_for(lambda: len(front.adapters.catalogue) == 2)
-    names = ["one", None, "other", "one"]
-    requests = [asking(*ROWS, adapter=name, output="TOKEN_LOGITS") for name in names]
+    asked_for: list[str | None] = ["one", None, "other", "one"]
+    requests = [asking(*ROWS, adapter=adapter, output="TOKEN_LOGITS") for adapter in asked_for]
     front.execute(requests)
-    for name, request in zip(names, requests, strict=True):
+    for adapter, request in zip(asked_for, requests, strict=True):
         for row, logits in zip(ROWS, request.vectors("TOKEN_LOGITS"), strict=True):
-            (expected,) = computed_by_peft(base, folders.get(name or ""), [row], TAGGER)
+            (expected,) = computed_by_peft(base, folders.get(adapter or ""), [row], TAGGER)
             np.testing.assert_allclose(logits[: len(row)], expected, atol=1e-4, rtol=0)
 
 
