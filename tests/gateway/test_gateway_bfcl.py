@@ -184,12 +184,22 @@ def by_llama_cpp(prompts: list[list[int]], schemas: list[Any]) -> list[str]:
     return texts
 
 
+def bare(schema: Any) -> Any:
+    """The schema without descriptions: of one that has no more, llama.cpp makes no grammar."""
+    if isinstance(schema, list):
+        return [bare(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts = {name: bare(part) for name, part in schema.items()}
+    return {name: part for name, part in parts.items() if name != "description" or not isinstance(part, str)}
+
+
 def grammar_of(case: Case) -> dict[str, Any]:
     """What an answer is that has to call one of the tools."""
     options = []
     for function in case.functions:
         schema = schema_of(function)
-        properties = {"name": {"const": schema["name"]}, "arguments": schema["parameters"]}
+        properties = {"name": {"const": schema["name"]}, "arguments": bare(schema["parameters"])}
         options.append({"type": "object", "properties": properties, "required": ["name", "arguments"]})
     return {"anyOf": options}
 
