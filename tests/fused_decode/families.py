@@ -390,6 +390,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "text_config": {**CONFIGS["ministral3"], "model_type": "ministral3"},
         "vision_config": {**_VISION, "model_type": "pixtral", "head_dim": 8},
     },
+    "qwen3_5_moe": {
+        "model_type": "qwen3_5_moe",
+        "text_config": {**_HYBRID, **_SHARED_EXPERT, "model_type": "qwen3_5_moe_text"},
+        "vision_config": _QWEN_VISION,
+    },
     "qwen3_5": {
         "model_type": "qwen3_5",
         "text_config": {
@@ -398,13 +403,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "linear_num_key_heads": 4,
             "linear_conv_kernel_dim": 3,
         },
-        "vision_config": {
-            "hidden_size": 16,
-            "intermediate_size": 16,
-            "depth": 1,
-            "num_heads": 2,
-            "out_hidden_size": 48,
-        },
+        "vision_config": _QWEN_VISION,
     },
     "gpt_neox, one branch after the other": {**_NEOX, "model_type": "gpt_neox", "use_parallel_residual": False},
     "gpt2, head of its own": {**_GPT, "model_type": "gpt2", "tie_word_embeddings": False},
