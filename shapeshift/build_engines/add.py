@@ -154,7 +154,8 @@ def _checked(
         checked = validate(model, existing | {*models}, draft)
         lines, ask = describe(read(draft.repository / model), checked)
         asks.append(ask)
-        say(f"{model}: {recognised.technique} ({recognised.because})\n" + "\n".join(f"  {line}" for line in lines))
+        technique = model_config.read(draft.repository / model / CONFIG).backend
+        say(f"{model}: {technique} ({recognised.because})\n" + "\n".join(f"  {line}" for line in lines))
     return asks
 
 

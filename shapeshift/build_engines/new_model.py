@@ -10,17 +10,18 @@ from shapeshift.adapter_cache.settings import AdapterSettings
 from shapeshift.build_engines import decode
 from shapeshift.build_engines.image import front as image_front
 from shapeshift.build_engines.model_folder import CONFIG, HOW_TO_CALL, VERSION
-from shapeshift.build_engines.recognition import Recognised
+from shapeshift.build_engines.recognition import Recognised, recognise
 from shapeshift.build_engines.text import front as text_front
 from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.providers.lookup import is_native_faster
 from shapeshift.engines.settings import TextEngineSettings
-from shapeshift.engines.text.families import longest_text
+from shapeshift.engines.text.families import family_of, longest_text
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.settings import FusedDecodeSettings, resolve
 from shapeshift.token_adapt.checkpoints.reading import describe, open_vision
 
-UNARY = "_unary"
+# Ends of the names of models beside one: what answers plain requests, and a tower for texts.
+UNARY, TEXTS = "_unary", "_text"
 # Fewer than the default, so that a model of 22 million weights answers within a minute of being added.
 _BINS = "4"
 # The paper's, for 196 patches and 12 layers; a model with fewer of both has fewer tokens to add or merge in a layer.
@@ -37,7 +38,7 @@ _CHAT = (
 _PROMPT = '{"text_input":"Once upon a time","max_tokens":20}'
 _PLAIN_PROMPT = '{"inputs":[{"name":"text_input","shape":[1],"datatype":"BYTES","data":["Once upon a time"]}]}'
 _PIXELS = '{"inputs":[{"name":"PIXELS","shape":[1,1,2,3],"datatype":"UINT8","data":[90,160,230,60,120,40]}]}'
-_TASK_FIRST = """# A task first: the checkpoint has no labels of its own. FOLDER has a folder of images for each label.
+_TASKS = """# For labels, a task: FOLDER has a folder of images for each of them.
 shapeshift tasks train build/my-tasks/mine --model {name} --data FOLDER
 shapeshift tasks register build/my-tasks/mine --model {name} --data FOLDER
 """
@@ -56,12 +57,15 @@ def folders(
     calls = {text_front.BACKEND: ("infer", text), image_front.BACKEND: ("infer", _PIXELS)}
     end, data = calls.get(recognised.technique, ("generate", _PROMPT))
     call = _CHAT if recognised.chats else _CALL
-    if (
-        recognised.technique == image_front.BACKEND
-        and describe(Checkpoint(folder, dict(recognised.config), "")).classifier is None
-    ):
-        call = _TASK_FIRST + _CALL
-    models = {name: _files(name, recognised, {"checkpoint": checkpoint, **sizes}, call, end, data)}
+    if recognised.technique == image_front.BACKEND:
+        labels = describe(Checkpoint(folder, dict(recognised.config), "")).classifier is not None
+        call = _CALL if labels or recognised.texts else _TASKS + _CALL
+    parameters = {"checkpoint": checkpoint, **sizes, **({"text_model": name + TEXTS} if recognised.texts else {})}
+    models = {name: _files(name, recognised, parameters, call, end, data)}
+    if recognised.texts:
+        tower = recognise(folder, text_front.BACKEND)
+        sizes = sizes_of(tower, folder, 0.0, Path())
+        models[name + TEXTS] = _files(name + TEXTS, tower, {"checkpoint": checkpoint, **sizes}, _CALL, "infer", _TEXT)
     if recognised.technique in (decode.BACKEND, decode.WITH_ADAPTERS):
         forwarding = Recognised(recognised.technique, recognised.because, recognised.config)
         models[name + UNARY] = _files(name + UNARY, forwarding, {"forward_to": name}, _CALL, "infer", _PLAIN_PROMPT)
@@ -78,10 +82,14 @@ def sizes_of(recognised: Recognised, folder: Path, available_mb: float, hashes: 
         limited = {"max_tokens": str(longest)} if longest < TextEngineSettings.max_tokens else {}
         if recognised.adapters:
             return {**limited, "adapter_mb": str(AdapterSettings.adapter_mb)}
+        if family_of(recognised.config).pads:
+            return {**limited, "bins": str(longest)}
         return {**limited, **({"provider": "native"} if is_native_faster(recognised.config) else {"max_bins": _BINS})}
     if recognised.technique == image_front.BACKEND:
         vision = open_vision(folder, hashes=hashes)[1].architecture
         gammas = sorted({round(gamma * vision.patches * 12 / (196 * vision.depth)) for gamma in _GAMMAS})
+        # Prompts are of tasks, and vectors have none.
+        gammas = [gamma for gamma in gammas if gamma <= 0 or not recognised.texts]
         return {} if gammas == list(_GAMMAS) else {"gammas": ",".join(map(str, gammas))}
     architecture = Architecture.read(folder)
     length = min(FusedDecodeSettings.max_length, architecture.max_position)

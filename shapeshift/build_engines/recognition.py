@@ -45,6 +45,7 @@ class Recognised:
     pairs      whether its rows are pairs of texts
     chats      whether it has a chat template
     adapters   whether a text model takes adapters
+    texts      whether it has a tower for texts beside that for images
     inputs, outputs  tensors that config.pbtxt lists; empty: those of the technique
     """
 
@@ -56,6 +57,7 @@ class Recognised:
     pairs: bool = False
     chats: bool = False
     adapters: bool = False
+    texts: bool = False
 
 
 def recognise(folder: Path, technique: str = "") -> Recognised:
@@ -73,8 +75,9 @@ def recognise(folder: Path, technique: str = "") -> Recognised:
         chosen, because = technique, "--technique"
     if chosen in (decode.BACKEND, decode.WITH_ADAPTERS):
         return Recognised(chosen, because, config, chats=chat_template_files.read(folder).text is not None)
-    if chosen != text_front.BACKEND:
-        return Recognised(chosen, because, config)
+    if chosen == image_front.BACKEND:
+        return Recognised(chosen, because, config, texts=text_families.has_text_tower(config))
+    config = text_families.text_config(config)
     if modules.answers:
         return Recognised(chosen, because, config, (TEXT_PAIR,), ("LOGITS",), True)
     if modules.terms:

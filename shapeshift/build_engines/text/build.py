@@ -23,7 +23,7 @@ from shapeshift.engines.manifest import EngineEntry, Latency, Manifest, Output
 from shapeshift.engines.policy.packs import expected_ms
 from shapeshift.engines.providers.emulated import FILE_NAME, PROVIDER
 from shapeshift.engines.text import tokenizer_files
-from shapeshift.engines.text.families import hidden_size, stated_dimensions, vocabulary_size
+from shapeshift.engines.text.families import family_of, hidden_size, stated_dimensions, vocabulary_size
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.verify import MIN_COSINE, VerificationError
 from shapeshift.errors import InvalidInputError
@@ -133,7 +133,8 @@ def _prepare(planned: Plan, work: Path) -> Any:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     checkpoint = planned.checkpoint
-    library = tokenizer_files.write(checkpoint.folder, work, planned.modules.lower_case)
+    pad_to = planned.front.settings.max_tokens if family_of(checkpoint.config).pads else 0
+    library = tokenizer_files.write(checkpoint.folder, work, planned.modules.lower_case, pad_to)
     if not checkpoint.tokenizer_file.is_file():
         # Tokens that stand beside a tokenizer.json may have ids that the model lacks: texts with one are refused.
         tokenizer_files.require_ids_below(work / TOKENIZER_FILE, vocabulary_size(checkpoint.config))

@@ -74,6 +74,9 @@ def check(front: TextFrontConfig, paths: BuildPaths) -> Plan:
         front.settings.max_tokens,
         f"at most {longest} for this checkpoint",
     )
+    if family_of(config).pads:
+        allowed = f"{longest}, to which this checkpoint's texts are padded"
+        require(front.settings.max_tokens == longest, "max_tokens", front.settings.max_tokens, allowed)
     if planned.labels and planned.head is None and not (family := family_of(config)).classifies:
         raise UnsupportedError(
             f"output: classifiers of model_type {family.name} are not served; those of {', '.join(FAMILIES)} are"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.interfaces import OUTPUT_AXES, Provider
 from shapeshift.engines.providers import lookup
 from shapeshift.engines.text import classifiers, heads, sentence_modules, tokenizer_files
-from shapeshift.engines.text.families import family_of, has_class, hidden_size, vocabulary_size
+from shapeshift.engines.text.families import family_of, has_class, hidden_size, text_config, vocabulary_size
 from shapeshift.engines.text.sentence_modules import TOKEN_WEIGHTS, SentenceModules
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError
 from shapeshift.files import HASHES, file_sha256
@@ -172,10 +172,12 @@ def _checkpoint(front: TextFrontConfig, paths: BuildPaths) -> tuple[Checkpoint, 
     modules = sentence_modules.read(source.folder)
     transformer = source.folder / modules.transformer
     checkpoint = open_checkpoint(transformer, (), source.origin, paths.build / HASHES)
+    checkpoint = replace(checkpoint, config=text_config(checkpoint.config))
     family = family_of(checkpoint.config)
     modules = (modules.for_head() if settings.head else modules).resolved(
         settings.pooling, settings.normalize, family.pooling
     )
+    modules = modules if settings.head else modules.with_projection(transformer, family.projection)
     modules.check(hidden_size(checkpoint.config))
     return checkpoint, modules
 

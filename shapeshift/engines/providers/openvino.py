@@ -37,7 +37,8 @@ class OpenVinoEngine:
         self._request = compiled.create_infer_request()
         # Compilation may change the names of outputs but keeps their order.
         self._outputs = [(name, index) for index, name in enumerate(outputs)]
-        self._inputs = [port.get_any_name() for port in compiled.inputs]
+        # It may add names to an input that the model passes on as it is; ours are in capitals.
+        self._inputs = [next(name for name in port.get_names() if name.isupper()) for port in compiled.inputs]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         request = self._request

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shapeshift.errors import InvalidInputError, UnsupportedError
@@ -20,6 +20,10 @@ class Family:
     packs_rows      whether several rows may share a sequence; False: the model has no exact mask for it
     classifies      whether LOGITS and TOKEN_LOGITS are served
     biases_attention  whether a bias of each layer is added to the scores of attention
+    library         class of transformers that loads it
+    projection      of a tower for texts (CLIP, SigLIP), the linear layer over its pooled vector, in its checkpoint
+    defaults        what its config.json leaves out
+    pads            whether every text is padded to the longest that the model reads, and the padding is read
     """
 
     name: str
@@ -29,6 +33,10 @@ class Family:
     packs_rows: bool = True
     classifies: bool = True
     biases_attention: bool = False
+    library: str = "AutoModel"
+    projection: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    pads: bool = False
 
     @property
     def counts_itself(self) -> bool:
@@ -38,7 +46,7 @@ class Family:
     @property
     def pooling(self) -> str:
         """The pooling of a checkpoint that states none: only the last token of a causal model attends to all others."""
-        return "lasttoken" if self.causal else "mean"
+        return "lasttoken" if self.causal or self.pads else "mean"
 
 
 # Relative positions stay exact in a pack: the tokens of a row lie side by side.
@@ -59,11 +67,43 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family("Qwen3", causal=True),
     "llama": Family("Llama", causal=True),
     "gemma3_text": Family("EmbeddingGemma", bidirectional=True, classifies=False),
+    # These two refuse more tokens than they have positions, of how many texts whatever.
+    "clip_text_model": Family(
+        "CLIP (texts)",
+        causal=True,
+        packs_rows=False,
+        classifies=False,
+        library="CLIPTextModel",
+        projection="text_projection",
+        defaults={"hidden_size": 512, "vocab_size": 49408, "max_position_embeddings": 77},
+    ),
+    "siglip_text_model": Family(
+        "SigLIP (texts)",
+        packs_rows=False,
+        classifies=False,
+        library="SiglipTextModel",
+        projection="text_model.head",
+        defaults={"hidden_size": 768, "vocab_size": 32000, "max_position_embeddings": 64},
+        pads=True,
+    ),
 }
 # Encoders of other families whose positions begin behind the padding id.
 _FROM_PADDING = (
     *("data2vec-text", "esm", "ibert", "lilt", "longformer", "luke", "roberta-prelayernorm", "xlm-roberta-xl", "xmod"),
 )
+
+
+def has_text_tower(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of a model of images and texts in one space."""
+    return f"{config.get('model_type')}_text_model" in FAMILIES and isinstance(config.get("text_config"), dict)
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json; of a model of images and texts what it says of its tower for texts."""
+    if has_text_tower(config):
+        config = {**config["text_config"], "model_type": f"{config['model_type']}_text_model"}
+    family = FAMILIES.get(str(config.get("model_type")))
+    return {**(family.defaults if family else {}), **config}
 
 
 def family_of(config: Mapping[str, Any]) -> Family:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shapeshift.engines.casts import to_f32
-from shapeshift.engines.text.sentence_modules import DenseLayer, SentenceModules
+from shapeshift.engines.text.sentence_modules import DenseLayer, SentenceModules, TowerLayer
 from shapeshift.errors import InvalidInputError
 
 
@@ -106,16 +106,25 @@ def pool_one(hidden: torch.Tensor, pooling: Sequence[str]) -> torch.Tensor:
     return torch.cat([vectors[mode]() for mode in pooling])
 
 
-def dense_layers(listed: Sequence[DenseLayer]) -> nn.Sequential:
-    """Layers with their weights. Raises InvalidInputError for weights that do not fit their configuration."""
+def _weights(layer: DenseLayer) -> dict[str, torch.Tensor]:
+    """The weight and the bias, if it has one."""
+    from safetensors import safe_open
     from safetensors.torch import load_file
 
+    if not isinstance(layer, TowerLayer):
+        return {name.removeprefix("linear."): value.float() for name, value in load_file(layer.file).items()}
+    with safe_open(str(layer.file), "pt") as opened:
+        kinds = ("weight", "bias") if layer.bias else ("weight",)
+        return {kind: opened.get_tensor(f"{layer.module}.{kind}").float() for kind in kinds}
+
+
+def dense_layers(listed: Sequence[DenseLayer]) -> nn.Sequential:
+    """Layers with their weights. Raises InvalidInputError for weights that do not fit their configuration."""
     layers: list[nn.Module] = []
     for layer in listed:
         linear = nn.Linear(layer.in_features, layer.out_features, layer.bias)
         try:
-            weights = load_file(layer.file)
-            linear.load_state_dict({name.removeprefix("linear."): value.float() for name, value in weights.items()})
+            linear.load_state_dict(_weights(layer))
         except Exception as error:  # noqa: BLE001  the libraries raise many types
             reason = str(error).partition("\n")[0]
             raise InvalidInputError(

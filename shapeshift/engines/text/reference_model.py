@@ -47,6 +47,7 @@ _HEADS: Mapping[str, Callable[[Any], nn.Module]] = {
     "TOKEN_LOGITS": token_head,
     "TERM_WEIGHTS": language_head,
 }
+_TOWERS = [family.library for family in FAMILIES.values() if family.projection]
 _TYPES = "token_type_ids"
 _LAYER = re.compile(r"\.\d+\.")
 # Of the largest value: computed twice by the same model, in batches of one text.
@@ -87,7 +88,7 @@ class ReferenceModel:
             raise UnsupportedError(f"{tasks[0]}: model_type {self.family.name}; it is served for {', '.join(FAMILIES)}")
         self._task = tasks[0] if tasks else ""
         self._answers = answers
-        kind = "AutoModelForCausalLM" if answers else _TASKS.get(self._task, "AutoModel")
+        kind = "AutoModelForCausalLM" if answers else _TASKS.get(self._task, self.family.library)
         self._model = _load(checkpoint, self._task, kind, "IMPORTANCE" in outputs, layers)
         self._linear = linear_head(head) if head is not None else None
         if head is not None:
@@ -176,8 +177,11 @@ class ReferenceModel:
 
     def _of_texts(self, first: str, second: str | None, max_tokens: int) -> dict[str, Array]:
         with _library_errors(self._checkpoint):
-            inputs = self._tokenizer(first, second, truncation=True, max_length=max_tokens, return_tensors="pt")
-            accepted = inspect.signature(self._model.base_model.forward).parameters
+            options: dict[str, Any] = {"padding": "max_length"} if self.family.pads else {}
+            options |= {"truncation": True, "max_length": max_tokens, "return_tensors": "pt"}
+            inputs = self._tokenizer(first, second, **options)
+            accepted = {*inspect.signature(self._model.base_model.forward).parameters}
+            accepted -= {"attention_mask"} if self.family.pads else set()
             return self._compute({name: values for name, values in inputs.items() if name in accepted})
 
     @cached_property
@@ -246,6 +250,8 @@ def _load(checkpoint: Checkpoint, task: str, kind: str, with_attention: bool, la
     logging.disable_progress_bar()
     with _library_errors(checkpoint):
         config = transformers.AutoConfig.from_pretrained(checkpoint.folder)
+        # Of a model of images and texts that of its tower.
+        config = getattr(config, "text_config", config) if kind in _TOWERS else config
     if layers > config.num_hidden_layers:
         raise InvalidInputError("layers", layers, f"at most {config.num_hidden_layers} for this checkpoint")
     if layers:

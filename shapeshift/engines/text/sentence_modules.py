@@ -51,6 +51,13 @@ class DenseLayer:
 
 
 @dataclass(frozen=True)
+class TowerLayer(DenseLayer):
+    """The projection of a tower for texts. module: its name in `file`, which holds the whole checkpoint."""
+
+    module: str
+
+
+@dataclass(frozen=True)
 class SentenceModules:
     """What follows the transformer, in this order; and what precedes it.
 
@@ -93,7 +100,7 @@ class SentenceModules:
     def files(self) -> list[Path]:
         """The weights beside those of the transformer."""
         layers = [*self.dense, *filter(None, (self.token_dense, self.token_weights))]
-        return [layer.file for layer in layers]
+        return [layer.file for layer in layers if not isinstance(layer, TowerLayer)]
 
     def token_width(self, hidden: int) -> int:
         """The width of TOKEN_EMBEDDING."""
@@ -134,6 +141,16 @@ class SentenceModules:
             cross_encoder=False,
             activation="",
         )
+
+    def with_projection(self, folder: Path, module: str) -> SentenceModules:
+        """With the linear layer of this name in the checkpoint in `folder`, if it has one and no dense layers."""
+        headers = weight_headers.read(folder) if module and not self.dense else {}
+        if f"{module}.weight" not in headers:
+            return self
+        weight = headers[f"{module}.weight"]
+        outputs, inputs = weight.shape
+        layer = TowerLayer(weight.file, inputs, outputs, f"{module}.bias" in headers, "Identity", module)
+        return replace(self, dense=(layer,))
 
     def check(self, hidden: int) -> None:
         """Raise InvalidInputError unless the dense layers fit token vectors of width `hidden`."""

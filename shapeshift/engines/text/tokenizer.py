@@ -18,6 +18,8 @@ Ids = npt.NDArray[np.int64]
 Offsets = npt.NDArray[np.int32]
 
 FILE_NAME, CONFIG = "tokenizer.json", "tokenizer_config.json"
+PADS = "shapeshift_pads"
+"""The key of CONFIG, as a build writes it, where every text is padded as FILE_NAME says."""
 PairTemplate = tuple[str, str, str]
 """What stands before, between and behind the two texts of a pair that a decoder reads."""
 _BYTES_PER_TOKEN = 128
@@ -25,13 +27,14 @@ _TRUNCATES = "parameter truncate_prompt_tokens"
 
 
 def open_tokenizer(file: Path) -> Any:
-    """The tokenizer in a tokenizer.json, with what `read_config` says; it neither pads nor truncates."""
+    """The tokenizer in a tokenizer.json, with what `read_config` says; it does not truncate, and pads for PADS only."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(file))
-    tokenizer.no_padding()
+    tokenizer, config = Tokenizer.from_file(str(file)), read_config(file)
+    if PADS not in config:
+        tokenizer.no_padding()
     tokenizer.no_truncation()
-    tokenizer.encode_special_tokens = bool(read_config(file).get("split_special_tokens"))
+    tokenizer.encode_special_tokens = bool(config.get("split_special_tokens"))
     return tokenizer
 
 

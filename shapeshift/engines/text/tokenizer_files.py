@@ -6,13 +6,14 @@ a class change. Serving processes read the result with `tokenizers` alone.
 
 from __future__ import annotations
 
+import json
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from shapeshift.engines.checkpoint import Checkpoint
 from shapeshift.engines.gguf.tensors import INDEX as GGUF_INDEX
-from shapeshift.engines.text.tokenizer import CONFIG, FILE_NAME, TextTokenizer, open_tokenizer
+from shapeshift.engines.text.tokenizer import CONFIG, FILE_NAME, PADS, TextTokenizer, open_tokenizer, read_config
 from shapeshift.errors import InvalidInputError, UnsupportedError
 
 PUBLISHED = (FILE_NAME, CONFIG)
@@ -72,16 +73,28 @@ def of_library(folder: Path, lower_case: bool = False) -> Any:
     return tokenizer
 
 
-def write(folder: Path, target: Path, lower_case: bool = False) -> Any:
+def write(folder: Path, target: Path, lower_case: bool = False, pad_to: int = 0) -> Any:
     """Write PUBLISHED into the folder `target`: the tokenizer of the checkpoint in `folder`, which is returned.
 
-    Raises as `of_library`, and UnsupportedError for a tokenizer that a tokenizer.json cannot express.
+    pad_to: the tokens of every text; 0: texts are not padded. Raises as `of_library`, and UnsupportedError for a
+    tokenizer that a tokenizer.json cannot express.
     """
     library = of_library(folder, lower_case)
     # Templates go into tokenizer_config.json, all of them.
     library.save_pretrained(str(target), save_jinja_files=False)
-    _require_equal(TextTokenizer(target / FILE_NAME, _LONGEST), library, folder)
+    if pad_to:
+        _pad(target, library, pad_to)
+    _require_equal(TextTokenizer(target / FILE_NAME, _LONGEST), library, folder, pad_to)
     return library
+
+
+def _pad(target: Path, library: Any, length: int) -> None:
+    """Have every text padded as the library does, in the files in `target`."""
+    tokenizer, config = open_tokenizer(target / FILE_NAME), read_config(target / FILE_NAME)
+    token = {"pad_id": library.pad_token_id, "pad_token": library.pad_token, "direction": library.padding_side}
+    tokenizer.enable_padding(length=length, **token)
+    tokenizer.save(str(target / FILE_NAME))
+    (target / CONFIG).write_text(json.dumps({**config, PADS: True}, indent=1) + "\n", encoding="utf-8")
 
 
 def require_ids_below(file: Path, ids: int) -> None:
@@ -108,13 +121,15 @@ def awkward_texts(library: Any) -> list[str]:
     return [*AWKWARD_TEXTS, *(f"before {token} after{token}" for token in named), " ".join(named) or "a b"]
 
 
-def _require_equal(tokenizer: TextTokenizer, library: Any, folder: Path) -> None:
+def _require_equal(tokenizer: TextTokenizer, library: Any, folder: Path, pad_to: int) -> None:
     texts = awkward_texts(library)
     cases: list[tuple[str, str | None]] = [(text, None) for text in texts]
     cases += zip(texts, texts[1:], strict=False)
-    for tokenizer.max_tokens in (_LONGEST, _TRUNCATED):
+    padding = "max_length" if pad_to else False
+    for tokenizer.max_tokens in (pad_to,) if pad_to else (_LONGEST, _TRUNCATED):
         for first, second in cases:
-            expected = library(first, second, truncation=True, max_length=tokenizer.max_tokens)["input_ids"]
+            options = {"padding": padding, "truncation": True, "max_length": tokenizer.max_tokens}
+            expected = library(first, second, **options)["input_ids"]
             pair = None if second is None else second.encode()
             got = tokenizer.encode_with_offsets(first.encode(), pair, truncate=True).ids.tolist()
             if got != expected:
