@@ -61,6 +61,7 @@ PLAIN: dict[str, tuple[str, list[Any]]] = {
         [{**CHAT, "thinking_token_budget": 10}],
     ),
     "a task of pooling that the model lacks": ("pooling", [{**EMBED, "task": "token_embed"}]),
+    "an image for a model of texts": ("embeddings", [{**EMBED, "input": [{"image": PNG + "AAAA"}]}]),
     "an image of another host's URL": ("classify", [{**IMAGE, "input": "https://example.org/a.png"}]),
 }
 

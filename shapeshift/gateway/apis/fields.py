@@ -59,6 +59,47 @@ Texts = Annotated[
 ]
 
 
+class Item(BaseModel):
+    """A text or an image, as Jina has them. image: a data URL, or base64."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    text: str | None = None
+    image: str | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.text is None) == (self.image is None):
+            raise PydanticCustomError("one_of", "an object with either text or image")
+        return self
+
+
+def _item_form(value: Any) -> str:
+    return TEXT if isinstance(value, str) else ITEMS
+
+
+def form_of_items(value: Any) -> str | None:
+    """As `form_of`, of a list in which objects may stand."""
+    has_objects = isinstance(value, list) and any(isinstance(one, dict) for one in value)
+    return ITEMS if has_objects else form_of(value)
+
+
+Items = Annotated[
+    list[Annotated[Annotated[str, Tag(TEXT)] | Annotated[Item, Tag(ITEMS)], Discriminator(_item_form)]],
+    bounded(),
+    Tag(ITEMS),
+]
+INPUTS = f"{TEXTS}; or a list of objects with a text or an image"
+Inputs = Annotated[
+    Annotated[str, Tag(TEXT)]
+    | Annotated[Strings, Tag(TEXT_LIST)]
+    | Annotated[_Tokens, Tag(TOKENS)]
+    | Annotated[list[_Tokens], bounded(), Tag(LISTS)]
+    | Items,
+    Discriminator(form_of_items, custom_error_type="form", custom_error_message=INPUTS),
+]
+
+
 def listed(texts: Texts) -> list[str] | list[list[int]]:
     """Always a list: of texts, or of the tokens of each."""
     if isinstance(texts, str) or (texts and isinstance(texts[0], int)):
@@ -72,6 +113,16 @@ Rows = Annotated[
     | Annotated[Strings, Tag(TEXT_LIST)]
     | Annotated[list[Annotated[list[str], bounded(most=2)]], bounded(), Tag(LISTS)],
     Discriminator(form_of, custom_error_type="form", custom_error_message=_ROWS),
+]
+
+
+ROWS = f"{_ROWS}; or a list of objects with a text or an image"
+RowsOrItems = Annotated[
+    Annotated[str, Tag(TEXT)]
+    | Annotated[Strings, Tag(TEXT_LIST)]
+    | Annotated[list[Annotated[list[str], bounded(most=2)]], bounded(), Tag(LISTS)]
+    | Items,
+    Discriminator(form_of_items, custom_error_type="form", custom_error_message=ROWS),
 ]
 
 

@@ -17,6 +17,7 @@ from shapeshift.serving.description import (
     EMBEDDING,
     GENERATION,
     IMAGE_CLASSIFICATION,
+    IMAGE_EMBEDDING,
     RERANKING,
     SPARSE_EMBEDDING,
     TEXT_CLASSIFICATION,
@@ -40,7 +41,7 @@ _SHOWN = (
         "activation",
         "pairs",
     ),
-    *("only_pairs", "tasks", "prompts", "levels", "precision"),
+    *("only_pairs", "tasks", "text_model", "prompts", "levels", "precision"),
 )
 _PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 _CHAT: tuple[str, Mapping[str, Any]] = (
@@ -56,6 +57,7 @@ _EXAMPLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     TOKEN_CLASSIFICATION: ("predict", {"inputs": "A text of any length.", "aggregation_strategy": "simple"}),
     TEXT_CLASSIFICATION: ("v1/classify", {"input": "A text of any length."}),
     IMAGE_CLASSIFICATION: ("v1/classify", {"input": f"data:image/png;base64,{_PNG}"}),
+    IMAGE_EMBEDDING: ("v1/embeddings", {"input": [{"image": f"data:image/png;base64,{_PNG}"}]}),
     GENERATION: ("v1/completions", {"prompt": "Once upon a time", "max_tokens": 40}),
 }
 _LINKS = (

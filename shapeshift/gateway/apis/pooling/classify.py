@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +15,20 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from shapeshift.errors import ModelError
-from shapeshift.gateway.apis.fields import ApiRequest, Int32, ModelRequest, Rows, TeiRequest, not_served
+from shapeshift.gateway.apis.fields import (
+    ROWS,
+    ApiRequest,
+    Int32,
+    Item,
+    ModelRequest,
+    Rows,
+    RowsOrItems,
+    TeiRequest,
+    bounded,
+    not_served,
+)
+from shapeshift.gateway.apis.pooling.images import image_file, zero_shot
+from shapeshift.gateway.apis.pooling.vectors import softmax
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.endpoint import BodyRoute, Context
 from shapeshift.gateway.errors import ApiError, invalid
@@ -26,6 +36,7 @@ from shapeshift.gateway.text_rows import infer_rows, infer_texts, renumbered, re
 from shapeshift.serving.description import (
     IDENTITY,
     IMAGE_CLASSIFICATION,
+    IMAGE_EMBEDDING,
     SIGMOID,
     SOFTMAX,
     TEXT_CLASSIFICATION,
@@ -35,7 +46,6 @@ from shapeshift.triton.async_client import Tensors
 
 router = APIRouter(route_class=BodyRoute, tags=["classify"])
 
-_DATA_URL = re.compile(r"data:image/(?:png|jpeg|jpg);base64,", re.IGNORECASE)
 Strategy = Literal["none", "simple", "first", "average", "max"]
 _MOST_ROWS = 2048
 # What stands beside the label where a front has it, in lower case.
@@ -43,15 +53,16 @@ _FURTHER = ("CONFIDENCE", "LEVEL", "GAMMA", "OUTCOME")
 
 
 class ClassifyRequest(ModelRequest):
-    """input: texts, beside vLLM's pairs of them, or for an image model data URLs.
+    """input: texts, beside vLLM's pairs of them, or for an image model data URLs, also in Jina's objects.
 
-    task, level and min_accuracy are request parameters of models.
+    labels: Jina's, for a model of images and texts. task, level and min_accuracy are request parameters of models.
     """
 
     # A front calls the pixels of a decoded IMAGE `image`.
     made_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("TEXT", "TEXT_PAIR", "IMAGE", "image"), "input")
 
-    input: Rows = Field(description="a text, a list of texts, or a list of lists with one text or one pair each")
+    input: RowsOrItems = Field(description=ROWS)
+    labels: Annotated[list[str], bounded(1)] | None = None
     truncate: bool | None = None
     task: str | None = None
     level: Annotated[Int32, Field(ge=1)] | None = None
@@ -59,16 +70,22 @@ class ClassifyRequest(ModelRequest):
 
     def rows(self) -> list[list[str]]:
         """Rows of one text or two."""
-        texts = [self.input] if isinstance(self.input, str) else self.input
-        return [[row] if isinstance(row, str) else row for row in texts]
+        rows = [self.input] if isinstance(self.input, str) else self.input
+        plain = [(row.text or row.image or "") if isinstance(row, Item) else row for row in rows]
+        return [[row] if isinstance(row, str) else row for row in plain]
 
 
 class EntityParameters(ApiRequest):
-    """Where huggingface_hub's client has it. ignore_labels: by default O."""
+    """Where huggingface_hub's client has it. ignore_labels: by default O.
+
+    candidate_labels: of an image, each put into hypothesis_template, as transformers' pipeline does.
+    """
 
     aggregation_strategy: Strategy | None = None
     ignore_labels: Annotated[list[str] | None, not_served(["O"])] = None
     stride: Annotated[int | None, not_served(0)] = None
+    candidate_labels: Annotated[list[str], bounded(1)] | None = None
+    hypothesis_template: str = "This is a photo of {}."
 
 
 class PredictRequest(TeiRequest):
@@ -104,6 +121,8 @@ class PredictRequest(TeiRequest):
 @router.post("/v1/classify")
 async def create_classification(body: ClassifyRequest, context: Context) -> dict[str, Any]:
     """The most likely label of each input, and the probabilities of all labels."""
+    if body.labels is not None:
+        return await _by_labels(body, body.labels, context)
     target = await context.gateway.catalogue.find(body.model, (TEXT_CLASSIFICATION, IMAGE_CLASSIFICATION))
     parameters = body.request_parameters("truncate", "task", "level", "min_accuracy")
     classified = await _classify(context, target, body.rows(), parameters)
@@ -120,9 +139,48 @@ async def create_classification(body: ClassifyRequest, context: Context) -> dict
     return list_of("classify", body.model, data, classified.tokens)
 
 
+async def _by_labels(body: ClassifyRequest, labels: Sequence[str], context: Context) -> dict[str, Any]:
+    """The probability of each label for each image, by the cosines of their vectors."""
+    target = await context.gateway.catalogue.find(body.model, (IMAGE_EMBEDDING,))
+    _check_rows(target, body.rows())
+    images = [image_file(row[0], f"input[{place}]", bare=True) for place, row in enumerate(body.rows())]
+    if not 1 <= len(images) <= _MOST_ROWS:
+        raise invalid("input", f"{len(images)} inputs", f"1 to {_MOST_ROWS}")
+    scores, gammas, tokens = await zero_shot(context, target, images, labels, body.request_parameters())
+    best = scores.argmax(axis=1).tolist()
+    data = [
+        {
+            "index": place,
+            "label": labels[best[place]],
+            "probs": row.astype(np.float32),
+            "num_classes": len(labels),
+            "gamma": gammas[place],
+        }
+        for place, row in enumerate(scores)
+    ]
+    return list_of("classify", body.model, data, tokens)
+
+
+async def _candidates(body: PredictRequest, labels: Sequence[str], context: Context) -> list[dict[str, Any]]:
+    """The labels of an image with their scores, the likeliest first."""
+    assert body.parameters is not None
+    template = body.parameters.hypothesis_template
+    if template.count("{}") != 1:
+        raise invalid("parameters.hypothesis_template", template, "a text with one {}")
+    target = await context.gateway.catalogue.only(body.model, (IMAGE_EMBEDDING,))
+    if not isinstance(body.inputs, str):
+        raise invalid("inputs", f"{len(body.inputs)} inputs", "one image in base64")
+    image = image_file(body.inputs, "inputs", bare=True)
+    texts = [template.replace("{}", label) for label in labels]
+    scores, _, _ = await zero_shot(context, target, [image], texts, body.request_parameters())
+    return [{"label": labels[place], "score": float(scores[0, place])} for place in order(scores[0])]
+
+
 @router.post("/predict")
 async def tei_predict(body: PredictRequest, context: Context) -> list[Any]:
     """All labels with their scores, the most likely first; a list of such lists for several inputs."""
+    if body.parameters is not None and body.parameters.candidate_labels is not None:
+        return await _candidates(body, body.parameters.candidate_labels, context)
     target = await context.gateway.catalogue.only(body.model, (TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION))
     if target.front.kind == TOKEN_CLASSIFICATION:
         return await _entities(body, context, target)
@@ -219,12 +277,6 @@ def activated(target: Target, logits: NDArray[np.float32]) -> NDArray[np.float64
     return _ACTIVATIONS[name](logits.astype(np.float64))
 
 
-def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of each row."""
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
-
-
 _ACTIVATIONS: Mapping[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
     IDENTITY: lambda logits: logits,
     SIGMOID: lambda logits: 1.0 / (1.0 + np.exp(-logits)),
@@ -269,26 +321,12 @@ def _columns(target: Target, rows: Sequence[Sequence[str]]) -> dict[str, NDArray
     """The inputs for rows that all have as many texts."""
     if target.front.kind == IMAGE_CLASSIFICATION:
         column = np.empty((len(rows), 1), dtype=object)
-        column[:, 0] = [_image(row[0], place) for place, row in enumerate(rows)]
+        column[:, 0] = [image_file(row[0], f"input[{place}]") for place, row in enumerate(rows)]
         return {"IMAGE": column}
     columns = {"TEXT": text_column([row[0] for row in rows])}
     if len(rows[0]) == 2:
         columns["TEXT_PAIR"] = text_column([row[1] for row in rows])
     return columns
-
-
-def _image(url: str, place: int) -> bytes:
-    """The file in a data URL; its pixels are decoded, within their limit, by the model."""
-    head = _DATA_URL.match(url)
-    if head is None:
-        raise invalid(f"input[{place}]", url, "a data URL of a PNG or JPEG file: data:image/png;base64,...")
-    try:
-        image = base64.b64decode(url[head.end() :], validate=True)
-    except (binascii.Error, ValueError):
-        raise invalid(f"input[{place}]", url, "valid base64 after the comma") from None
-    if not image:
-        raise ApiError(400, f"input[{place}]: an image of 0 bytes", param=f"input[{place}]", code="invalid_value")
-    return image
 
 
 def _plain(values: NDArray[Any]) -> list[Any]:

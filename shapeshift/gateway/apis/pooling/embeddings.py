@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 from fastapi import APIRouter
 from numpy.typing import NDArray
 from pydantic import Field
 
-from shapeshift.gateway.apis.fields import TEXTS, Int32, ModelRequest, TeiRequest, Texts, bounded, listed, not_served
+from shapeshift.gateway.apis.fields import (
+    INPUTS,
+    TEXTS,
+    Inputs,
+    Int32,
+    ModelRequest,
+    TeiRequest,
+    Texts,
+    bounded,
+    listed,
+    not_served,
+)
+from shapeshift.gateway.apis.pooling.images import rows_of, vectors_of
 from shapeshift.gateway.apis.pooling.vectors import VectorType, in_base64, of_length_1, of_type, shortened
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.endpoint import BodyRoute, Context
 from shapeshift.gateway.text_rows import infer_texts
-from shapeshift.serving.description import EMBEDDING
+from shapeshift.serving.description import EMBEDDING, IMAGE_EMBEDDING
 
 router = APIRouter(route_class=BodyRoute, tags=["embeddings"])
 
@@ -31,11 +43,16 @@ _PROMPTS: Mapping[str, Sequence[str]] = {
 
 
 class EmbeddingRequest(ModelRequest):
-    """OpenAI's, with Cohere's embedding_types; the last four are request parameters of the technique `polymorph`."""
+    """OpenAI's, with Cohere's embedding_types, Jina's objects and infinity's modality.
 
-    made_of: ClassVar[Mapping[str, str]] = {"TEXT": "input", "INPUT_IDS": "input"}
+    The last three are request parameters of the technique `polymorph`. modality: what texts in `input` are.
+    """
 
-    input: Texts = Field(description=TEXTS)
+    # A front calls the pixels of a decoded IMAGE `image`.
+    made_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("TEXT", "INPUT_IDS", "IMAGE", "image"), "input")
+
+    input: Inputs = Field(description=INPUTS)
+    modality: Literal["text", "image"] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     embedding_types: Types | None = None
@@ -77,10 +94,19 @@ class CohereEmbedRequest(ModelRequest):
 
 @router.post("/v1/embeddings")
 async def create_embeddings(body: EmbeddingRequest, context: Context) -> dict[str, Any]:
-    """Vectors of texts, as lists of numbers or in base64 (float32, little-endian), or of `embedding_types`."""
-    target = await context.gateway.catalogue.find(body.model, (EMBEDDING,))
+    """Vectors of texts and images, as lists of numbers or in base64 (float32, little-endian), or of `embedding_types`.
+
+    An image has the `gamma` of its vector beside it.
+    """
+    target = await context.gateway.catalogue.find(body.model, (EMBEDDING, IMAGE_EMBEDDING))
     parameters = body.request_parameters("prompt_name", "truncate", "truncate_prompt_tokens")
-    vectors, tokens = await _embed(context, target, listed(body.input), parameters)
+    rows = rows_of(target, body.input, body.modality)
+    gammas: Mapping[int, int] = {}
+    if rows is None:
+        vectors, tokens = await _embed(context, target, listed(cast("Texts", body.input)), parameters)
+    else:
+        mixed = await vectors_of(context, target, rows, body.request_parameters(), parameters)
+        vectors, tokens, gammas = mixed.vectors, mixed.tokens, mixed.gammas
     vectors = shortened(target, vectors, body.dimensions)
     in_text = body.encoding_format == "base64"
     packed: Mapping[str, Any] = {"float": in_base64(vectors) if in_text else vectors}
@@ -89,8 +115,12 @@ async def create_embeddings(body: EmbeddingRequest, context: Context) -> dict[st
         packed = {kind: in_base64(rows) if in_text and kind != "base64" else rows for kind, rows in packed.items()}
     columns = [*packed.values()]
     by_type = (dict(zip(packed, row, strict=True)) for row in zip(*columns, strict=True))
-    rows = columns[0] if len(columns) == 1 else by_type
-    data = [{"object": "embedding", "index": place, "embedding": row} for place, row in enumerate(rows)]
+    packed_rows = columns[0] if len(columns) == 1 else by_type
+    data: list[dict[str, Any]] = [
+        {"object": "embedding", "index": place, "embedding": row} for place, row in enumerate(packed_rows)
+    ]
+    for place, gamma in gammas.items():
+        data[place]["gamma"] = gamma
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "data": data, "model": body.model, "usage": usage}
 

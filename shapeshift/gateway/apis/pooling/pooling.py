@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from shapeshift.gateway.apis.fields import TEXTS, Int32, ModelRequest, TeiRequest, Texts, listed
-from shapeshift.gateway.apis.pooling.classify import activated, list_of, softmax
-from shapeshift.gateway.apis.pooling.vectors import in_base64, require_type, shortened, terms, token_vectors
+from shapeshift.gateway.apis.pooling.classify import activated, list_of
+from shapeshift.gateway.apis.pooling.vectors import in_base64, require_type, shortened, softmax, terms, token_vectors
 from shapeshift.gateway.endpoint import BodyRoute, Context
 from shapeshift.gateway.errors import invalid
 from shapeshift.gateway.text_rows import infer_texts

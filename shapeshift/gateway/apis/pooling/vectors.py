@@ -73,6 +73,12 @@ _TYPES: Mapping[str, Callable[[Floats], NDArray[Any] | list[str]]] = {
 }
 
 
+def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each row."""
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
 def token_vectors(padded: Floats) -> list[Floats]:
     """The vectors of each row [tokens, width]; a token without one has zeros, as has what is beyond the row's end."""
     return [row[row.any(axis=1)] for row in padded]
