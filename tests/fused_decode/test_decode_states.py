@@ -20,9 +20,12 @@ from shapeshift.fused_decode.engine.loop import DecodeLoop
 from shapeshift.fused_decode.engine.sampling import grammar
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.loading import load_runtime
+from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from shapeshift.fused_decode.model.kv_cache import block_bytes, cache_bytes
+from shapeshift.fused_decode.model.network import DeltaLayer
+from shapeshift.fused_decode.model.torch_operations import TorchOperations
 from shapeshift.fused_decode.policy.admission import FirstComeFirstServed
 from shapeshift.fused_decode.request import Request
 from shapeshift.fused_decode.sampling_params import SamplingParams
@@ -251,6 +254,34 @@ def test_a_step_that_kernels_cannot_read_is_refused(load: Callable[..., DecodeMo
             model.operations.delta_net(inputs, shares, layer, torch.tensor(changed, dtype=torch.int32))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=r"inputs: must be \[tokens"):
         model.operations.delta_net(inputs[:, 1:].contiguous(), shares, layer, runs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [5, 20, 84])
+def test_kernels_compute_what_plain_torch_does(kernel_cache: Path, dtype: torch.dtype, width: int) -> None:
+    """Heads whose columns fill vectors, and others; a text that begins, one that goes on, and one that is replayed."""
+    native = native_operations.load(kernel_cache, print)
+    assert native is not None
+    chance = torch.Generator().manual_seed(width)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=chance)
+
+    key_heads, heads, depth, kernel, tokens = 2, 6, 12, 4, 9
+    channels, values = 2 * key_heads * depth + heads * width, heads * width
+    inputs, shares = normal(tokens, channels + values).to(dtype), normal(tokens, 2 * heads)
+    weight, decay, bias, norm = normal(kernel, channels), -normal(heads).exp(), normal(heads), normal(width)
+    window, state = normal(3, kernel, channels), normal(3, heads, depth, width)
+    runs = torch.tensor([[2, 0, 0, 5, 0], [0, 7, 5, 1, 0], [1, 3, 6, 3, 1]], dtype=torch.int32)
+    outs, ends = [], []
+    for operations in (TorchOperations(), native):
+        layer = DeltaLayer(
+            torch.nn.Identity(), weight, decay, bias, norm, 1e-3, window=window.clone(), state=state.clone()
+        )
+        outs.append(operations.delta_net(inputs, shares, layer, runs).float())
+        ends.append(layer.state)
+    assert torch.allclose(outs[1], outs[0], atol=1e-4 if dtype == torch.float32 else 0.05, rtol=1e-2)
+    assert torch.allclose(ends[1], ends[0], atol=1e-4)
 
 
 def test_keys_and_values_may_be_levels(hybrid: Tiny, kernel_cache: Path) -> None:
