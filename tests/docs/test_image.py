@@ -55,6 +55,8 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("image") / "build"
     for name in GENERATED:
         shutil.copytree(PROJECT / "build" / name, folder / name, symlinks=True)
+    # Docker would make the mount point of a run folder, as root.
+    (folder / "run").mkdir()
     for path in (folder, *folder.rglob("*")):
         os.chown(path, 1000, 1000, follow_symlinks=False)
     folder.parent.chmod(0o755)
@@ -126,6 +128,14 @@ def chat(text: str) -> str:
         return answer
 
 
+def gateway_answers() -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{GATEWAY}/v1/models", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
 def processes(name: str) -> list[int]:
     """The processes of `encode`, by their numbers in the container."""
     listed = (
@@ -149,15 +159,19 @@ def test_the_image_says_what_it_is_and_holds_no_index(image: dict[str, Any]) -> 
 
 
 def test_a_container_serves_heals_and_stops_in_order(start: Start) -> None:
-    name = start(("--memory=8g", "--env=MODEL=encode"), "--models=encode,chat,generate_unary")
+    run_folder = "--tmpfs=/srv/build/run:size=64m,uid=1000,gid=1000,exec"
+    name = start(("--memory=8g", "--env=MODEL=encode", run_folder), "--models=encode,chat,generate_unary")
     wait(lambda: is_ready("encode") and is_ready("chat"), name)
     before = embedding("a text")
     assert before.shape == (384,) and abs(np.linalg.norm(before) - 1) < 1e-3
+    # It starts once the models are ready.
+    wait(gateway_answers, name)
     assert "Paris" in chat("What is the capital of France? Answer in 2026, 100% sure: {city}")
     health = json.loads(docker("inspect", name).stdout)[0]["Config"]["Healthcheck"]["Test"]
     check = [part.replace(":8000", f":{HTTP}") for part in health[1:]]
     assert docker("exec", name, *check, check=False).returncode == 0
-    # The sidecar, inside, loads a model whose process was killed.
+    # The sidecar, inside, loads a model whose process was killed, also where the disk of the run folder is full.
+    docker("exec", name, "sh", "-c", "cat /dev/zero > /srv/build/run/full; test $? -ne 0")
     killed = processes(name)
     assert killed
     docker("exec", name, "python3", "-c", f"import os; [os.kill(pid, 9) for pid in {killed}]")
