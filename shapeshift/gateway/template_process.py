@@ -55,7 +55,11 @@ class TemplateProcess:
 
         Raises TemplateError; TimeoutError after `max_seconds`, ConnectionError where the process ends before; OSError.
         """
-        question = orjson.dumps(arguments) + b"\n"
+        try:
+            question = orjson.dumps(arguments) + b"\n"
+        except TypeError as error:
+            # Nested too deep.
+            raise TemplateError(str(error)) from None
         channel = self.start()
         try:
             if not self._is_ready:

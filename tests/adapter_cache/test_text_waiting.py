@@ -6,8 +6,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 from shapeshift.adapter_cache.memory.adapter_table import Adapter
+from shapeshift.adapter_cache.text.base import PackAdapters
 from shapeshift.adapter_cache.text.waiting import WaitingTexts
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.errors import EngineError, OverloadedError
@@ -94,11 +96,12 @@ def test_requests_that_have_ended_do_not_wait() -> None:
     cancelled, late, failing = texts.add("a"), texts.add("a", latency_ms=1e-3), texts.add("b")
     cancelled.fail(EngineError("gone"))
     texts.waiting.release(cancelled)
-    assert texts.waiting.fail_late() and isinstance(late.error, OverloadedError)
+    texts.waiting.fail_late()
+    assert isinstance(late.error, OverloadedError)
     texts.waiting.fail(failing.adapter, EngineError("no such file"))
     assert str(failing.error) == "no such file"
     texts.load()
-    assert texts.submitted == [] and len(texts.waiting) == 0 and not texts.waiting.fail_late()
+    assert texts.submitted == [] and len(texts.waiting) == 0
     assert not any(texts.cache.waiting.values())
 
 
@@ -109,6 +112,25 @@ def test_a_request_that_is_refused_is_answered_so() -> None:
     assert str(request.error) == "queue_rows: full" and texts.answered == [request]
     texts.waiting.release(request)
     assert not any(texts.cache.users.values())
+
+
+class Leaving:
+    """An adapter that leaves the memory once its places have been read."""
+
+    head = ()
+    read = False
+
+    @property
+    def places(self) -> torch.Tensor | None:
+        before, self.read = self.read, True
+        return None if before else torch.ones(1, 1, 3, 4, dtype=torch.int64)
+
+
+def test_an_adapter_that_leaves_the_memory_meanwhile_fails_no_pack() -> None:
+    request = TextRequest([np.array([5, 6])], lambda ended: None)
+    request.adapter = Leaving()
+    pack = PackAdapters(torch.zeros(8), ())
+    assert pack(request.rows) is not None and pack(request.rows) is None
 
 
 def test_the_rows_that_wait_are_bounded() -> None:

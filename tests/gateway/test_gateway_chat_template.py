@@ -311,6 +311,15 @@ def test_what_a_template_raises_is_an_error_of_the_request(source: str, chats: C
     assert FAILING[source] in str(raised.value) and str(raised.value).startswith("messages: got 'user'; what the model")
 
 
+def test_a_conversation_that_is_nested_too_deep_is_refused(chats: ChatRenderer) -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(300):
+        schema = {"items": schema}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    with pytest.raises(InvalidInputError, match="what the model's chat template takes: Recursion"):
+        asyncio.run(chats.prompt(model("a"), Conversation(ASKED, [tool])))
+
+
 NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 TOO_LONG = {
     "a loop": (NESTED, "a"),

@@ -53,15 +53,16 @@ class PackAdapters:
 
     def __call__(self, rows: Sequence[Row]) -> Adapted | None:
         """None where no row has an adapter."""
-        # One whose request has ended may have left the memory; nobody reads what is computed for it.
-        named = [adapter if (adapter := row.request.adapter) and adapter.places is not None else None for row in rows]
-        present = [*dict.fromkeys(adapter for adapter in named if adapter is not None)]
+        # One whose request has ended may leave the memory at any time, so that its places are read once; nobody reads
+        # what is computed for it.
+        named = dict.fromkeys(row.request.adapter for row in rows if row.request.adapter is not None)
+        present = {adapter: places for adapter in named if (places := adapter.places) is not None}
         if not present:
             return None
         numbers = {adapter: number for number, adapter in enumerate(present)}
-        of_rows = np.array([-1 if adapter is None else numbers[adapter] for adapter in named])
+        of_rows = np.array([numbers.get(row.request.adapter, -1) for row in rows])
         groups = group_tokens(np.repeat(of_rows, [row.tokens for row in rows]), len(present))
-        places = torch.stack([adapter.places for adapter in present])
+        places = torch.stack([*present.values()])
         heads = [
             (np.flatnonzero(of_rows == number), self._head_of(adapter))
             for adapter, number in numbers.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -78,7 +79,7 @@ class LoraTextFront(TextFront):
         self._waiting.cache = self.adapters.cache
         # Pinned adapters.
         self._waiting.advance()
-        self._since_refresh_s = 0.0
+        self._refresh_at = 0.0
         self._watching = Loop("adapter-registry", self._watch, self.log.error)
         self._watching.start()
         self.log.info(f"{len(self.adapters.catalogue)} adapters, {params.adapter_mb} MiB held")
@@ -169,11 +170,10 @@ class LoraTextFront(TextFront):
             self._release(job)
 
     def _watch(self) -> float:
-        waits = self._waiting.fail_late()
-        self._since_refresh_s -= _DEADLINE_CHECK_S if waits else self.refresh_s
-        if self._since_refresh_s <= 0.0:
-            self._since_refresh_s = self.refresh_s
+        self._waiting.fail_late()
+        if time.monotonic() >= self._refresh_at:
+            self._refresh_at = time.monotonic() + self.refresh_s
             has_changed = self.adapters.catalogue.refresh()
             if self.adapters.prefetch() or has_changed:
                 self._waiting.advance()
-        return _DEADLINE_CHECK_S if waits else self.refresh_s
+        return _DEADLINE_CHECK_S

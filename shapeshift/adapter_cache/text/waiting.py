@@ -83,12 +83,10 @@ class WaitingTexts:
         for request in waiting:
             request.fail(reason)
 
-    def fail_late(self) -> bool:
-        """Answer what has waited beyond its deadline; whether anything waits."""
-        waiting = list(self._waiting)
-        for request in waiting:
+    def fail_late(self) -> None:
+        """Answer what has waited beyond its deadline."""
+        for request in list(self._waiting):
             request.fail_if_late()
-        return bool(waiting)
 
     def close(self) -> None:
         """Answer what waits, and take nothing more."""
