@@ -91,6 +91,22 @@ def test_what_is_in_use_leaves_no_memory_to_others() -> None:
     assert not any(texts.cache.users.values()), "a second release counts nothing"
 
 
+def test_adapters_in_use_without_a_pause_hold_up_no_other() -> None:
+    texts = Texts()
+    texts.cache.loaded |= {"a", "b"}
+    running = [texts.add(name) for name in "ab"]
+    last = texts.add("c")
+    for number in range(100):
+        running.append(texts.add("ab"[number % 2]))
+        texts.waiting.release(running.pop(0))
+        texts.load()
+    assert last in texts.submitted and texts.submitted.index(last) < 40
+    for request in running:
+        texts.waiting.release(request)
+        texts.load()
+    assert len(texts.submitted) > 90, "the others go on"
+
+
 def test_requests_that_have_ended_do_not_wait() -> None:
     texts = Texts()
     cancelled, late, failing = texts.add("a"), texts.add("a", latency_ms=1e-3), texts.add("b")

@@ -140,6 +140,7 @@ def test_labels_by_the_cosines_of_texts(url: str) -> None:
         "model_not_supported",
     )
     assert refused(url, "/v1/classify", model="clip", input=URL + picture(2), labels=["a 1", ""])[0] == "labels[1]"
+    assert refused(url, "/v1/classify", model="clip", input=URL + picture(2), labels=["a 1"] * 2049)[0] == "labels"
 
 
 def test_the_hubs_client_finds_the_only_model(start_gateway: Callable[..., str]) -> None:

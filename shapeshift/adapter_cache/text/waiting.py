@@ -10,10 +10,14 @@ from shapeshift.adapter_cache.memory.cache import AdapterCache
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.serving.bounds import Bound, unloading
 
+# Requests that may overtake the first one while those that run leave no room for its adapter.
+_MOST_OVERTAKES = 32
+
 
 class WaitingTexts:
     """Hands requests to `submit` when their adapters are ready, in order of arrival; a load blocks no other request.
 
+    Where adapters in use leave no room for that of the first one, at most _MOST_OVERTAKES requests overtake it.
     Any thread calls it; it calls the cache with its lock held, so that threads take turns as the cache's one.
     """
 
@@ -24,6 +28,8 @@ class WaitingTexts:
         self._bound = Bound("queue_rows", most_rows, "rows")
         self._waiting: dict[TextRequest, None] = {}
         self._using: set[TextRequest] = set()
+        self._first: TextRequest | None = None
+        self._overtakes = 0
         self._closed = False
         self._lock = threading.RLock()
 
@@ -61,20 +67,32 @@ class WaitingTexts:
         ready = []
         with self._lock:
             self.cache.begin_iteration()
+            are_held = self._are_held()
             for request in list(self._waiting):
                 name = request.adapter.name
-                if not request.finished and not self.cache.acquire(name):
+                if not request.finished and (are_held or not self.cache.acquire(name)):
                     continue
                 del self._waiting[request]
                 self.cache.unqueued(name)
                 if not request.finished:
                     self._using.add(request)
+                    self._overtakes += 1
                     ready.append(request)
         for request in ready:
             try:
                 self._submit(request)
             except Exception as error:  # noqa: BLE001  whatever it is, it is the answer
                 request.fail(error)
+
+    def _are_held(self) -> bool:
+        """Whether nothing is submitted, so that what runs makes room for the first one that waits."""
+        first = next((request for request in self._waiting if not request.finished), None)
+        if first is not self._first:
+            self._first, self._overtakes = first, 0
+        # It may take the place of an adapter that others wait for.
+        return (
+            first is not None and self._overtakes >= _MOST_OVERTAKES and not self.cache.start_load(first.adapter.name)
+        )
 
     def fail(self, adapter: Adapter, reason: Exception) -> None:
         """Answer what waits for `adapter`."""

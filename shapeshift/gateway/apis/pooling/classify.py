@@ -62,7 +62,7 @@ class ClassifyRequest(ModelRequest):
     made_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("TEXT", "TEXT_PAIR", "IMAGE", "image"), "input")
 
     input: RowsOrItems = Field(description=ROWS)
-    labels: Annotated[list[str], bounded(1)] | None = None
+    labels: Annotated[list[str], bounded(1, _MOST_ROWS)] | None = None
     truncate: bool | None = None
     task: str | None = None
     level: Annotated[Int32, Field(ge=1)] | None = None
@@ -84,7 +84,7 @@ class EntityParameters(ApiRequest):
     aggregation_strategy: Strategy | None = None
     ignore_labels: Annotated[list[str] | None, not_served(["O"])] = None
     stride: Annotated[int | None, not_served(0)] = None
-    candidate_labels: Annotated[list[str], bounded(1)] | None = None
+    candidate_labels: Annotated[list[str], bounded(1, _MOST_ROWS)] | None = None
     hypothesis_template: str = "This is a photo of {}."
 
 
