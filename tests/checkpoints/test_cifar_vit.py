@@ -90,7 +90,7 @@ def test_digits_are_classified_as_well_as_stated(config: Any, scripts: ModuleTyp
     assert isinstance(front, ImageFrontConfig)
     images.publish(front, paths, lambda step: None)
     served = open_model(paths.engines / NAME, tmp_path / "tasks" / NAME, threads=1)
-    assert not served.reload_tasks() and tuple(served.tasks) == ("classifier", *TASKS)
+    assert not served.reload_tasks() and tuple(served.tasks) == ("embedding", "classifier", *TASKS)
     _, held = examples.split(examples.from_arrays(*scripts.digits()))
     stated = folder.read_accuracy(FOLDER / "tasks" / "digits", served.gammas)
     for gamma, share in writing.accuracies(served, served.tasks["digits"], held, lambda step: None).items():

@@ -28,6 +28,7 @@ _TESTS: Mapping[tuple[str, ...], tuple[str, ...]] = {
         *("linear_bf16", "network", "operand", "packed", "rows", "team", "unrolled", "wide"),
     ),
     (f"{_DECODE}experts.py",): ("experts",),
+    (f"{_DECODE}states.py",): ("delta_net",),
     (_ENCODE,): ("encoder", "encoder_attention", "encoder_rows"),
     (f"{_DECODE}sampling.py",): ("draw",),
     (f"{_DECODE}sampling.py", f"{_DECODE}logprobs.py"): ("columns",),

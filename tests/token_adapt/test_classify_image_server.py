@@ -238,15 +238,15 @@ def test_tasks_can_be_added_at_run_time_and_invalid_ones_change_nothing(
     def ask(task: str) -> Any:
         return client.infer(COMPUTED, [pixels(grpc_client, noise(1))], parameters={"task": task, "latency_ms": 60000})
 
-    with pytest.raises(InferenceServerException, match="no task 'second'; registered tasks: first"):
+    with pytest.raises(InferenceServerException, match="no task 'second'; registered tasks: embedding, first"):
         ask("second")
     folder = write_task(computed_root, "second", 4, seed=1)
     register(computed_root, "second")
-    wait_for(lambda: total("tasks", COMPUTED) == 2)
+    wait_for(lambda: total("tasks", COMPUTED) == 3)
     assert ask("second").as_numpy("PROBABILITIES").shape == (1, 4)
     (folder / "prompts.safetensors").write_bytes(b"no prompts")
     registry.add(computed_root / "tasks", TaskEntry("third", folder, "0" * 64))
     wait_for(lambda: total("tasks_refused_total", COMPUTED) >= 1)
-    assert total("tasks", COMPUTED) == 2
+    assert total("tasks", COMPUTED) == 3
     assert ask("first").as_numpy("PROBABILITIES").shape == (1, 3)
     assert ask("second").as_numpy("PROBABILITIES").shape == (1, 4)

@@ -31,14 +31,15 @@ _importing, _making = threading.Lock(), threading.Lock()
 class OpenVinoEngine:
     """A compiled model with one infer request. Static inputs are written in place into its tensors."""
 
-    def __init__(self, compiled: Any, outputs: Sequence[str], tokens: int | None, rows: int | None) -> None:
+    def __init__(
+        self, compiled: Any, inputs: Sequence[str], outputs: Sequence[str], tokens: int | None, rows: int | None
+    ) -> None:
         self.tokens = tokens
         self.rows = rows
         self._request = compiled.create_infer_request()
-        # Compilation may change the names of outputs but keeps their order.
+        # Compilation may change names but keeps the order. An input still has its own name, perhaps among others.
+        self._inputs = list(inputs)
         self._outputs = [(name, index) for index, name in enumerate(outputs)]
-        # It may add names to an input that the model passes on as it is; ours are in capitals.
-        self._inputs = [next(name for name in port.get_names() if name.isupper()) for port in compiled.inputs]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         request = self._request
@@ -107,11 +108,11 @@ class OpenVinoRuntime:
 
     def engine(self, tokens: int | None, rows: int | None) -> OpenVinoEngine:
         model = self._model.clone()
+        inputs, outputs = ([port.get_any_name() for port in ports] for ports in (model.inputs, model.outputs))
         if tokens is not None:
-            names = [port.get_any_name() for port in model.inputs]
-            model.reshape({name: [rows] if name == "ROWS" else [1, tokens] for name in names})
-        outputs = [port.get_any_name() for port in model.outputs]
-        return OpenVinoEngine(self._core.compile_model(model, "CPU", self._config), outputs, tokens, rows)
+            model.reshape({name: [rows] if name == "ROWS" else [1, tokens] for name in inputs})
+        compiled = self._core.compile_model(model, "CPU", self._config)
+        return OpenVinoEngine(compiled, inputs, outputs, tokens, rows)
 
     def used_mb(self) -> float:
         return resident_mb()
