@@ -58,7 +58,7 @@ async def tokens_of(
     require_output(target, TOKENS.name)
     answers: list[Tokens] = []
     size = front.number("max_batch_size", 0) or _AT_ONCE
-    texts = text_column(cast("Sequence[str]", inputs)) if isinstance(inputs[0], str) else None
+    texts = None if inputs and not isinstance(inputs[0], str) else text_column(cast("Sequence[str]", inputs))
     for first in range(0, len(inputs), size):
         tensors: dict[str, Any]
         if texts is None:

@@ -81,6 +81,10 @@ def test_a_prompt_of_an_embedding_model_is_named(url: str, triton: FakeTriton) -
     assert triton.calls[-1].parameters == {"prompt_name": "query"}
 
 
+def test_no_texts_have_no_tokens(url: str) -> None:
+    assert post(url, {"model": "encode", "inputs": []}) == []
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any], tuple[int, str, str | None]]] = {
     "no text": ("tokenize", {"model": "generate"}, (400, "invalid_type", None)),
     "two texts": ("tokenize", {"model": "generate", "prompt": "a", "messages": ASK}, (400, "invalid_type", None)),
