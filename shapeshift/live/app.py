@@ -14,7 +14,7 @@ from nicegui import Client, ui
 
 from shapeshift.live import encode, fleet, generate, image, lora, sidecar, text
 from shapeshift.live.access import Guard
-from shapeshift.live.source import PERIOD_S, SERVES, Addresses, Source, View
+from shapeshift.live.source import PERIOD_S, SERVES, Followed, View
 from shapeshift.live.svg import escaped, number, table
 from shapeshift.live.try_it import FIELDS, TryIt
 from shapeshift.serving.bounds import OTHERS
@@ -44,12 +44,11 @@ _OPTIONAL = (fleet.NAME,)
 PANELS = cast(Sequence[Panel], (encode, generate, lora, image, text, sidecar, fleet))
 
 
-def make_server(addresses: Callable[[], Addresses], host: str, port: int, key: str = "") -> uvicorn.Server:
+def make_server(source: Followed, host: str, port: int, key: str = "") -> uvicorn.Server:
     """A server of the page that is not started; its `run` returns after SIGINT or SIGTERM, or `should_exit`.
 
-    addresses: see `Source`. key: asked of whoever opens the page; empty: this machine alone may.
+    key: asked of whoever opens the page; empty: this machine alone may.
     """
-    source = Source(addresses, _is_watched)
 
     @contextlib.asynccontextmanager
     async def following(_: FastAPI) -> AsyncIterator[None]:
@@ -79,11 +78,12 @@ def make_server(addresses: Callable[[], Addresses], host: str, port: int, key: s
     return uvicorn.Server(config)
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
+    """Whether anybody looks at the page."""
     return any(client.has_socket_connection for client in Client.instances.values())
 
 
-def _page(source: Source) -> None:
+def _page(source: Followed) -> None:
     ui.add_css(_STYLE)
     ui.colors(primary="#1f5fa8")
     dark = ui.dark_mode(None)
@@ -115,7 +115,7 @@ def links(panels: Sequence[Panel]) -> str:
 class ShownPanel:
     """A panel on one client's page. That of a fleet is there where the server is in one."""
 
-    def __init__(self, panel: Panel, source: Source) -> None:
+    def __init__(self, panel: Panel, source: Followed) -> None:
         self.panel, self._source = panel, source
         self.is_shown = panel.NAME not in _OPTIONAL
         # The model that somebody chose, and whether it is the panel itself that chooses just now.
@@ -130,7 +130,7 @@ class ShownPanel:
             self._choice = ui.select([], label="model", on_change=self._choose).classes("choice")
             self._choice.props("dense outlined options-dense")
             self._drawn = _html("").classes("drawn")
-            if panel.NAME in FIELDS:
+            if panel.NAME in FIELDS and source.addresses.grpc:
                 TryIt(panel.NAME, source, lambda: self._choice.value)
 
     def _choose(self) -> None:
@@ -193,7 +193,7 @@ def classes(view: View, model: str) -> str:
     return table(caption, ("class", "waiting now", "served", "mean wait", "times overtaken"), rows, "")
 
 
-def state_of(source: Source) -> str:
+def state_of(source: Followed) -> str:
     """One line about the server, as HTML."""
     at = escaped(source.addresses.metrics)
     if source.problem:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from shapeshift.errors import ShapeshiftError
 from shapeshift.live.counters import Change, LivePages, Page
@@ -94,6 +94,42 @@ class View:
         return [event for event in self.events.get(model, ()) if event.kind == kind and event.at >= since]
 
 
+class Pages:
+    """The scrapes of the last `HISTORY_S`, without those before a gap of `RATE_S`."""
+
+    def __init__(self) -> None:
+        self._pages: deque[Page] = deque()
+
+    def add(self, page: Page) -> None:
+        """Add a scrape, later than all before."""
+        if self._pages and page.at - self._pages[-1].at > RATE_S:
+            self._pages.clear()
+        self._pages.append(page)
+        while self._pages[0].at < page.at - HISTORY_S:
+            self._pages.popleft()
+
+    def change(self) -> Change:
+        """What happened in the last `RATE_S` before the last scrape."""
+        new = self._pages[-1]
+        old = next((page for page in reversed(self._pages) if page.at <= new.at - RATE_S), self._pages[0])
+        return Change(old, new)
+
+    def minute(self) -> Change:
+        """What happened in the last `HISTORY_S` before it."""
+        return Change(self._pages[0], self._pages[-1])
+
+
+class Followed(Protocol):
+    """What a page is about: a `Source`, or a simulated server, which has no address to call."""
+
+    addresses: Addresses
+    view: View | None
+    problem: str
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
 class Source:
     """Follows one server on a thread of its own, while somebody watches.
 
@@ -115,7 +151,7 @@ class Source:
         self._find = addresses
         self._is_watched = is_watched
         self._clock = clock
-        self._pages: deque[Page] = deque()
+        self._pages = Pages()
         self._live = LivePages()
         self._rings = Rings()
         self._servers: Servers | None = None
@@ -140,18 +176,14 @@ class Source:
         except ShapeshiftError as error:
             self._lost(str(error))
             return
-        if self._pages and now - self._pages[-1].at > RATE_S:
-            self._pages.clear()
-        self._pages.append(self._live.page(samples, now))
-        while self._pages[0].at < now - HISTORY_S:
-            self._pages.popleft()
+        self._pages.add(self._live.page(samples, now))
         self._ask_status(MetricsPage(samples, now))
         self._rings.read(self.addresses.run_directory / "events", now)
         # Later than `now`: what was recorded meanwhile is not of the future.
         self.view = View(
             self._clock(),
-            Change(self._page_before(now - RATE_S), self._pages[-1]),
-            Change(self._pages[0], self._pages[-1]),
+            self._pages.change(),
+            self._pages.minute(),
             self._rings.events(),
             self._status,
             self._live.silent(now, now - HISTORY_S),
@@ -173,9 +205,6 @@ class Source:
         self._servers, self._status, self._last_page = None, {}, None
         with contextlib.suppress(ShapeshiftError):
             self.addresses = self._find()
-
-    def _page_before(self, at: float) -> Page:
-        return next((page for page in reversed(self._pages) if page.at <= at), self._pages[0])
 
     def _ask_status(self, page: MetricsPage) -> None:
         before = self._last_page

@@ -10,7 +10,7 @@ from nicegui import ui
 
 from shapeshift.live import calls
 from shapeshift.live.calls import Call
-from shapeshift.live.source import Source
+from shapeshift.live.source import Followed
 
 _MOST_IMAGE = 4 << 20
 
@@ -21,7 +21,7 @@ Ask = Callable[[str], Call | str]
 class TryIt:
     """Fields and a button. kind: the panel's name; model(): the one that is chosen."""
 
-    def __init__(self, kind: str, source: Source, model: Callable[[], str | None]) -> None:
+    def __init__(self, kind: str, source: Followed, model: Callable[[], str | None]) -> None:
         self._source, self._model = source, model
         with ui.element("div").classes("try"):
             with ui.element("div").classes("fields"):

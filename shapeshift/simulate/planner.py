@@ -81,104 +81,104 @@ class Served:
         return spent / self.end_s if self.end_s else 0.0
 
 
-def run(
-    front: Front, engines: Manifest, trace: Trace, pace: Pace | None = None, progress: Progress | None = None
-) -> Served:
-    """Serve a trace to the end. front.models: the front's model on each node."""
-    return Planner(front, engines, trace, pace or Pace()).run(progress)
-
-
 class Planner:
-    """A front, its workers and its sidecar."""
+    """Serves a trace by a front, its workers and its sidecar. front.models: the front's model on each node.
 
-    def __init__(self, front: Front, engines: Manifest, trace: Trace, pace: Pace) -> None:
-        self._front, self._trace, self._pace = front, trace, pace
-        self._events = Events()
-        self._served = SimulatedFront(self._events, front, engines, trace, pace.overhead_ms)
+    events  the clock
+    served  the front
+    bins    the bin that each worker holds, or will hold when its load has ended
+    moved   how often each worker was given another one
+    plans   see `Served`
+    """
+
+    def __init__(self, front: Front, engines: Manifest, trace: Trace, pace: Pace | None = None) -> None:
+        self.front, self._trace, self.pace = front, trace, pace or Pace()
+        self.events = Events()
+        self.served = SimulatedFront(self.events, front, engines, trace, self.pace.overhead_ms)
         nodes = len(front.models)
         numbers = range(-(-max(front.max_workers, front.workers) // nodes))
         self._names = [
             qualified(split(model)[0], worker_name(front.name, number)) for number in numbers for model in front.models
         ]
-        # The bin that each worker holds, or will hold when its load has ended.
-        self._bins: dict[str, int] = {}
+        self.bins: dict[str, int] = {}
+        self.moved: Counter[str] = Counter()
         # The batches of moves that are still to come, and when the present periods began.
         self._rest: Iterator[list[Action]] | None = None
         self._is_plan = False
         self._plan_from = self._scale_from = 0.0
         self._fast_since: float | None = None
         self._spare_since = 0
-        self._plans: list[tuple[float, tuple[int, ...], str]] = []
+        self.plans: list[tuple[float, tuple[int, ...], str]] = []
         self._sizes: list[tuple[float, int]] = []
 
     def run(self, progress: Progress | None = None) -> Served:
         """Serve the trace to the end."""
         self._start()
-        self._events.run(self._trace.at_s, self._served.arrive, progress)
+        self.events.run(self._trace.at_s, self.served.arrive, progress)
         end_s = float(self._trace.at_s[-1]) if len(self._trace) else 0.0
-        latencies = self._served.latencies_ms()
-        return Served(latencies, self._served.outcomes(), self._plans, self._sizes, end_s)
+        latencies = self.served.latencies_ms()
+        return Served(latencies, self.served.outcomes(), self.plans, self._sizes, end_s)
 
     def _start(self) -> None:
-        pace, front = self._pace, self._front
+        pace, front = self.pace, self.front
         if not front.has_workers:
-            self._bins = {f"engine-{number}": ALL_BINS for number in range(front.workers)}
+            self.bins = {f"engine-{number}": ALL_BINS for number in range(front.workers)}
         else:
             decision = decide.first_plan(front, front.workers, self._names)
-            self._bins = {action.worker: action.bin for action in decision.actions}
-            self._plans.append((0.0, decision.counts, decision.reason))
-        for name, bin_edge in self._bins.items():
-            self._served.add(name, bin_edge)
+            self.bins = {action.worker: action.bin for action in decision.actions}
+            self.plans.append((0.0, decision.counts, decision.reason))
+        for name, bin_edge in self.bins.items():
+            self.served.add(name, bin_edge)
         self._note_size()
         if front.is_scaled:
-            self._served.answered_ms = []
+            self.served.answered_ms = []
         if front.has_workers:
-            self._events.every(min(_LOOK_S, pace.plan_period_s / 10 or _LOOK_S), self._look)
+            self.events.every(min(_LOOK_S, pace.plan_period_s / 10 or _LOOK_S), self._look)
         for at, action in ((pace.kill_s, self._kill), (pace.leave_s, self._leave)):
             if at:
-                self._events.at(at, action)
+                self.events.at(at, action)
 
     def _look(self) -> None:
         """At most one of these is done, see `PlanLoop`."""
-        now, period_s = self._events.now, self._pace.plan_period_s
+        now, period_s = self.events.now, self.pace.plan_period_s
         if self._rest is not None:
             return
         if period_s and now - self._plan_from >= period_s:
             self._plan()
-        elif self._front.is_scaled and now - self._scale_from >= decide.SCALE_PERIOD_S:
+        elif self.front.is_scaled and now - self._scale_from >= decide.SCALE_PERIOD_S:
             self._scale()
 
     def _plan(self, workers: int = 0, why: str = "") -> None:
-        spare = [name for name in self._names if name not in self._bins]
+        spare = [name for name in self._names if name not in self.bins]
         traffic = self._traffic(self._plan_from)
-        period = decide.FrontPeriod(self._front, dict(self._bins), spare, traffic, len(self._names), workers)
+        period = decide.FrontPeriod(self.front, dict(self.bins), spare, traffic, len(self._names), workers)
         decision = decide.decide_period(period)
-        self._plans.append((self._events.now, decision.counts, "; ".join(filter(None, (why, decision.reason)))))
-        self._plan_from = self._events.now
-        self._change(batches(decision.actions, under_load(len(self._bins))), is_plan=True)
+        self.plans.append((self.events.now, decision.counts, "; ".join(filter(None, (why, decision.reason)))))
+        self._plan_from = self.events.now
+        self._change(batches(decision.actions, under_load(len(self.bins))), is_plan=True)
 
     def _scale(self) -> None:
-        now = self._events.now
-        traffic, before = self._traffic(self._scale_from, self._served.answered_ms), self._scale_from
-        self._served.answered_ms = []
+        now = self.events.now
+        traffic, before = self._traffic(self._scale_from, self.served.answered_ms), self._scale_from
+        self.served.answered_ms = []
         self._scale_from = now
-        spare = in_order([name for name in self._names if name not in self._bins], self._bins)
-        if self._pace.scaling == "headroom":
+        spare = in_order([name for name in self._names if name not in self.bins], self.bins)
+        if self.pace.scaling == "headroom":
             self._change(iter([self._headroom(traffic, spare)]))
             return
-        if not decide.is_fast(self._front, traffic):
+        if not decide.is_fast(self.front, traffic):
             self._fast_since = None
         elif self._fast_since is None:
             self._fast_since = before
         fast_s = 0.0 if self._fast_since is None else now - self._fast_since
-        action, _ = decide.decide_scaling(self._front, traffic, fast_s, self._bins, spare, set(self._bins))
+        action, _ = decide.decide_scaling(self.front, traffic, fast_s, self.bins, spare, set(self.bins))
         if action is not None:
             self._fast_since = None
             self._change(iter([[action]]))
 
     def _headroom(self, traffic: Traffic, spare: Sequence[str]) -> list[Action]:
         """INFaaS: workers by the load on them, not by latencies."""
-        front, count = self._front, len(self._bins)
+        front, count = self.front, len(self.bins)
         demand = plan.observed_demand(front, traffic)
         load = sum(q * ms for q, ms in zip(demand, front.service_ms, strict=True)) / plan.horizon_ms(front)
         target, self._spare_since = binpacking.scale(
@@ -186,14 +186,14 @@ class Planner:
         )
         if target >= count:
             return [Action("load", name, front.edges[-1]) for name in spare[: target - count]]
-        longest = Counter(self._bins.values())[front.edges[-1]] > 1
-        allowed = [name for name, bin_edge in self._bins.items() if longest or bin_edge != front.edges[-1]]
+        longest = Counter(self.bins.values())[front.edges[-1]] > 1
+        allowed = [name for name, bin_edge in self.bins.items() if longest or bin_edge != front.edges[-1]]
         released = min(allowed, key=lambda name: traffic.outstanding.get(name, 0), default=None)
-        return [Action("unload", released, before=self._bins[released])] if released else []
+        return [Action("unload", released, before=self.bins[released])] if released else []
 
     def _traffic(self, since: float, answered_ms: Sequence[float] | None = None) -> Traffic:
         """What arrived and was answered from `since` to now, as the front's metrics have it."""
-        now, served = self._events.now, self._served
+        now, served = self.events.now, self.served
         first, last = np.searchsorted(self._trace.at_s, (since, now))
         steps = np.bincount(-(-self._trace.length[first:last] // LENGTH_STEP))
         texts = {float(step * LENGTH_STEP): float(count) for step, count in enumerate(steps.tolist()) if count}
@@ -221,50 +221,51 @@ class Planner:
             return
         batch = next(moves, None)
         if batch is not None:
-            self._events.at(max(map(self._act, batch), default=self._events.now), self._apply, moves)
+            self.events.at(max(map(self._act, batch), default=self.events.now), self._apply, moves)
             return
         self._rest = None
         # What arrives while a plan is applied belongs to no period.
         if self._is_plan:
-            self._plan_from = self._events.now
+            self._plan_from = self.events.now
         self._note_size()
 
     def _act(self, action: Action) -> float:
         """Begin a change; when it will have ended."""
-        free_at = self._events.now
-        if action.worker in self._served.workers:
-            free_at = max(free_at, self._served.remove(action.worker))
+        free_at = self.events.now
+        if action.worker in self.served.workers:
+            free_at = max(free_at, self.served.remove(action.worker))
         if action.kind == "unload":
-            del self._bins[action.worker]
+            del self.bins[action.worker]
             return free_at
-        self._bins[action.worker] = action.bin
-        self._events.at(free_at + self._pace.change_s, self._join, (action.worker, action.bin))
-        return free_at + self._pace.change_s
+        self.moved[action.worker] += action.worker in self.bins
+        self.bins[action.worker] = action.bin
+        self.events.at(free_at + self.pace.change_s, self._join, (action.worker, action.bin))
+        return free_at + self.pace.change_s
 
     def _join(self, worker: tuple[str, int]) -> None:
         name, bin_edge = worker
-        if self._bins.get(name) == bin_edge and name not in self._served.workers:
-            self._served.add(name, bin_edge)
+        if self.bins.get(name) == bin_edge and name not in self.served.workers:
+            self.served.add(name, bin_edge)
 
     # Faults.
 
     def _kill(self, _: None) -> None:
-        outstanding = self._served.outstanding()
+        outstanding = self.served.outstanding()
         if not outstanding:
             return
         busiest = max(outstanding, key=outstanding.__getitem__)
-        self._served.remove(busiest, died=True)
-        self._events.at(self._events.now + self._pace.recovery_s, self._join, (busiest, self._bins[busiest]))
+        self.served.remove(busiest, died=True)
+        self.events.at(self.events.now + self.pace.recovery_s, self._join, (busiest, self.bins[busiest]))
 
     def _leave(self, _: None) -> None:
-        node = split(self._front.models[-1])[0]
+        node = split(self.front.models[-1])[0]
         self._names = [name for name in self._names if split(name)[0] != node]
-        for name in [name for name in self._bins if split(name)[0] == node]:
-            del self._bins[name]
-            if name in self._served.workers:
-                self._served.remove(name, died=True)
-        self._plan(self._front.workers, f"node {node} is lost")
+        for name in [name for name in self.bins if split(name)[0] == node]:
+            del self.bins[name]
+            if name in self.served.workers:
+                self.served.remove(name, died=True)
+        self._plan(self.front.workers, f"node {node} is lost")
 
     def _note_size(self) -> None:
-        if not self._sizes or self._sizes[-1][1] != len(self._bins):
-            self._sizes.append((self._events.now, len(self._bins)))
+        if not self._sizes or self._sizes[-1][1] != len(self.bins):
+            self._sizes.append((self.events.now, len(self.bins)))

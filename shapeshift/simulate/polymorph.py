@@ -62,6 +62,7 @@ class SimulatedFront:
     """Rows arrive (`arrive`), workers join (`add`) and leave (`remove`).
 
     answered_ms: the latencies of what was answered, since it was set to an empty list; None: they are not noted.
+    calls: likewise when calls ended, on which worker, with which rows, and what they took in ms.
     """
 
     def __init__(self, events: Events, front: Front, engines: Manifest, trace: Trace, overhead_ms: float = 0.0) -> None:
@@ -74,13 +75,14 @@ class SimulatedFront:
         self._rows_bound = Bound("queue_rows", settings.queue_rows, "rows")
         self._time_bound = TimeBound("max_queue_ms", settings.max_queue_ms)
         self._has_time_bound = settings.max_queue_ms > 0
-        self._overhead_s = overhead_ms / 1e3
+        self.overhead_ms, self._overhead_s = overhead_ms, overhead_ms / 1e3
         self._tokens = trace.length.tolist()
         self._deadlines = trace.latency_ms.tolist() if trace.has("latency_ms") else None
         self._classes = trace.slo_class.tolist() if trace.has("slo_class") else None
         self.workers: dict[str, Worker] = {}
         self.waiting = 0
         self.answered_ms: list[float] | None = None
+        self.calls: list[tuple[float, Worker, Sequence[Row], float]] | None = None
         self._orphans: list[Row] = []
         self._done_s = array("d", bytes(8 * len(trace)))
         self._outcome = bytearray([UNSERVED]) * len(trace)
@@ -200,11 +202,13 @@ class SimulatedFront:
         if not worker.calls:
             # It has died.
             return
-        rows, _ = worker.calls.pop(0)
+        rows, took_ms = worker.calls.pop(0)
         now = self._events.now
         for row in rows:
             self._done_s[row.index] = now
             self._outcome[row.index] = SERVED
+        if self.calls is not None:
+            self.calls.append((now, worker, rows, took_ms))
         if self.answered_ms is not None:
             self.answered_ms += ((now + self._overhead_s - row.arrived) * 1e3 for row in rows)
         if self.workers.get(worker.name) is worker:

@@ -21,12 +21,12 @@ from shapeshift.polymorph.router.placement import queues
 from shapeshift.polymorph.settings import MAX_WORKERS, PlacementSettings, PolymorphSettings
 from shapeshift.settings import require
 from shapeshift.sidecar.front_config import Front
-from shapeshift.simulate import adapter_cache, planner, profile, token_adapt
+from shapeshift.simulate import adapter_cache, profile, token_adapt
 from shapeshift.simulate.adapter_cache import Machine, SimulatedRequest
 from shapeshift.simulate.adapter_pool import CacheOptions
 from shapeshift.simulate.events import Progress
 from shapeshift.simulate.outcome import Outcome, in_time, latencies, shares, timeliness
-from shapeshift.simulate.planner import Pace
+from shapeshift.simulate.planner import Pace, Planner, Served
 from shapeshift.simulate.polymorph import OUTCOMES
 from shapeshift.token_adapt.policy.costs import Costs, GammaProfile, efficient_batch_size
 from shapeshift.token_adapt.settings import TokenAdaptSettings
@@ -147,11 +147,15 @@ class TextSystem:
         _, times = queues(self.engines, self.front([1.0] * len(self.edges)).settings, self.edges)
         return float(np.array(times.rows[0])[lengths].sum())
 
-    def run(self, trace: Trace, progress: Progress | None = None, workers: int = 0) -> planner.Served:
-        """Serve a trace, by so many workers if given. Raises InvalidInputError for a text that is too long."""
+    def planner(self, trace: Trace, workers: int = 0) -> Planner:
+        """What serves a trace, by so many workers if given. Raises InvalidInputError for a text that is too long."""
         self._check(trace.length)
         front = self.front(profile.weights(self.edges, trace.length), workers)
-        return planner.run(front, self.engines, trace, self.pace, progress)
+        return Planner(front, self.engines, trace, self.pace)
+
+    def run(self, trace: Trace, progress: Progress | None = None, workers: int = 0) -> Served:
+        """Serve a trace. See `planner`."""
+        return self.planner(trace, workers).run(progress)
 
     def _check(self, lengths: NDArray[np.int64]) -> None:
         longest = self.engines.max_tokens

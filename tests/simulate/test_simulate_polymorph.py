@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapeshift.simulate import planner, profile
-from shapeshift.simulate.planner import Pace, Served
+from shapeshift.simulate import profile
+from shapeshift.simulate.planner import Pace, Planner, Served
 from shapeshift.simulate.polymorph import OUTCOMES, SERVED
 from shapeshift.workloads import arrivals, lengths
 from shapeshift.workloads.lengths import drifting
@@ -35,7 +35,7 @@ def simulate(
     engines = profile.engines({"engines": listed}, [*bins], packing=packing)
     stated = {"placement": "partitioned", "slo_ms": 10 * max(bins.values()), "workers": workers, **parameters}
     front = profile.front(stated, engines, [*bins], profile.weights([*bins], trace.length), nodes)
-    return planner.run(front, engines, trace, pace)
+    return Planner(front, engines, trace, pace).run()
 
 
 def at(times: Sequence[float], tokens: int | Sequence[int] = 100, **columns: object) -> Trace:
@@ -70,7 +70,7 @@ def test_a_dynamic_engine_takes_its_time_for_the_length() -> None:
     engines = profile.engines({"lengths": [1, 512], "latency_ms": [0.1, 51.2]}, (), packing=False)
     stated = {"placement": "resident", "workers": 1}
     front = profile.front(stated, engines, (), ())
-    assert planner.run(front, engines, at([0.0, 1.0], [30, 500])).latency_ms == pytest.approx([3.0, 50.0])
+    assert Planner(front, engines, at([0.0, 1.0], [30, 500])).run().latency_ms == pytest.approx([3.0, 50.0])
 
 
 @pytest.mark.parametrize(("placement", "last_ms"), [("inline", [19.0, 29.0]), ("resident", [29.0, 29.0])])
@@ -79,7 +79,7 @@ def test_workers_that_hold_all_bins_share_rows_and_calls(placement: str, last_ms
     engines = profile.engines({"engines": listed}, [512])
     stated = {"placement": placement, "workers": 2, "engine_threads": 2}
     front = profile.front(stated, engines, [512], [1.0])
-    served = planner.run(front, engines, at([0.0, 0.0, 0.001, 0.001, 0.001, 0.001]))
+    served = Planner(front, engines, at([0.0, 0.0, 0.001, 0.001, 0.001, 0.001])).run()
     # A thread takes its share of what waits when it is free: two rows, then one. A worker has its next call before.
     assert served.latency_ms == pytest.approx([10.0, 10.0, 19.0, 19.0, *last_ms])
 

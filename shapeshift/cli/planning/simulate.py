@@ -12,11 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from shapeshift.errors import ShapeshiftError
-from shapeshift.progress import Progress
+from shapeshift.errors import ShapeshiftError, UnsupportedError
+from shapeshift.progress import Progress, say
+from shapeshift.settings import require
 from shapeshift.simulate import scenario
 from shapeshift.simulate.outcome import Outcome
 from shapeshift.simulate.scenario import Scenario
+from shapeshift.simulate.systems import TextSystem
 from shapeshift.table import table
 from shapeshift.workloads.load import CSV, Load
 
@@ -31,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="of the load, instead of the scenario's")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE.html", help="draw the latencies")
+    parser.add_argument("--live", type=int, metavar="PORT", help="show [polymorph] on a page as a server, until Ctrl-C")
+    parser.add_argument("--speed", type=float, default=1.0, help="of the page's clock, up to 10 (%(default)s)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,6 +43,8 @@ def run(options: argparse.Namespace) -> int:
     case = scenario.read(options.scenario, load)
     if options.seed is not None:
         case = replace(case, seed=scenario.seed_of({"seed": options.seed}))
+    if options.live is not None:
+        return show(case, options.scenario, options.live, options.speed)
     outcomes = serve(case)
     if options.json:
         sys.stdout.write(json.dumps(as_json(outcomes)) + "\n")
@@ -47,6 +53,24 @@ def run(options: argparse.Namespace) -> int:
     if options.plot:
         write_plot(options.plot, outcomes)
     return 0
+
+
+def show(case: Scenario, file: Path, port: int, speed: float) -> int:
+    """Serve the live page of the scenario's own system until a signal stops it. Raises ShapeshiftError."""
+    try:
+        from shapeshift.live.app import make_server
+        from shapeshift.simulate.live_source import SimulatedSource
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(f"{error.name} is not installed: pip install 'shapeshift[live]'") from None
+    require(0 < speed <= 10, "--speed", speed, "above 0, at most 10")
+    system = next(iter(case.systems.values()))
+    if not isinstance(system, TextSystem):
+        raise UnsupportedError("--live shows [polymorph]; the other techniques have tables")
+    source = SimulatedSource(file.name, system, case.load.draw(case.seed), speed)
+    say(f"live page: http://127.0.0.1:{port}/, about the simulation of {file}")
+    server = make_server(source, "127.0.0.1", port)
+    server.run()
+    return 0 if server.started else 1
 
 
 def serve(case: Scenario) -> dict[str, Outcome]:

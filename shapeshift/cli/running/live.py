@@ -25,8 +25,8 @@ def run(options: argparse.Namespace) -> int:
     """Serve the page until a signal stops it, and return 0. Raises ShapeshiftError."""
     try:
         from shapeshift.live.access import KEY_VARIABLE
-        from shapeshift.live.app import make_server
-        from shapeshift.live.source import Addresses
+        from shapeshift.live.app import is_watched, make_server
+        from shapeshift.live.source import Addresses, Source
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"{error.name} is not installed: pip install 'shapeshift[live]'") from None
     key = os.environ.get(KEY_VARIABLE, "")
@@ -40,6 +40,6 @@ def run(options: argparse.Namespace) -> int:
         return Addresses(at.grpc, http, at.metrics, server_key(run_directory), run_directory)
 
     say(f"live page: http://{options.host}:{options.port}/, about the server of {run_directory}")
-    server = make_server(find, options.host, options.port, key)
+    server = make_server(Source(find, is_watched), options.host, options.port, key)
     server.run()
     return 0 if server.started else 1
