@@ -33,7 +33,7 @@ from bench.common.server import loaded_server
 from bench.common.worker import Worker
 from bench.peers import gguf_in_f32
 from bench.peers.protocol import DecodeRequest
-from bench.peers.venv import REQUIREMENTS, PeerVenv
+from bench.peers.venv import without_torch
 from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines.checkpoint import weight_files
@@ -160,7 +160,7 @@ def start(stack: ExitStack, folder: Path, precision: str) -> dict[str, Asked]:
     """The systems, which end with `stack`."""
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
     ends = json.loads((folder / "config.json").read_text())["eos_token_id"]
-    python = PeerVenv("llama-cpp", REQUIREMENTS / "peer-llama-cpp.txt", BUILD, torch=None).ensure()
+    python = without_torch("llama-cpp", BUILD).ensure()
     file = weight_files(folder)[0]
     plain = gguf_in_f32.write(file, BUILD / "peers" / "llama-cpp-work" / f"{folder.name}-f32.gguf")
     systems: dict[str, Asked] = {}

@@ -13,7 +13,7 @@ from bench.common.output import BUILD, FOLDER
 from bench.common.worker import Worker
 from bench.fused_decode.loads import LONG_ANSWER, MAX_LENGTH, PROMPTS, Answers, Load
 from bench.peers.protocol import Replayed
-from bench.peers.venv import REQUIREMENTS, PeerVenv, run_logged
+from bench.peers.venv import REQUIREMENTS, PeerVenv, run_logged, without_torch
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.hardware import cores
 from shapeshift.fused_decode.settings import QUANTISED, computed
@@ -86,7 +86,7 @@ def llama_cpp_command(checkpoint: Path, precision: str, is_long: bool = False) -
     Its cache has 32 bits in f32, else 16 (f16, its default).
     """
     cache = "f32" if precision == "f32" else "f16"
-    python = str(PeerVenv("llama-cpp", REQUIREMENTS / "peer-llama-cpp.txt", BUILD, torch=None).ensure())
+    python = str(without_torch("llama-cpp", BUILD).ensure())
     file = BUILD / "peers" / "llama-cpp-work" / f"{open_checkpoint(checkpoint).sha256[:16]}-{precision}.gguf"
     _export(file, lambda part: [python, _PEERS / "llama_cpp_export.py", checkpoint, part, precision])
     return [python, "-m", "bench.peers.llama_cpp_worker", str(file), str(cores()), cache, str(_length(is_long))]

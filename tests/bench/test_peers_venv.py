@@ -78,10 +78,11 @@ def test_a_peer_may_do_without_torch(commands: FakeCommands, peer: PeerVenv) -> 
     assert rest[-2:] == ["-r", str(bare.requirement)] and bare.is_ready() and not peer.is_ready()
 
 
-def test_the_clients_environment_is_made_by_a_command(
+def test_an_environment_is_made_by_a_command(
     commands: FakeCommands, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert venv.main(["clients", "--build", str(tmp_path)]) == 0 and without_torch("clients", tmp_path).is_ready()
+    for name in ("clients", "llama-cpp"):
+        assert venv.main([name, "--build", str(tmp_path)]) == 0 and without_torch(name, tmp_path).is_ready()
     commands.fails = lambda command: True
     assert (
         venv.main(["aiperf", "--build", str(tmp_path)]) == 2

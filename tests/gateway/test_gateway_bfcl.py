@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 
-from bench.peers.venv import REQUIREMENTS, PeerVenv
+from bench.peers.venv import without_torch
 from shapeshift.gateway.answers.families import format_of
 from tests import llama_cpp_source
 from tests.gateway.served import BUILD, gateway, serving, with_template
@@ -173,7 +173,7 @@ def parsed(text: str) -> Any:
 
 def by_llama_cpp(prompts: list[list[int]], schemas: list[Any]) -> list[str]:
     """The texts of llama.cpp with the same model."""
-    venv = PeerVenv("llama-cpp", REQUIREMENTS / "peer-llama-cpp.txt", BUILD, torch=None)
+    venv = without_torch("llama-cpp", BUILD)
     if not venv.is_ready():
         pytest.skip("no llama.cpp: run `python -m bench.peers.venv llama-cpp`")
     model = next((BUILD / "checkpoints" / "SmolLM2-135M-Instruct").glob("*.gguf"))
