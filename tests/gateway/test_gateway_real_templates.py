@@ -81,17 +81,28 @@ def test_the_text_is_that_of_transformers(chat: str, sources: dict[str, str]) ->
             assert template.render(messages, tools) == expected, name
 
 
+def going_on(source: str, begun: Any, tokenizer: Any) -> set[str]:
+    """What transformers makes of an answer that has begun so; nothing for a template that refuses it."""
+    options: dict[str, Any] = {"chat_template": source, "tokenize": False, "continue_final_message": True}
+    try:
+        return {tokenizer.apply_chat_template([ASK, {"role": "assistant", "content": begun}], **options)}
+    except Exception:  # noqa: BLE001  a template that refuses these messages, or does not write them
+        return set()
+
+
 @pytest.mark.parametrize("begun", ["Zwei", " Zwei und ", "<think>so", [{"type": "text", "text": "Zwei "}]])
 def test_an_answer_goes_on_where_it_does_in_transformers(begun: Any, sources: dict[str, str], tokenizer: Any) -> None:
     messages, written = [ASK, {"role": "assistant", "content": begun}], 0
     for name, source in sources.items():
-        options: dict[str, Any] = {"chat_template": source, "tokenize": False, "continue_final_message": True}
-        try:
-            expected = tokenizer.apply_chat_template(messages, **options)
-        except Exception:  # noqa: BLE001  a template that refuses these messages, or does not write them
+        expected = going_on(source, begun, tokenizer)
+        if not isinstance(begun, str):
+            # A template that reads no parts writes them as data: it gets their text.
+            expected |= going_on(source, begun[0]["text"], tokenizer)
+        if not expected:
             continue
         written += 1
-        assert ChatTemplate(source, TOKENS).render(messages, None, continues=True) == expected, name
+        rendered = ChatTemplate(source, TOKENS).render(messages, None, continues=True)
+        assert rendered in expected and "type" not in rendered.rpartition(ASK["content"])[2], name
     assert written > 20, written
 
 
