@@ -135,6 +135,18 @@ def test_an_answer_is_sent_back_with_results(client: anthropic.Anthropic, triton
     assert [one.text for one in answer.content] == ["It rains."]
 
 
+def test_the_clients_own_loop_of_tools(client: anthropic.Anthropic, triton: FakeTriton) -> None:
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        return f"rain in {city}"
+
+    triton.answers = [tokens(ANSWER.partition('\n<tool_call>\n{"name": "news')[0]), ["It ", "rains."]]
+    loop = client.beta.messages.tool_runner(model="hermes", max_tokens=50, messages=ASK, tools=[weather])
+    assert [one.text for one in loop.until_done().content if one.type == "text"] == ["It rains."]
+    assert "<tool>rain in Paris" in prompt_of(triton)
+
+
 def test_choices_among_tools(client: anthropic.Anthropic, triton: FakeTriton) -> None:
     def forced(text: str, **choice: Any) -> Any:
         triton.answers = [tokens(text)]

@@ -9,6 +9,7 @@ import openai
 import pytest
 from openai.types import responses, shared_params
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
+from pydantic import BaseModel
 
 from shapeshift.errors import ModelError
 from shapeshift.gateway.apis.generation.responses_request import FunctionTool, Item, Part, Reasoning, ResponsesRequest
@@ -118,6 +119,21 @@ def test_an_answer_is_sent_back_with_results(client: openai.OpenAI, triton: Fake
         "<user>hello you\n<assistant>Look:\n<tool>rain\n<tool>sun\n<user>So?\n<assistant>"
     )
     assert answer.output_text == "It rains."
+
+
+def test_an_answer_that_the_client_has_parsed_is_sent_back(client: openai.OpenAI, triton: FakeTriton) -> None:
+    class City(BaseModel):
+        name: str
+
+    triton.answers = [tokens('{"name": "Rom"}'), tokens(ANSWER)]
+    parsed = client.responses.parse(model="hermes", input="hello you", text_format=City)
+    strict: Any = [{**tool, "strict": True} for tool in TOOLS]
+    called = client.responses.parse(model="hermes", input="hello you", tools=strict)
+    assert parsed.output_parsed == City(name="Rom")
+    calls = [one.model_dump() for one in called.output]
+    assert calls[1]["parsed_arguments"] == CALLS[0][1]
+    ask(client, "hermes", input=[*parsed.output, *calls], tools=TOOLS)
+    assert prompt_of(triton).startswith('<assistant>{"name": "Rom"}\n<assistant>Look:')
 
 
 def test_choices_among_tools(client: openai.OpenAI, triton: FakeTriton) -> None:

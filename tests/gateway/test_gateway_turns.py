@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from shapeshift.gateway.apis.generation.chat import Message
 from tests.gateway.fake_triton import TEMPLATE, FakeTriton, with_templates
 
 THINKS = "{% if enable_thinking is not defined or enable_thinking %}<think>{% else %}<think></think>{% endif %}"
@@ -87,12 +88,28 @@ def test_a_model_calls_tools_by_itself(client: openai.OpenAI, triton: FakeTriton
 
 
 def test_calls_and_their_results_are_sent_back(client: openai.OpenAI, triton: FakeTriton) -> None:
-    triton.answers = [tokens(ANSWER), ["It ", "rains."]]
-    message = ask(client, "hermes", tools=TOOLS).choices[0].message
-    results = [{"role": "tool", "tool_call_id": call.id, "content": "rain"} for call in message.tool_calls]
-    messages: Any = [*ASK, message, *results]
-    answer = client.chat.completions.create(model="hermes", messages=messages, tools=TOOLS).choices[0]
-    assert (answer.message.content, answer.message.tool_calls, answer.finish_reason) == ("It rains.", None, "stop")
+    triton.answers = [tokens(ANSWER)] * 4
+    said: list[Any] = [ask(client, "hermes", tools=TOOLS).choices[0].message]
+    # What OpenAI's client makes of an answer has more fields.
+    strict: Any = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    said.append(client.chat.completions.parse(model="hermes", messages=ASK, tools=strict).choices[0].message)
+    with client.chat.completions.stream(model="hermes", messages=ASK, tools=strict) as stream:
+        said.append(stream.get_final_completion().choices[0].message)
+    calls: dict[int, Any] = {}
+    for piece in ask(client, "hermes", tools=TOOLS, stream=True):
+        for call in piece.choices[0].delta.tool_calls or ():
+            calls.setdefault(call.index, call).function.arguments += call.function.arguments if call.id is None else ""
+    said.append({"role": "assistant", "content": "Look:", "tool_calls": [one.model_dump() for one in calls.values()]})
+    assert said[1].tool_calls[0].function.parsed_arguments and said[3]["tool_calls"][1]["index"] == 1
+    for message in said:
+        triton.answers = [["It ", "rains."]]
+        shown = message if isinstance(message, dict) else message.to_dict()
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": "rain"} for call in shown["tool_calls"]]
+        read = str(Message.model_validate(shown).for_template())
+        assert "arguments" in read and "parsed" not in read and "index" not in read
+        messages: Any = [*ASK, message, *results]
+        answer = client.chat.completions.create(model="hermes", messages=messages, tools=TOOLS).choices[0]
+        assert (answer.message.content, answer.message.tool_calls, answer.finish_reason) == ("It rains.", None, "stop")
 
 
 def test_tools_that_are_not_to_be_called(client: openai.OpenAI, triton: FakeTriton) -> None:

@@ -139,6 +139,10 @@ def not_served(*neutral: Any) -> AfterValidator:
     return AfterValidator(check)
 
 
+OfClient = Annotated[Any, Field(exclude=True)]
+"""What clients add to a model's answer, and send back with it: no template reads it."""
+
+
 # Parts of a conversation, by the names of OpenAI's and Anthropic's APIs, that no model here reads.
 _MEDIA = frozenset(
     (

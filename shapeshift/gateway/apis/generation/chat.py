@@ -20,6 +20,7 @@ from shapeshift.gateway.apis.fields import (
     ApiRequest,
     Int32,
     JsonObject,
+    OfClient,
     SaidPart,
     bounded,
     not_served,
@@ -49,14 +50,16 @@ class FunctionCall(ApiRequest):
 
     name: str
     arguments: str
+    parsed_arguments: OfClient = None
 
 
 class ToolCall(ApiRequest):
-    """One call of an assistant's message."""
+    """One call of an assistant's message. index: of a call that a client has put together from a stream."""
 
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
+    index: OfClient = None
 
 
 _CONTENT = "a text, or a list of parts of type text"
@@ -78,8 +81,9 @@ class Message(ApiRequest):
     refusal: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[list[ToolCall], bounded()] | None = None
+    parsed: OfClient = None
     # What OpenAI's client writes out of an answer that has none.
-    annotations: Annotated[Any, not_served([])] = None
+    annotations: Annotated[OfClient, not_served([])] = None
     audio: Annotated[Any, not_served()] = None
     function_call: Annotated[Any, not_served()] = None
 
@@ -91,7 +95,7 @@ class Message(ApiRequest):
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates know it: what it has of role, content, calls and the like."""
-        values = self.model_dump(exclude_none=True, exclude={"annotations"})
+        values = self.model_dump(exclude_none=True)
         if isinstance(self.content, list):
             values["content"] = [{"type": "text", "text": part.said} for part in self.content]
         elif self.content is None and self.refusal is not None:

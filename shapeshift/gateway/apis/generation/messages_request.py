@@ -24,7 +24,7 @@ from shapeshift.gateway.apis.fields import (
 )
 from shapeshift.gateway.catalogue import Target
 from shapeshift.gateway.conversation import AUTO, NONE, REQUIRED, Conversation
-from shapeshift.gateway.errors import invalid
+from shapeshift.gateway.errors import ApiError, invalid
 from shapeshift.gateway.generation import GenerationCall
 
 _MOST_MESSAGES = 4096
@@ -223,6 +223,7 @@ class CountRequest(ModelRequest):
     diagnostics: Annotated[Any, not_served()] = None
     mcp_servers: Annotated[Any, not_served([])] = None
     speed: Annotated[Any, not_served("standard")] = None
+    thread: Any = None
 
     def field_of(self, name: str) -> str:
         """As of every request; a grammar is made of the format of the answer, or of the tools."""
@@ -237,6 +238,10 @@ class CountRequest(ModelRequest):
 
     def chat(self) -> Conversation:
         """What all APIs make of a request. Raises as Conversation, and ApiError for what a field lacks."""
+        if self.thread is not None:
+            # Anthropic's client knows the code: it goes on with all messages in each request.
+            reason = "thread: this gateway holds no conversations; leave it out"
+            raise ApiError(400, reason, param="thread", code="thread_unsupported_request")
         system = MessageParam(role="system", content=self.system) if self.system else None
         messages = [*([system] if system else ()), *self.messages]
         choice, thinking = self.tool_choice, self.thinking

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from shapeshift.gateway.apis.fields import (
@@ -16,6 +16,7 @@ from shapeshift.gateway.apis.fields import (
     Int32,
     JsonObject,
     ModelRequest,
+    OfClient,
     SaidPart,
     bounded,
     not_served,
@@ -42,6 +43,7 @@ class Part(SaidPart):
     type: Annotated[Literal["input_text", "output_text", "reasoning_text", "summary_text", "refusal"], OF_TEXT]
     annotations: Any = None
     logprobs: Any = None
+    parsed: OfClient = None
     prompt_cache_breakpoint: Any = None
 
 
@@ -54,6 +56,9 @@ TextOrParts = Annotated[
 
 class Item(ApiRequest):
     """A message, a call, its result, or what the model thought. What the service says of it changes no answer."""
+
+    # OpenAI's client dumps `async` under its own name.
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -68,6 +73,7 @@ class Item(ApiRequest):
     encrypted_content: str | None = None
     id: str | None = None
     namespace: Annotated[Any, not_served()] = None
+    parsed_arguments: OfClient = None
     phase: str | None = None
     status: str | None = None
 
