@@ -274,6 +274,18 @@ def test_behind_many_marks_without_a_call_all_is_text() -> None:
     assert read(many, form("hermes")) == [TextPiece(many)]
 
 
+@pytest.mark.parametrize(
+    ("family", "answer"),
+    [
+        ("hermes", "<tool_call>" + '{"function": ' * 2000),
+        ("gemma4", "<|tool_call>call:news{" + "a" * 300_000 + "}<tool_call|>"),
+    ],
+)
+def test_what_a_model_repeats_without_end_is_text(family: str, answer: str) -> None:
+    """Python would not go so deep, and a time that grows with the square of the length would be minutes."""
+    assert read(answer, form(family)) == [TextPiece(answer)]
+
+
 def test_in_a_stream_arguments_that_break_stay_those_of_the_call() -> None:
     answer = '<tool_call>{"name": "weather", "arguments": {"city": "Par'
     pieces = read(answer, form("hermes"), step=1, streams=True)

@@ -135,8 +135,14 @@ class Arguments:
         return (yield from json_object(source, call.put))
 
 
+@dataclass(frozen=True)
 class Object:
-    """An object of JSON with the name and the arguments, in any order."""
+    """An object of JSON with the name and the arguments, in any order, or with such an object as its `function`.
+
+    is_inner: whether it is that one.
+    """
+
+    is_inner: bool = False
 
     def read(self, source: Source, call: Call) -> Reading[bool]:
         if not (yield from literal(source, "{")):
@@ -148,8 +154,8 @@ class Object:
                 return False
             if key in _ARGUMENT_KEYS:
                 is_read = yield from json_object(source, call.put if call.name else early.append)
-            elif key == "function" and (yield from _is_next(source, "{")):
-                is_read = yield from self.read(source, call)
+            elif key == "function" and not self.is_inner and (yield from _is_next(source, "{")):
+                is_read = yield from Object(is_inner=True).read(source, call)
             else:
                 is_read = yield from self._read_text(key, source, call)
                 if key in _NAME_KEYS and early:
@@ -240,7 +246,9 @@ class Braces:
         if text is None:
             return False
         quote = re.escape(self.quote)
-        pattern = rf"{quote}(?P<text>.*?){quote}|(?P<name>[^\s{{}}\[\]:,\"]+)\s*:|\b(?P<word>None|True|False)\b"
+        # A name is looked for at its first character alone: else the time grows with the square of the length.
+        other = r"[^\s{}\[\]:,\"]"
+        pattern = rf"{quote}(?P<text>.*?){quote}|(?<!{other})(?P<name>{other}+)\s*:|\b(?P<word>None|True|False)\b"
         arguments = re.sub(pattern, _as_json, text.strip(), flags=re.DOTALL)
         if not _is_object(arguments):
             return False
