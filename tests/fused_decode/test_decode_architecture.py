@@ -52,6 +52,9 @@ def test_end_of_sequence_ids_come_from_both_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(OLD_LLAMA))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
     assert Architecture.read(tmp_path).eos_ids == {2, 5, 7}
+    # As Gemma 4, whose text model has no end of a turn.
+    inner = {**CASES["gemma4"]["text_config"], "eos_token_id": 1}
+    assert from_config({**CASES["gemma4"], "text_config": inner, "eos_token_id": [1, 106]}).eos_ids == {1, 106}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,7 @@ def test_windows_of_layers(changes: dict[str, Any], windows: tuple[int, ...]) ->
         ({"model_type": "gpt2"}, "n_embd"),
         ({"rope_parameters": {"rope_type": "linear"}}, "factor"),
         ({"rope_parameters": [1]}, "rope_parameters"),
-        ({"rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 4}}, "high_freq"),
+        ({"rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 3}}, "high_freq"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"eos_token_id": 128}, "eos_token_id"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
@@ -229,6 +232,14 @@ ROPES: dict[str, dict[str, Any]] = {
         "factor": 8.0,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 48,
+    },
+    "llama3, with one limit": {
+        "rope_type": "llama3",
+        "rope_theta": 5e3,
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 1.0,
         "original_max_position_embeddings": 48,
     },
     "yarn": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 48},

@@ -51,7 +51,7 @@ COMPRESSED = {
     "w8a8": compressed("int-quantized", 8),
     "w8a8, zeros": compressed("int-quantized", 8, symmetric=False),
 }
-BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [48, 32]}
+BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [48, 32], "fmt": "float8_e4m3fn"}
 TENSOR = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
 NUMBERS: dict[str, dict[str, Any]] = {
     "fp8, blocks": BLOCKS,
@@ -62,7 +62,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "compressed, blocks": compressed("float-quantized", 8, type="float", strategy="block", block_structure=[48, 32]),
 }
 FORMATS: dict[str, dict[str, Any]] = {
-    "awq": AWQ,
+    "awq": {**AWQ, "modules_to_not_convert": ["visual"]},
     "gptq": GPTQ,
     "gptq_v2": {**GPTQ, "checkpoint_format": "gptq_v2"},
     "gptq_8": {**GPTQ, "bits": 8},

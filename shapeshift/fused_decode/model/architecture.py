@@ -291,11 +291,13 @@ def from_config(config: Mapping[str, Any], generation_eos: object = None) -> Arc
         # What is stated once for the whole model.
         default = _WRAPPERS[family].get("tie_word_embeddings", True)
         tied = {"tie_word_embeddings": config.get("tie_word_embeddings", default)}
-        whole = {key: config[key] for key in ("quantization_config", "eos_token_id") if key in config}
+        whole = {key: config[key] for key in ("quantization_config",) if key in config}
         kind = {"model_type": _TEXT_MODELS[family]} if family in _TEXT_MODELS else {}
         inner = from_config({**_WRAPPERS[family], **whole, **text, **tied, **kind}, generation_eos)
+        # A chat model may state the end of a turn for the whole model alone, and that of a text for its text model.
+        ends = inner.eos_ids | token_ids(config.get("eos_token_id"), inner.vocab_size)
         others = (*inner.tensors.others, *_BESIDE_TEXT)
-        return replace(inner, tensors=replace(inner.tensors, wrapped=_WRAPPED, others=others))
+        return replace(inner, tensors=replace(inner.tensors, wrapped=_WRAPPED, others=others), eos_ids=ends)
     both = {**text, **config} if isinstance(text, Mapping) else config
     reason = next((reason for keys, reason in _REASONS.items() if any(both.get(key) for key in keys)), "")
     allowed = f"{reason and f'this one has {reason}; '}one of {', '.join(FAMILIES)} (config.json)"

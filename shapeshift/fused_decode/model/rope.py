@@ -24,7 +24,7 @@ def llama3(rope: Rope, plain: torch.Tensor, length: int) -> torch.Tensor:
     """Llama 3.1: waves that fit `high` times into the original length stay, waves that do not fit `low` times are
     stretched by `factor`, and between the two the shares change linearly with the number of turns."""
     turns = rope.original * plain / (2 * math.pi)
-    share = ((turns - rope.low) / (rope.high - rope.low)).clamp(0.0, 1.0)
+    share = ((turns - rope.low) / max(rope.high - rope.low, 1e-9)).clamp(0.0, 1.0)
     return share * plain + (1.0 - share) * plain / rope.factor
 
 

@@ -60,7 +60,10 @@ class Config:
         return 0.0 if self.get(key, default) is None else self.positive(key, default)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        return self.get(key, default) is True
+        """Whether it is set; null is false, and as in Python so is 0, and other numbers are true."""
+        value = self.get(key, default)
+        require(value is None or isinstance(value, int), self.keys.get(key, key), value, "true or false (config.json)")
+        return bool(value)
 
     def refuse(self, key: str, reason: str) -> None:
         """Refuse a value that is set."""

@@ -87,7 +87,7 @@ def _proportional(values: Mapping[str, Any], original: int, max_position: int) -
 
 def _llama3(values: Mapping[str, Any], original: int, max_position: int) -> dict[str, Any]:
     low, high = positive(values, "low_freq_factor"), positive(values, "high_freq_factor")
-    require(high > low, "high_freq_factor", high, f"above low_freq_factor ({low})")
+    require(high >= low, "high_freq_factor", high, f"at least low_freq_factor ({low})")
     return {"factor": positive(values, "factor"), "low": low, "high": high, "original": original}
 
 

@@ -169,16 +169,19 @@ def _older(fields: Mapping[str, Any]) -> Packing:
     require(str(version).lower() == "gemm" or method != AWQ, "quantization_config.version", version, "gemm with awq")
     require(not ordered, "quantization_config.desc_act", ordered, "false: inputs in the order of their groups")
     plain = fields.get("modules_to_not_convert") or []
-    require(_is_head(plain), "quantization_config.modules_to_not_convert", plain, "at most lm_head: all layers alike")
+    allowed = "at most heads and images: all layers alike"
+    require(_is_head(plain), "quantization_config.modules_to_not_convert", plain, allowed)
     require(not fields.get("lm_head"), "quantization_config.lm_head", fields.get("lm_head"), "false: it stays plain")
     less = int(method == GPTQ and fields.get("checkpoint_format", "gptq") == "gptq")
     return Packing(str(method), int(bits), group, less)
 
 
 def _is_head(modules: object) -> bool:
-    heads = ("lm_head", "embed_tokens", "model.embed_tokens")
+    heads = ("lm_head", "embed_tokens")
+    others = ("visual", "vision", "audio", "multi_modal_projector")
+    names = [str(module).removeprefix("model.") for module in modules] if isinstance(modules, list) else [""]
     # The linears of experts alone are packed: their router is none of them.
-    return isinstance(modules, list) and all(module in heads or str(module).endswith("gate") for module in modules)
+    return all(name in heads or name.endswith("gate") or name.startswith(others) for name in names)
 
 
 def _group(group: object, field: str) -> int:
@@ -225,9 +228,9 @@ def _compressed(fields: Mapping[str, Any]) -> Packing:
 
 def _fp8_of(fields: Mapping[str, Any]) -> Packing:
     """Of transformers' finegrained fp8, as DeepSeek, Qwen and Mistral write it, and of AutoFP8, which has no blocks."""
-    for key, values in (("scale_fmt", ("float", None)), ("expert_dtype", (FP8, None)), ("fmt", ("e4m3", None))):
-        allowed = f"{values[0]} or absent"
-        require(fields.get(key) in values, f"quantization_config.{key}", fields.get(key), allowed)
+    for key, *values in (("scale_fmt", "float"), ("expert_dtype", FP8), ("fmt", "e4m3", "float8_e4m3fn")):
+        allowed = f"{', '.join(values)} or absent"
+        require(fields.get(key) in (*values, None), f"quantization_config.{key}", fields.get(key), allowed)
     key = "weight_block_size"
     blocks = _blocks(fields.get(key), f"quantization_config.{key}")
     return Packing(FP8, 0, 0, blocks=blocks, scale="weight_scale_inv" if key in fields else "weight_scale")
