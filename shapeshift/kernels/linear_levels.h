@@ -8,7 +8,7 @@
 
 constexpr int64_t kQuadRows = 8;     // rows of a tile of vectors
 constexpr int64_t kGroupedRows = 6;  // the same with the sums of a group and those of all groups
-constexpr int64_t kPlainRows = 8;    // the same without wide registers
+constexpr int64_t kPlainRows = 4;    // the same without wide registers
 constexpr int64_t kFetchQuads = 16;  // inputs between two fetches
 
 inline wide::Wide spread(int32_t value) { return wide::Wide{} + static_cast<float>(value); }
@@ -117,42 +117,53 @@ __m256i pairs_of(__m256i levels, __m256i magnitudes, __m256i given) {
   return _mm256_maddubs_epi16(magnitudes, kBits == 8 ? _mm256_sign_epi8(given, levels) : given);
 }
 
-// sums [kRows, kWide] of a group. Few rows read all outputs of a line at once, so that memory brings one after another.
+inline void hold(__m256i& vector) { asm("" : "+x"(vector)); }
+
+// sums [kRows, kWide] of a group. Few rows read all outputs of a line at once, so that memory brings one after another;
+// more take two octets, with 4 bits those whose levels share bytes. No lambda takes the sums, which would lie in memory.
 template <int64_t kBits, int64_t kRows>
 void sum_levels(const Group<kBits>& group, const QuantisedRows& from, int32_t* sums) {
-  constexpr int64_t kOctets = kRows <= 2 ? 4 : kRows <= 4 ? 2 : 1;
+  constexpr int64_t kOctets = kRows <= 2 ? 4 : 2, kTurns = kWide / kOctet / kOctets;
+  constexpr bool kShare = kBits == 4 && kOctets == 2;
   constexpr int64_t kDeep = kBits == 8 ? kQuad : kPart;  // inputs whose sums of pairs fit 16 bits: 16 x 15 x 127
   const int64_t stride = from.stride();
-  for (int64_t octet = 0; octet < kWide / kOctet; octet += kOctets) {
+  for (int64_t turn = 0; turn < kTurns; ++turn) {
+    const auto octet = [&](int64_t i) { return kShare ? turn + i * kTurns : turn * kOctets + i; };
     __m256i held[kRows][kOctets];
     for (int64_t row = 0; row < kRows; ++row) {
       const int32_t less = kBits == 8 ? 128 * from.sum(row, group.begin, group.end) : 0;
       for (__m256i& each : held[row]) each = _mm256_set1_epi32(less);
     }
+    const int8_t* given = from.levels + group.begin;
     for (int64_t part = group.begin; part < group.end; part += kDeep) {
-      __m256i pairs[kRows][kOctets] = {};
-      for (int64_t input = part; input < part + kDeep; input += kQuad) {
+      __m256i pairs[kRows][kOctets];
+#pragma GCC unroll 8
+      for (int64_t ahead = 0; ahead < kDeep; ahead += kQuad, given += kQuad) {
         __m256i levels[kOctets], magnitudes[kOctets];
-        for_constants<kOctets>([&](auto i) __attribute__((always_inline)) {
-          levels[i] = octet_of(group, input, octet + i);
+        for (int64_t i = 0; i < kOctets; ++i) {
+          levels[i] = octet_of(group, part + ahead, octet(i));
           magnitudes[i] = kBits == 8 ? _mm256_abs_epi8(levels[i]) : levels[i];
-        });
-        for_constants<kRows>([&](auto row) __attribute__((always_inline)) {
-          const __m256i given = _mm256_set1_epi32(quad_of(from.levels + row * stride, input));
-          for_constants<kOctets>([&](auto i) __attribute__((always_inline)) {
-            pairs[row][i] = _mm256_add_epi16(pairs[row][i], pairs_of<kBits>(levels[i], magnitudes[i], given));
-          });
-        });
+          hold(magnitudes[i]);
+        }
+        for (int64_t row = 0; row < kRows; ++row) {
+          const __m256i quad = _mm256_set1_epi32(quad_of(given, row * stride));
+          for (int64_t i = 0; i < kOctets; ++i) {
+            const __m256i more = pairs_of<kBits>(levels[i], magnitudes[i], quad);
+            pairs[row][i] = ahead == 0 ? more : _mm256_add_epi16(pairs[row][i], more);
+            if constexpr (kBits == 4) hold(pairs[row][i]);
+          }
+        }
       }
-      for_constants<kRows>([&](auto row) __attribute__((always_inline)) {
-        for_constants<kOctets>([&](auto i) __attribute__((always_inline)) {
+      for (int64_t row = 0; row < kRows; ++row) {
+        for (int64_t i = 0; i < kOctets; ++i) {
           held[row][i] = _mm256_add_epi32(held[row][i], _mm256_madd_epi16(pairs[row][i], _mm256_set1_epi16(1)));
-        });
-      });
+          if constexpr (kBits == 8) hold(held[row][i]);
+        }
+      }
     }
     for (int64_t row = 0; row < kRows; ++row) {
       for (int64_t i = 0; i < kOctets; ++i) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + row * kWide + (octet + i) * kOctet), held[row][i]);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + row * kWide + octet(i) * kOctet), held[row][i]);
       }
     }
   }
