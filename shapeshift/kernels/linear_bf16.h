@@ -9,6 +9,7 @@
 constexpr int64_t kBlock = 32;  // inputs of a tile
 constexpr int64_t kStep = kBlock * kWide;
 constexpr int64_t kPairRows = 12;  // rows of a tile of vectors
+constexpr int64_t kPlainPairRows = kLanes == 16 ? kPairRows : 4;  // the same without dot products
 constexpr int64_t kAhead = 4096;  // elements between what tiles read and what they fetch into the cache
 constexpr int64_t kFetchInputs = 8;  // inputs between two fetches of vectors
 constexpr int64_t kFetchBytes = kFetchInputs * kWide * static_cast<int64_t>(sizeof(BFloat));
@@ -152,21 +153,42 @@ void sum_pairs(const Panels<BFloat>& own, const BFloat* panel, const BFloat* fro
 
 typedef uint32_t Bits __attribute__((vector_size(kLanes * sizeof(uint32_t)), aligned(sizeof(uint16_t)), may_alias));
 
+// held += two inputs of kRows rows, pair(row), times the weights of two vectors of outputs.
+template <int64_t kRows, typename Pair>
+__attribute__((always_inline)) inline void add_pair(Vector (&held)[kRows][2], const Bits* weights, const Pair& pair) {
+  Vector one[2], other[2];
+  for (int64_t v = 0; v < 2; ++v) {
+    one[v] = reinterpret_cast<Vector>(weights[v] << 16), other[v] = reinterpret_cast<Vector>(weights[v] & 0xffff0000u);
+    hold(one[v]), hold(other[v]);
+  }
+  for (int64_t row = 0; row < kRows; ++row) {
+    Vector both = reinterpret_cast<Vector>(Bits{} + pair(row));
+    hold(both);  // else each half is moved to its lanes apart
+    const Vector near = reinterpret_cast<Vector>(reinterpret_cast<Bits>(both) << 16);
+    const Vector far = reinterpret_cast<Vector>(reinterpret_cast<Bits>(both) & 0xffff0000u);
+    for (int64_t v = 0; v < 2; ++v) held[row][v] += near * one[v];
+    for (int64_t v = 0; v < 2; ++v) held[row][v] += far * other[v];
+  }
+}
+
+// A tile of kRows rows and two vectors of outputs stays in registers.
 template <int64_t kRows>
 void sum_plain(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, float* sums) {
-  for (int64_t first = 0; first < kWide; first += kLanes) {
-    const BFloat* lanes = panel + 2 * first;
-    Vector held[kRows] = {};
-    for (int64_t input = 0; input < own.inputs; input += 2) {
-      const Bits both = *reinterpret_cast<const Bits*>(lanes + input * kWide);
-      const Vector one = reinterpret_cast<Vector>(both << 16), other = reinterpret_cast<Vector>(both & 0xffff0000u);
-      for (int64_t row = 0; row < kRows; ++row) {
-        const uint32_t pair = pair_of(from + row * own.inputs, input, own.inputs);
-        held[row] += widen(BFloat{static_cast<uint16_t>(pair)}) * one;
-        held[row] += widen(BFloat{static_cast<uint16_t>(pair >> 16)}) * other;
-      }
+  for (int64_t first = 0; first < kWide; first += 2 * kLanes) {
+    Vector held[kRows][2] = {};
+    int64_t input = 0;
+    const auto weights = [&] { return reinterpret_cast<const Bits*>(panel + input * kWide + 2 * first); };
+    for (; input + 1 < own.inputs; input += 2) {
+      add_pair(held, weights(), [&](int64_t row) {
+        uint32_t both;
+        std::memcpy(&both, from + row * own.inputs + input, sizeof both);
+        return both;
+      });
     }
-    for (int64_t row = 0; row < kRows; ++row) *reinterpret_cast<Vector*>(sums + row * kWide + first) = held[row];
+    if (input < own.inputs) add_pair(held, weights(), [&](int64_t row) { return from[row * own.inputs + input].bits; });
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t v = 0; v < 2; ++v) *reinterpret_cast<Vector*>(sums + row * kWide + first + v * kLanes) = held[row][v];
+    }
   }
 }
 
@@ -181,7 +203,7 @@ inline void sum_by_vectors(const Panels<BFloat>& own, const BFloat* panel, const
     });
   }
 #endif
-  in_parts<kPairRows>(rows, [&](int64_t row, auto count) {
+  in_parts<kPlainPairRows>(rows, [&](int64_t row, auto count) {
     sum_plain<count>(own, panel, from + row * own.inputs, sums + row * kWide);
   });
 }
