@@ -48,6 +48,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "global_attn_every_n_layers": 2,
         "classifier_pooling": "mean",
     },
+    "eurobert": {**_WIDE, **_NO_ENDS, "num_key_value_heads": 1, "pad_token_id": 0, "mask_token_id": 1},
+    "jina_embeddings_v3": {**_WIDE, "pad_token_id": 1, "type_vocab_size": 1},
+    "gte": {**_WIDE, "pad_token_id": 1, "type_vocab_size": 1},
+    "nomic_bert": {**_WIDE, "pad_token_id": 0},
     "deberta-v2": {
         **_WIDE,
         "relative_attention": True,

@@ -12,7 +12,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.interfaces import Array, Ids
 from shapeshift.engines.text import sentence_modules
-from shapeshift.engines.text.families import FAMILIES, family_of, longest_text
+from shapeshift.engines.text.families import (
+    FAMILIES,
+    family_of,
+    hidden_size,
+    longest_text,
+    text_config,
+    vocabulary_size,
+)
 from shapeshift.engines.text.tokenizer import Encoded, TextTokenizer
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from tests.engines.families import CONFIGS, VOCABULARY, outputs_of_engines, save_model, save_modules
@@ -106,6 +113,22 @@ def test_the_longest_text_of_families_that_count_from_the_padding() -> None:
             *(512, 512, 513)
         ]
     assert longest_text({"model_type": "bert", "max_position_embeddings": 512}) == 512
+
+
+def test_a_published_nomic_has_the_sizes_that_transformers_gives_it() -> None:
+    """nomic-embed-text-v1.5 names them in GPT-2's words."""
+    from transformers import AutoConfig
+
+    published: dict[str, Any] = {
+        "model_type": "nomic_bert",
+        "n_embd": 768,
+        "n_positions": 8192,
+        "n_layer": 12,
+        "vocab_size": 30528,
+    }
+    library, config = AutoConfig.for_model(**published), text_config(published)
+    assert longest_text(config) == library.max_position_embeddings
+    assert (hidden_size(config), vocabulary_size(config)) == (library.hidden_size, library.vocab_size)
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert"])

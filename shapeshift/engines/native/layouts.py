@@ -70,6 +70,15 @@ _QWEN2 = Layout(
     post=("", ""),
     rotation="rotary_emb",
 )
+_NOMIC = replace(
+    _QWEN2,
+    words=_BERT.words,
+    types=_BERT.types,
+    norm=_BERT.norm,
+    last="",
+    pre=("", ""),
+    post=("post_attention_layernorm", "post_mlp_layernorm"),
+)
 _QWEN3 = replace(_QWEN2, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")
 LAYOUTS: dict[str, Layout] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), _BERT),
@@ -122,7 +131,9 @@ LAYOUTS: dict[str, Layout] = {
         rotation_by_type=True,
         activation="hidden_activation",
     ),
-    **dict.fromkeys(("qwen2", "llama"), _QWEN2),
+    **dict.fromkeys(("qwen2", "llama", "eurobert"), _QWEN2),
+    **dict.fromkeys(("nomic_bert", "gte"), _NOMIC),
+    "jina_embeddings_v3": replace(_NOMIC, up=("mlp.fc1",), down="mlp.fc2"),
     "qwen3": _QWEN3,
     "gemma3_text": replace(
         _QWEN3,

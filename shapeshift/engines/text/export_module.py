@@ -18,7 +18,7 @@ from shapeshift.engines.interfaces import INPUT_AXES
 from shapeshift.engines.providers.packed_attention import offsets_of
 from shapeshift.engines.text.families import Family
 from shapeshift.engines.text.pooling import SentenceHead, TokenVectors, pool, term_weights
-from shapeshift.engines.text.task_heads import LinearHead, SequenceHead
+from shapeshift.engines.text.task_heads import LATE, LinearHead, SequenceHead
 from shapeshift.engines.text.varlen_export import as_mask, by_offsets
 
 
@@ -99,6 +99,8 @@ class RowOutputs(nn.Module):
         segments = self._before_padding(pack)
         if isinstance(self.head, LinearHead):
             return torch.as_tensor(self.head(self.embedding(to_f32(hidden), segments, pack.rows)))
+        if self.head.pooling == LATE:
+            return pool(self.head(to_f32(hidden)[0]).unsqueeze(0), segments, pack.rows, ["mean"])
         return torch.as_tensor(self.head(pool(to_f32(hidden), segments, pack.rows, [str(self.head.pooling)])))
 
     def _token_logits(self, hidden: torch.Tensor, _: Pack) -> torch.Tensor:

@@ -61,6 +61,13 @@ FAMILIES: dict[str, Family] = {
     "albert": Family("ALBERT"),
     "electra": Family("ELECTRA"),
     "modernbert": Family("ModernBERT"),
+    "eurobert": Family("EuroBERT"),
+    "jina_embeddings_v3": Family("Jina embeddings v3"),
+    "gte": Family("GTE"),
+    # Files of its authors name these in other words, and transformers takes its own defaults.
+    "nomic_bert": Family(
+        "Nomic BERT", defaults={"hidden_size": 768, "vocab_size": 30528, "max_position_embeddings": 2048}
+    ),
     # It multiplies its embeddings by the mask, which must then have one value per token.
     "deberta-v2": Family("DeBERTa v2 and v3", packs_rows=False),
     "qwen2": Family("Qwen2", causal=True),

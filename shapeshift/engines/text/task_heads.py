@@ -27,6 +27,10 @@ class LinearHead(nn.Module):
         return torch.as_tensor(self.linear(pooled))
 
 
+LATE = "late"
+"""The pooling of a head over the vectors of single tokens: the logits of a row are the mean of its tokens'."""
+
+
 class SequenceHead(nn.Module):
     """The head of a sequence-classification checkpoint, over one vector for each row. `pooling` says which."""
 
@@ -54,6 +58,15 @@ _SEQUENCE_HEADS: dict[str, Callable[[Any], SequenceHead]] = {
     ),
     "deberta-v2": lambda model: SequenceHead("cls", model.pooler, model.classifier),
     "modernbert": lambda model: SequenceHead(model.config.classifier_pooling, _First(), model.head, model.classifier),
+    "eurobert": lambda model: SequenceHead(
+        {"bos": "cls"}.get(model.config.classifier_pooling, model.config.classifier_pooling),
+        _First(),
+        model.dense,
+        model.activation,
+        model.classifier,
+    ),
+    "nomic_bert": lambda model: SequenceHead("cls", model.nomic_bert.pooler, model.classifier),
+    "gte": lambda model: SequenceHead("cls", model.gte.pooler, model.classifier),
     **dict.fromkeys(("llama", "qwen2", "qwen3"), lambda model: SequenceHead("lasttoken", _First(), model.score)),
 }
 
@@ -82,7 +95,7 @@ def answer_head(model: Any, answers: Sequence[int]) -> SequenceHead:
 
 
 _LANGUAGE_HEADS: dict[str, Callable[[Any], nn.Module]] = {
-    **dict.fromkeys(("bert", "deberta-v2"), lambda model: model.cls),
+    **dict.fromkeys(("bert", "deberta-v2", "nomic_bert"), lambda model: model.cls),
     "distilbert": lambda model: nn.Sequential(
         model.vocab_transform, model.activation, model.vocab_layer_norm, model.vocab_projector
     ),
