@@ -138,8 +138,11 @@ def published_ask(name: str, folder: Path, config: Any) -> Ask:
 
 
 def _with_memory(planned: Plan | ImagePlan, lines: Sequence[str]) -> tuple[list[str], Ask]:
-    parameters = {"checkpoint": ".", "precision": planned.precision}
+    parameters, parts = {"checkpoint": ".", "precision": planned.precision}, "the weights"
+    if isinstance(planned, Plan) and planned.front.adapters is not None:
+        parameters |= {"adapter_mb": str(planned.front.adapters.adapter_mb)}
+        parts += " and adapter_mb"
     ask = capacity.ask_of(planned.front.name, planned.checkpoint.folder, parameters)
     # What runs on a GPU is counted by the plan of the GPU.
     counted = ask if planned.device is None else Ask(planned.front.name, 0.0)
-    return [*lines, f"memory: at least {ask.memory_mb:.0f} MiB, the weights"], counted
+    return [*lines, f"memory: at least {ask.memory_mb:.0f} MiB, {parts}"], counted

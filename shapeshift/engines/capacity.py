@@ -58,12 +58,14 @@ def ask_of(model: str, folder: Path, parameters: Mapping[str, str], limit_mb: fl
     if elsewhere or not source or not path.is_dir():
         return Ask(model, 0.0)
     placement = parameters.get("placement", "inline")
+    # Reserved when the model loads.
+    adapters_mb = float(parameters.get("adapter_mb", "0"))
     processes = 1 if placement == "inline" else int(parameters.get("workers", "1"))
     if engines:
         one, count = _engines_in(path)
         if parameters.get("provider") in lookup.OF_ANY_LENGTH:
             # All engines of all processes map one file, which holds them as they are multiplied.
-            return Ask(model, one)
+            return Ask(model, one + adapters_mb)
     else:
         one, count = sum(file.stat().st_size for file in weight_files(path)) / _MIB, 1
     if placement == "partitioned":
@@ -74,7 +76,7 @@ def ask_of(model: str, folder: Path, parameters: Mapping[str, str], limit_mb: fl
         one /= 2
     total_mb = one * count
     if not limit_mb or total_mb <= one:
-        return Ask(model, processes * total_mb)
+        return Ask(model, processes * total_mb + adapters_mb)
 
     def refusal(left_mb: float) -> str:
         return f"memory_mb: got {limit_mb:.0f}; at most {left_mb / processes:.0f}, which are left for it"

@@ -61,6 +61,7 @@ def test_weights_that_processes_map_together_count_once() -> None:
         ({"worker_of": "model"}, 0),
         ({"device_memory": "{}"}, 0),
         ({"provider": "native", "precision": "bf16", "placement": "resident", "workers": "3"}, 10),
+        ({"provider": "native", "adapter_mb": "7"}, 17),
     ],
 )
 def test_each_text_engine_holds_weights_of_its_own(tmp_path: Path, parameters: dict[str, str], mib: float) -> None:
@@ -86,6 +87,7 @@ def test_each_text_engine_holds_weights_of_its_own(tmp_path: Path, parameters: d
         ({"engines": "../engines"}, 3),
         ({"engines": "../engines", "checkpoint": "../checkpoint"}, 3),
         ({"checkpoint": "../checkpoint"}, 5),
+        ({"checkpoint": "../checkpoint", "adapter_mb": "7"}, 12),
         ({"engines": "../engines", "precision": "bf16"}, 1.5),
         ({"checkpoint": "../checkpoint", "precision": "bf16"}, 5),
         ({"engines": "../engines", "placement": "resident", "workers": "4"}, 12),
