@@ -290,6 +290,12 @@ def unknown_decoder(folder: Path) -> None:
     change(folder, model_type="mamba", architectures=["MambaForCausalLM"])
 
 
+def foreign_code(folder: Path) -> None:
+    """As gte-multilingual-base, whose classes are files of the checkpoint."""
+    save_model(folder, "bert")
+    change(folder, model_type="new", architectures=["NewModel"], auto_map={"AutoModel": "modeling.NewModel"})
+
+
 def foreign_classifier(folder: Path) -> None:
     save_model(folder, "bert", "AutoModelForSequenceClassification")
     change(folder, model_type="mobilebert", architectures=["MobileBertForSequenceClassification"])
@@ -340,6 +346,7 @@ REFUSED: dict[str, tuple[Make, str, str]] = {
     "adapter": (adapter, "UNSUPPORTED", "use `shapeshift adapters add`"),
     "decoder": (unknown_decoder, "INVALID_ARG", "model_type: got 'mamba'; one of llama, "),
     "nameless": (nameless_foreign_decoder, "INVALID_ARG", "model_type: got 'opt'; one of llama, "),
+    "code": (foreign_code, "UNSUPPORTED", "model_type new is not one that transformers has; code of the checkpoint's"),
     "classifier": (
         foreign_classifier,
         "UNSUPPORTED",

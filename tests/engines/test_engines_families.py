@@ -94,6 +94,19 @@ def test_engines_compute_what_the_libraries_do(family: str, tmp_path: Path) -> N
         np.testing.assert_allclose([own["LOGITS"] for own in found if logits], logits, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("provider", ["openvino", "native", "torch"])
+def test_a_decoder_that_attends_to_later_tokens(provider: str, tmp_path: Path) -> None:
+    """As stella and gte-Qwen2 say in their config.json."""
+    folder = save_model(tmp_path / "model", "qwen3", is_causal=False)
+    reference, ids = reference_of(folder, "TOKEN_EMBEDDING"), ids_of(folder, TEXTS)
+    expected = [reference.compute(text)["TOKEN_EMBEDDING"] for text in ids]
+    other = reference.compute(np.append(ids[0], 7))["TOKEN_EMBEDDING"]
+    assert np.abs(other[0] - expected[0][0]).max() > 0.05, "the first token sees the last one"
+    for found in outputs_of_engines(reference, ids, tmp_path, provider):
+        for own, one in zip(found, expected, strict=True):
+            np.testing.assert_allclose(own["TOKEN_EMBEDDING"][: len(one)], one, atol=1e-4, rtol=0)
+
+
 def test_a_classifier_of_the_last_token_passes_over_padding(tmp_path: Path) -> None:
     """Qwen's and Llama's checkpoints end texts with the token that pads them."""
     task = "AutoModelForSequenceClassification"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shapeshift.errors import InvalidInputError, UnsupportedError
@@ -116,19 +116,27 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a checkpoint's config.json. An encoder of another family computes one row at a time.
 
-    Raises InvalidInputError without a model_type, UnsupportedError for decoders of other families.
+    Raises InvalidInputError without a model_type, UnsupportedError for decoders of other families and for what
+    transformers lacks.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise InvalidInputError("model_type", model_type, "in config.json, as transformers writes it")
     family = FAMILIES.get(model_type)
     if family is not None and (config.get("use_bidirectional_attention") or not family.bidirectional):
-        return family
+        # transformers lets a decoder whose config.json says so attend to later tokens.
+        sees_all = family.causal and config.get("is_causal") is False
+        return replace(family, causal=False, bidirectional=True) if sees_all else family
     if has_class(config, "ForCausalLM") or config.get("is_encoder_decoder") or generates(model_type):
         kind = "an encoder with a decoder" if config.get("is_encoder_decoder") else "a decoder"
         raise UnsupportedError(
             f"checkpoint: model_type {model_type} is {kind} that polymorph does not serve; "
             f"it serves {', '.join(FAMILIES)} and other encoders"
+        )
+    if not is_of_library(model_type):
+        raise UnsupportedError(
+            f"checkpoint: model_type {model_type} is not one that transformers has; code of the checkpoint's own is "
+            "never run"
         )
     first = None if model_type in _FROM_PADDING else 0
     return Family(model_type, first, packs_rows=False, classifies=False)
@@ -145,6 +153,13 @@ def generates(model_type: str) -> bool:
 
     encoders = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     return model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and model_type not in encoders
+
+
+def is_of_library(model_type: str) -> bool:
+    """Whether transformers has models of this type."""
+    from transformers.models.auto import configuration_auto
+
+    return model_type in configuration_auto.CONFIG_MAPPING
 
 
 def hidden_size(config: Mapping[str, Any]) -> int:

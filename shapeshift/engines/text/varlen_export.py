@@ -38,7 +38,8 @@ def _attention(
     reach = -1 if sliding_window is None else sliding_window - 1
     queries, keys, values = (one.transpose(1, 2)[0] for one in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    ahead = 0 if module.is_causal else reach
+    # As transformers' masks: a decoder's configuration may say that tokens attend to later ones.
+    ahead = 0 if module.is_causal and getattr(module.config, "is_causal", True) else reach
     output = packed_attention(queries, keys, values, attention_mask[0, 0, 0], scale, reach, ahead, longest)
     return output[None], None
 
