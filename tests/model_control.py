@@ -12,10 +12,14 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 
 class FakeControl(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """models: that are loaded, by name their configuration as JSON. loads: names and configurations, in order."""
+    """models: that are loaded, by name their configuration as JSON. loads: names and configurations, in order.
+
+    dead: models whose process has died, which are in the index, and not ready (25.12).
+    """
 
     def __init__(self, models: dict[str, dict[str, Any]]) -> None:
         self.models = models
+        self.dead: set[str] = set()
         self.loads: list[tuple[str, dict[str, Any] | None]] = []
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
@@ -32,7 +36,7 @@ class FakeControl(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
         return answer
 
     def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802  Triton's name
-        return service_pb2.ModelReadyResponse(ready=request.name in self.models)
+        return service_pb2.ModelReadyResponse(ready=request.name in self.models.keys() - self.dead)
 
     def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802  Triton's name
         config = json_format.ParseDict(self.models[request.name], model_config_pb2.ModelConfig())

@@ -25,7 +25,11 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeCont
     control.close()
 
 
-def test_a_model_is_loaded_as_its_files_say_now(server: FakeControl, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("dead", [set(), {"encode"}])
+def test_a_model_is_loaded_as_its_files_say_now(
+    server: FakeControl, dead: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.dead = dead
     assert main(["reload", "encode", "other", "--server", server.address]) == 0
     (encode, config), other = server.loads
     assert encode == "encode" and other == ("other", None) and config is not None

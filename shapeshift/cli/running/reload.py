@@ -52,7 +52,8 @@ def _config(control: ModelControl, name: str, file: Path) -> dict[str, Any] | No
     if not file.is_file():
         return None
     message = model_config.read(file)
-    if control.is_ready(name):
+    # Not `is_ready`: from 25.12 on a model whose process has died is not, and would not be loaded again.
+    if control.is_loaded(name):
         present = control.parameters(name).get(_GENERATION, "")
         model_config.set_parameter(message, _GENERATION, str(int(present) + 1 if present.isdecimal() else 1))
     return model_config.as_json(message)
