@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import yaml
 
-from tests.docs.docs_pages import PROJECT
+from shapeshift.fleet.manifests import ManifestSettings, render
+from shapeshift.sidecar.health import HealthLimits
+from tests.docs.docs_pages import PROJECT, blocks
 from tests.docs.docs_sources import declared_metrics
 from tests.schema_faults import faults
 
 KSERVE = PROJECT / "docker" / "kserve" / "clusterservingruntime.yaml"
 POOL = PROJECT / "docker" / "gateway-api" / "inferencepool.yaml"
 # Of the published APIs: a field's type, the fields of an object, those of a list's items; a star: it has to be there.
-PROBE = {"httpGet*": {"path*": str, "port*": int}, "timeoutSeconds": int}
+PROBE = {"httpGet*": {"path*": str, "port*": int}, "timeoutSeconds": int, "periodSeconds": int, "failureThreshold": int}
 CONTAINER = {
     "name*": str,
     "image*": str,
@@ -23,6 +28,7 @@ CONTAINER = {
     "env": [{"name*": str, "value": str, "valueFrom": dict}],
     "ports": [{"containerPort*": int, "protocol": str}],
     "volumeMounts": [{"name*": str, "mountPath*": str, "readOnly": bool}],
+    "startupProbe": PROBE,
     "livenessProbe": PROBE,
     "readinessProbe": PROBE,
     "resources": dict,
@@ -87,6 +93,39 @@ def test_kernels_are_compiled_where_models_look_for_them() -> None:
     mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
     # `kernel_cache` of a generated configuration, relative to its folder.
     assert mounts["kernels"] == os.path.normpath(f"{repository}/generate/../../kernels")
+
+
+def runtime_probes() -> dict[str, Any]:
+    (container,) = yaml.safe_load(KSERVE.read_text())["spec"]["containers"]
+    return dict(container)
+
+
+def printed_probes() -> dict[str, Any]:
+    (block,) = blocks(PROJECT / "docker" / "README.md", "yaml")
+    return dict(yaml.safe_load(block.text))
+
+
+def node_probes() -> dict[str, Any]:
+    nodes = (
+        one for one in yaml.safe_load_all(render("kubernetes", ManifestSettings())) if one["kind"] == "StatefulSet"
+    )
+    (container,) = next(nodes)["spec"]["template"]["spec"]["containers"]
+    return dict(container)
+
+
+@pytest.mark.parametrize("container", [runtime_probes, printed_probes, node_probes])
+def test_a_container_is_started_again_where_a_dead_model_stays_so(container: Callable[[], dict[str, Any]]) -> None:
+    """From 25.12 on a model whose process has died is not ready, though the server is alive."""
+    probes = [container()[f"{kind}Probe"] for kind in ("startup", "liveness", "readiness")]
+    startup, liveness, readiness = probes
+    assert len({probe["httpGet"]["path"] for probe in probes}) == 1
+    assert re.fullmatch(r"/v2/models/[\w{.}]+/ready", readiness["httpGet"]["path"])
+    # The sidecar loads it again before, also where a process hangs; a scrape a second.
+    scrapes = max(dataclasses.astuple(HealthLimits()))
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 4 * scrapes
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 600
+    # Pods get no requests long before they are started again.
+    assert readiness.get("periodSeconds", 10) * readiness.get("failureThreshold", 3) <= 30
 
 
 def test_wrong_files_would_be_found() -> None:
