@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import configparser
+import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 
 from shapeshift.cli.gateway import child
+from shapeshift.cli.main import COMMANDS as COMMANDS_OF_SHAPESHIFT
 from shapeshift.fleet import settings as fleet_settings
 from shapeshift.gateway.http.meter import GatewayMetrics
 from shapeshift.triton.embedded.server import TritonServer
-from tests.docs.docs_pages import PAGES, PROJECT, TECHNIQUES, Block, blocks
+from tests.docs.docs_pages import PAGES, PROJECT, TECHNIQUES, Block, blocks, prose
 from tests.docs.docs_sources import declared_metrics, exported_names
 from tests.docs.project_copy import MODELS, copy_project, own_files
 from tests.waiting import wait_for
@@ -188,20 +192,75 @@ def test_toml_is_a_fleet_file(block: Block, tmp_path: Path) -> None:
     assert fleet_settings.read(tmp_path / "fleet.toml", "a").name
 
 
-def test_unit_files_run_commands_that_exist() -> None:
-    from shapeshift.cli import serve
+def take(words: Sequence[str]) -> set[str]:
+    """Let a command of `shapeshift` read its arguments, without running it. Returns all options that it has.
 
-    found = [block for block in BLOCKS if block.language == "ini"]
-    assert found
-    for block in found:
+    Ends the program where it takes them not.
+    """
+    parser = argparse.ArgumentParser(prog=f"shapeshift {words[0]}")
+    importlib.import_module(COMMANDS_OF_SHAPESHIFT[words[0]][0]).add_arguments(parser)
+    if words[1:]:
+        parser.parse_args(words[1:])
+    return {option for one in parsers(parser) for action in one._actions for option in action.option_strings}
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parser, and those of its commands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for one in action.choices.values():
+                yield from parsers(one)
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.not_run], ids=str)
+def test_commands_that_are_not_run_are_read(block: Block) -> None:
+    if block.language == "python":
+        for line in re.findall(r"^from shapeshift\S+ import .+$", block.text, re.MULTILINE):
+            exec(line, {})
+        compile(block.text, str(block), "exec")
+        return
+    subprocess.run(["bash", "-n", "-c", block.text], check=True)
+    text = block.text.replace("\\\n", " ")
+    for call in re.findall(r"(?:^|\s)(?:\.venv/bin/)?shapeshift ([a-z][^|>&\n]*)$", text, re.MULTILINE):
+        take(shlex.split(call))
+    for payload in re.findall(r"-d '(\{.*\})'", text):
+        json.loads(re.sub(r"'\$\(.*?\)'", "", payload))
+    for file in re.findall(r"\bdocker/[\w.]+", text):
+        assert (PROJECT / file).is_file(), file
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_commands_in_prose_have_the_options_that_they_name(page: Path) -> None:
+    for command, rest in re.findall(r"`(?:\.venv/bin/)?shapeshift ([a-z]+)([^`]*)`", prose(page)):
+        assert {*re.findall(r"--[a-z-]+", rest)} <= take([command]), f"shapeshift {command}{rest}"
+    ours = r"python3? -m ((?:bench|client|docker|tests)(?:\.[\w.]*\w)?)([^`\n]*)"
+    for module, rest in re.findall(ours, page.read_text()):
+        found = importlib.util.find_spec(module)
+        assert found is not None, module
+        folder = Path(*(found.submodule_search_locations or [str(found.origin)]))
+        files = [*folder.glob("*.py"), *(PROJECT / "bench/common").glob("*.py")] if folder.is_dir() else [folder]
+        source = "".join(file.read_text() for file in files)
+        assert [one for one in re.findall(r"--[a-z-]+", rest) if f'"{one}"' not in source] == [], module
+
+
+def test_containers_and_units_run_commands_that_exist() -> None:
+    for name in ("compose.yaml", "compose.cpu.yaml"):
+        services = yaml.safe_load((PROJECT / "docker" / name).read_text())["services"]
+        for service in services.values():
+            if service.get("command", [""])[0] in COMMANDS_OF_SHAPESHIFT:
+                take([one.replace("${MODELS:-}", "") for one in service["command"]])
+    (default,) = re.findall(r"^CMD (\[.*\])$", (PROJECT / "docker/Dockerfile.cpu").read_text(), re.MULTILINE)
+    take(json.loads(default))
+    units = [block for block in BLOCKS if block.language == "ini"]
+    assert units
+    for block in units:
         unit = configparser.ConfigParser(strict=False, interpolation=None)
         unit.optionxform = str  # type: ignore[assignment,method-assign]
         unit.read_string(block.text)
-        program, command, *options = unit["Service"]["ExecStart"].split()
-        assert (Path(program).name, command) == ("shapeshift", "serve")
-        parser = serve.argparse.ArgumentParser()
-        serve.add_arguments(parser)
-        parser.parse_args(options)
+        program, *words = unit["Service"]["ExecStart"].split()
+        assert Path(program).name == "shapeshift"
+        take(words)
 
 
 METRICS = DOCS / "observability.md"
