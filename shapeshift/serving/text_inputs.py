@@ -31,6 +31,8 @@ class Tokenizer(Protocol):
 
     def encode(self, text: bytes, row: int, truncate: bool, prompt: str) -> Ids: ...
 
+    def padded(self, ids: Ids) -> Ids: ...
+
     def encode_with_offsets(self, text: bytes, pair: bytes | None, row: int, truncate: bool, prompt: str) -> Any: ...
 
     def encode_in(
@@ -88,7 +90,7 @@ def rows_of_request(
         raise InvalidInputError("inputs", "none", "TEXT, or INPUT_IDS with ATTENTION_MASK")
     if mask is None:
         raise InvalidInputError("ATTENTION_MASK", None, "given beside INPUT_IDS")
-    rows = rows_of_ids(ids, mask, vocabulary, tokenizer.max_tokens, truncate)
+    rows = [tokenizer.padded(row) for row in rows_of_ids(ids, mask, vocabulary, tokenizer.max_tokens, truncate)]
     return TextRows(rows, [np.full((len(row), 2), -1, np.int32) for row in rows] if offsets else [])
 
 

@@ -8,7 +8,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Library
+from tokenizers import models
 
+from shapeshift.engines.text.tokenizer import CONFIG, FILE_NAME, PADS, TextTokenizer
 from shapeshift.errors import InvalidInputError
 from shapeshift.serving import model_args
 from shapeshift.serving.text_inputs import Tokenizer, rows_of_request
@@ -29,6 +32,9 @@ class Letters:
             raise InvalidInputError("TEXT", f"{len(text)} tokens", "too long", row)
         return np.frombuffer(text[:MAX_TOKENS], np.uint8).astype(np.int64)
 
+    def padded(self, ids: np.ndarray) -> np.ndarray:
+        return ids
+
 
 LETTERS = cast(Tokenizer, Letters())
 
@@ -47,6 +53,18 @@ def test_texts() -> None:
 def test_ids_without_their_padding() -> None:
     assert rows(ids_request([1, 2, 3], [4])) == [[1, 2, 3], [4]]
     assert rows(ids_request([0, 99])) == [[0, 99]]
+
+
+def test_ids_of_a_model_that_reads_padding_are_filled_up(tmp_path: Path) -> None:
+    """As those of SigLIP, whose library pads every text to its full length and gives no mask."""
+    tokenizer = Library(models.WordLevel({"<pad>": 0, "a": 1}, unk_token="<pad>"))
+    for side, expected in (("right", [1, 1, 0, 0]), ("left", [0, 0, 1, 1])):
+        tokenizer.enable_padding(length=4, pad_id=0, pad_token="<pad>", direction=side)
+        tokenizer.save(str(tmp_path / FILE_NAME))
+        (tmp_path / CONFIG).write_text(json.dumps({PADS: True}))
+        reads, request = TextTokenizer(tmp_path / FILE_NAME, 4), ids_request([1, 1], [1, 1, 1, 1])
+        made = rows_of_request(PbUtils(), request, reads, 2, False).ids
+        assert [row.tolist() for row in made] == [expected, [1, 1, 1, 1]]
 
 
 def test_ids_are_copied_out_of_tritons_buffer() -> None:

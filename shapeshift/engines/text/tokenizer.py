@@ -115,6 +115,15 @@ class TextTokenizer:
             shorter.max_tokens, shorter._limit = tokens, _TRUNCATES
         return shorter
 
+    def padded(self, ids: Ids) -> Ids:
+        """`ids` as they are computed: filled up where the model reads padding, whatever a client's mask says of it."""
+        padding = self._tokenizer.padding
+        if padding is None or len(ids) >= padding["length"]:
+            return ids
+        missing = padding["length"] - len(ids)
+        ends = (missing, 0) if padding["direction"] == "left" else (0, missing)
+        return np.pad(ids, ends, constant_values=padding["pad_id"])
+
     @property
     def marks_continuations(self) -> bool:
         """Whether names of tokens that continue a word have a prefix, as those of WordPiece."""
