@@ -60,7 +60,7 @@ def test_the_simulation_goes_on_at_the_pace_of_the_clock_until_it_is_stopped(
     monkeypatch.setattr("shapeshift.simulate.live_source.PERIOD_S", 0.01)
     source = SimulatedSource("texts.toml", text_system(case), case.load.draw(case.seed), speed=200.0)
     source.start()
-    seen = []
+    seen: list[float] = []
     while len(seen) < 15:
         if source.view is not None and source.view.now not in seen[-1:]:
             seen.append(source.view.now)
