@@ -17,7 +17,7 @@ import torch
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
 from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.native_operations import NativeLinear, NativeOperations
-from shapeshift.fused_decode.model.network import AttentionLayer, Operations
+from shapeshift.fused_decode.model.network import ACTIVATIONS, AttentionLayer, Operations
 from shapeshift.fused_decode.model.quantised import quantise_rows
 from shapeshift.fused_decode.model.torch_operations import PlainLinear, TorchOperations
 from shapeshift.fused_decode.settings import KV_PRECISIONS
@@ -170,14 +170,17 @@ def test_norm_with_residual(operations: NativeOperations, dtype: torch.dtype, to
 
 
 @both_types
-@pytest.mark.parametrize("tokens", [1, 3, 70])
-def test_gate(operations: NativeOperations, dtype: torch.dtype, tokens: int) -> None:
-    both = normal(tokens, 2 * 203, seed=1, dtype=dtype) * 8
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(operations: NativeOperations, dtype: torch.dtype, activation: str, gated: bool) -> None:
+    both = normal(70, 2 * 203, seed=1, dtype=dtype) * 8
     both[0, :4] = torch.tensor([-200.0, 200.0, 0.0, -88.5])
-    plain, fast = TorchOperations().gate(both), operations.gate(both)
+    plain, fast = (each.activate(both, activation, gated) for each in (TorchOperations(), operations))
     assert torch.allclose(fast.float(), plain.float(), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    for row in (1, 69):
+        assert torch.equal(operations.activate(both[row : row + 1], activation, gated)[0], fast[row])
     both[0, 0] = float("nan")
-    assert operations.gate(both)[0, 0].isnan()
+    assert operations.activate(both, activation, gated)[0, 0].isnan()
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(7, 3), (70, 33), (96, 515)])

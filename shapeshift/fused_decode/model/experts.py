@@ -96,14 +96,19 @@ def choose(
     if experts.scale != 1:
         weights = weights * experts.scale
     if experts.shared_gate:
-        weights = torch.cat([weights, scores[:, experts.count :].sigmoid()], dim=1)
+        weights = torch.cat([weights, _sigmoid(scores[:, experts.count :])], dim=1)
     elif experts.shared:
         weights = functional.pad(weights, (0, 1), value=1.0)
     return chosen, weights
 
 
 def _chances(experts: Experts, routed: torch.Tensor) -> torch.Tensor:
-    return routed.sigmoid() if experts.sigmoid else routed.softmax(dim=-1)
+    return _sigmoid(routed) if experts.sigmoid else routed.softmax(dim=-1)
+
+
+def _sigmoid(scores: torch.Tensor) -> torch.Tensor:
+    """By a softmax, which torch computes row by row: the last bit of a sigmoid depends on how many there are."""
+    return torch.stack([scores, torch.zeros_like(scores)], dim=-1).softmax(dim=-1)[..., 0]
 
 
 def _in_best_groups(merits: torch.Tensor, groups: int, chosen: int) -> torch.Tensor:

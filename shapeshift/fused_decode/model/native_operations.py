@@ -11,7 +11,15 @@ from typing import Any
 import torch
 
 from shapeshift.fused_decode.interfaces import LowRank, StepBatch
-from shapeshift.fused_decode.model.network import AttentionLayer, DeltaLayer, FusedForward, Layer, Linear, Network
+from shapeshift.fused_decode.model.network import (
+    ACTIVATIONS,
+    AttentionLayer,
+    DeltaLayer,
+    FusedForward,
+    Layer,
+    Linear,
+    Network,
+)
 from shapeshift.kernels import kernel_build
 from shapeshift.serving.model_args import Log
 
@@ -111,7 +119,7 @@ class NativeOperations:
         self._attention = kernels.attention.default
         self._add_norm = kernels.add_norm.default
         self._delta_net = kernels.delta_net.default
-        self._gate = kernels.gate.default
+        self._activate = kernels.activate.default
 
     def plan(self, batch: StepBatch, *kv_heads: int) -> Plan:
         assert batch.blocks is not None
@@ -160,8 +168,8 @@ class NativeOperations:
         out: torch.Tensor = self._add_norm(state, delta, weight, eps, dtype)
         return out
 
-    def gate(self, both: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self._gate(both)
+    def activate(self, both: torch.Tensor, activation: str, gated: bool) -> torch.Tensor:
+        out: torch.Tensor = self._activate(both, ACTIVATIONS.index(activation), gated)
         return out
 
     def fused_forward(self, network: Network) -> FusedForward | None:

@@ -20,15 +20,7 @@ Linear = Callable[[torch.Tensor], torch.Tensor]
 FusedForward = Callable[[StepBatch, LowRank | None], torch.Tensor]
 """From a batch with blocks and the low-rank terms of the linears to logits that are valid until the next call; it does
 what `StepBatch.draws` says."""
-Activation = Callable[[torch.Tensor], torch.Tensor]
-
-ACTIVATIONS: dict[str, Activation] = {
-    "silu": functional.silu,
-    "relu": functional.relu,
-    "relu2": lambda values: functional.relu(values).square(),
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda values: functional.gelu(values, approximate="tanh"),
-}
+ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu", "relu2", "tanh")
 
 
 @dataclass(frozen=True)
@@ -122,8 +114,9 @@ class Operations(Protocol):
         """Add `delta` (of `dtype`) to `state`, FLOAT32 [tokens, hidden], in place; its RMS norm as `dtype`."""
         ...
 
-    def gate(self, both: torch.Tensor) -> torch.Tensor:
-        """SiLU of the first half of each row times its second half: [tokens, 2 width] to [tokens, width]."""
+    def activate(self, both: torch.Tensor, activation: str, gated: bool) -> torch.Tensor:
+        """The activation, one of ACTIVATIONS, of each element; gated: of the first half of each row, times its second
+        half: [tokens, 2 width] to [tokens, width]."""
         ...
 
     def fused_forward(self, network: Network) -> FusedForward | None:
@@ -288,12 +281,12 @@ class Network:
             if layer.input is not None:
                 assert inputs is not None, "a network without the inputs of its layers"
                 state += delta
-                delta = self._take(layer.input, state, inputs[:, index])
+                delta = self._take(operations, layer.input, state, inputs[:, index])
             if layer.scale != 1:
                 state = (state + delta) * layer.scale
                 delta = None
         logits = self.head(self._enter(operations, state, delta, self.norm)).float() * a.logit_scale
-        return cap(logits, a.logit_cap) if a.logit_cap else logits
+        return operations.activate(logits / a.logit_cap, "tanh", False) * a.logit_cap if a.logit_cap else logits
 
     def _enter(
         self, operations: Operations, state: torch.Tensor, delta: torch.Tensor | None, norm: Norm | None
@@ -319,10 +312,11 @@ class Network:
         values.copy_(functional.rms_norm(values.float(), (head_dim,), eps=layer.eps))
         return qkv[:, -2 * kv_heads * head_dim :]
 
-    def _take(self, layer: LayerInput, state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def _take(self, operations: Operations, layer: LayerInput, state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """What a layer adds to its state for its input `rows`."""
         dtype = self.embedding.dtype
-        inner = ACTIVATIONS[self.architecture.activation](layer.gate(state.to(dtype)).float()) * rows
+        both = torch.cat([layer.gate(state.to(dtype)).float(), rows], dim=1)
+        inner = operations.activate(both, self.architecture.activation, True)
         return self._leave(layer.projection(inner.to(dtype)), layer.norm)
 
     def _attend(
@@ -346,7 +340,8 @@ class Network:
         if layer.experts is not None and layer.beside is None:
             return layer.experts(normed, normed)
         assert layer.gate_up is not None and layer.down is not None, "a layer has an MLP or experts"
-        inner = self._activate(operations, apply(layer.gate_up, normed, linear_delta, index, GATE_UP))
+        both = apply(layer.gate_up, normed, linear_delta, index, GATE_UP)
+        inner = operations.activate(both, self.architecture.activation, self.architecture.gated)
         out = apply(layer.down, inner, linear_delta, index, DOWN)
         if layer.experts is None or layer.beside is None:
             return out
@@ -355,14 +350,6 @@ class Network:
         mixed = layer.beside.end(layer.experts(rows, scored))
         return (layer.beside.mlp_end(out) + mixed).to(out.dtype)
 
-    def _activate(self, operations: Operations, both: torch.Tensor) -> torch.Tensor:
-        a = self.architecture
-        if a.gated and a.activation == "silu":
-            return operations.gate(both)
-        gate, *others = both.float().chunk(2, dim=-1) if a.gated else (both.float(),)
-        inner = ACTIVATIONS[a.activation](gate)
-        return (inner * others[0] if others else inner).to(both.dtype)
-
 
 def apply(linear: Linear, rows: torch.Tensor, linear_delta: LinearDelta | None, layer: int, name: int) -> torch.Tensor:
     """`linear` of `rows`, with the added terms."""
@@ -370,8 +357,3 @@ def apply(linear: Linear, rows: torch.Tensor, linear_delta: LinearDelta | None, 
     if linear_delta is not None:
         linear_delta.add(layer, name, rows, out)
     return out
-
-
-def cap(values: torch.Tensor, limit: float) -> torch.Tensor:
-    """limit tanh(values / limit)."""
-    return torch.tanh(values / limit) * limit

@@ -12,10 +12,18 @@ import torch
 from torch.nn import functional
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
-from shapeshift.fused_decode.model.network import AttentionLayer, DeltaLayer, Linear, Network, cap
+from shapeshift.fused_decode.model.network import AttentionLayer, DeltaLayer, Linear, Network
 from shapeshift.fused_decode.model.quantised import quantise_rows
 
 _PROBE_SHAPE = (48, 32)
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda values: functional.gelu(values, approximate="tanh"),
+    "silu": functional.silu,
+    "relu": functional.relu,
+    "relu2": lambda values: functional.relu(values).square(),
+    "tanh": torch.tanh,
+}
 
 
 class PlainLinear:
@@ -96,7 +104,8 @@ class StepKernels:
            them
     read   read(queries, layer, rows, mixed): the attention of these queries over their texts, to `mixed` [tokens, heads
            head_dim]
-    add_norm, gate  see `network.Operations`
+    add_norm  see `network.Operations`
+    gate   of `network.Operations.activate`: SiLU, gated
     """
 
     name: str
@@ -114,7 +123,7 @@ class TorchOperations:
         self._device = device
         self._kernels = kernels or PLAIN
         self.name = self._kernels.name
-        self.add_norm, self.gate = self._kernels.add_norm, self._kernels.gate
+        self.add_norm = self._kernels.add_norm
 
     def plan(self, batch: StepBatch, *kv_heads: int) -> list[Rows]:
         assert batch.blocks is not None
@@ -160,6 +169,13 @@ class TorchOperations:
                 position += 1
         return out
 
+    def activate(self, both: torch.Tensor, activation: str, gated: bool) -> torch.Tensor:
+        if gated and activation == "silu":
+            return self._kernels.gate(both)
+        first, *others = both.float().chunk(2, dim=-1) if gated else (both.float(),)
+        inner = _ACTIVATIONS[activation](first)
+        return (inner * others[0] if others else inner).to(both.dtype)
+
     def fused_forward(self, network: Network) -> None:
         return None
 
@@ -198,7 +214,7 @@ def add_norm(
 
 
 def gate(both: torch.Tensor) -> torch.Tensor:
-    """See `network.Operations.gate`."""
+    """See `StepKernels.gate`."""
     first, second = both.float().chunk(2, dim=-1)
     return (functional.silu(first) * second).to(both.dtype)
 
@@ -304,7 +320,7 @@ def mix(
     keys, values = (one.repeat_interleave(query.shape[1] // one.shape[1], dim=1) for one in (keys, values))
     scores = (query @ keys.transpose(2, 3)).float() * layer.scale
     if layer.score_cap:
-        scores = cap(scores, layer.score_cap)
+        scores = torch.tanh(scores / layer.score_cap) * layer.score_cap
     scores = scores.masked_fill(~seen, float("-inf"))
     if layer.sinks is not None:
         scores = torch.cat([scores, layer.sinks[:, None, None].expand(*scores.shape[:3], 1)], dim=-1)

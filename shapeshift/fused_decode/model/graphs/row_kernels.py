@@ -63,7 +63,7 @@ def add_norm(
 
 
 def gate(both: torch.Tensor) -> torch.Tensor:
-    """See `network.Operations.gate`."""
+    """See `torch_operations.StepKernels.gate`."""
     rows, width = len(both), both.shape[1] // 2
     assert both.is_contiguous()
     inner = both.new_empty(rows, width)

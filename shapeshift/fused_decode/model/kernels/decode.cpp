@@ -1,4 +1,4 @@
-// The decode step's CPU kernels as operators: attention, norm with residual, gate.
+// The decode step's CPU kernels as operators: attention, norm with residual, activation.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -84,23 +84,29 @@ Tensor add_norm(Tensor state, const std::optional<Tensor>& delta, const Tensor& 
 }
 
 template <typename T>
-void gate_of(const T* both, int64_t rows, int64_t width, T* out) {
+void activate_of(Activation activation, bool gated, const T* both, int64_t rows, int64_t width, T* out) {
+  const int64_t stride = gated ? 2 * width : width;
   at::parallel_for(0, rows, std::max<int64_t>(1, kGateSerial / width), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) gate_row(both + 2 * row * width, width, out + row * width);
+    for (int64_t row = begin; row < end; ++row) {
+      activate_row(activation, gated, both + row * stride, width, out + row * width);
+    }
   });
 }
 
-// SiLU of the first half of each row times its second half.
-Tensor gate(const Tensor& both) {
-  check_like(both, both.scalar_type(), "both");
-  TORCH_CHECK(both.dim() == 2 && both.size(1) % 2 == 0, "both: must be [tokens, twice the width]");
-  const int64_t rows = both.size(0), width = both.size(1) / 2;
+// The activations of each row; gated: of its first half, times its second half.
+Tensor activate(const Tensor& both, int64_t activation, bool gated) {
+  check_like(both, both.scalar_type(), "both", 2);
+  TORCH_CHECK(!gated || both.size(1) % 2 == 0, "both: must be [tokens, twice the width]");
+  TORCH_CHECK(activation >= 0 && activation <= static_cast<int64_t>(Activation::kTanh), "activation: must be one");
+  const int64_t rows = both.size(0), width = both.size(1) / (gated ? 2 : 1);
+  const auto kind = static_cast<Activation>(activation);
   Tensor out = at::empty({rows, width}, both.options());
   if (both.scalar_type() == at::kFloat) {
-    gate_of(both.const_data_ptr<float>(), rows, width, out.data_ptr<float>());
+    activate_of(kind, gated, both.const_data_ptr<float>(), rows, width, out.data_ptr<float>());
   } else {
     TORCH_CHECK(both.scalar_type() == at::kBFloat16, "both: must be float or bfloat16");
-    gate_of(static_cast<const BFloat*>(both.const_data_ptr()), rows, width, static_cast<BFloat*>(out.data_ptr()));
+    const auto* given = static_cast<const BFloat*>(both.const_data_ptr());
+    activate_of(kind, gated, given, rows, width, static_cast<BFloat*>(out.data_ptr()));
   }
   return out;
 }
@@ -115,12 +121,12 @@ TORCH_LIBRARY(shapeshift_decode, library) {
       "Tensor? key_norm, float eps, int window, float scale, float cap, bool split, Tensor? sinks=None, "
       "bool norm_last=False, bool chunked=False, bool gated=False) -> Tensor");
   library.def("add_norm(Tensor(a!) state, Tensor? delta, Tensor weight, float eps, ScalarType type) -> Tensor");
-  library.def("gate(Tensor both) -> Tensor");
+  library.def("activate(Tensor both, int activation, bool gated) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(shapeshift_decode, CPU, library) {
   library.impl("plan", &plan);
   library.impl("attention", &attention);
   library.impl("add_norm", &add_norm);
-  library.impl("gate", &gate);
+  library.impl("activate", &activate);
 }

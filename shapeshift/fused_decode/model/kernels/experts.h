@@ -29,18 +29,6 @@ void clamped_gate_row(const T* both, int64_t width, float alpha, float limit, T*
   }
 }
 
-// GELU, by tanh, of the first half of `both` times its second half: x sigmoid(2 u) is x (1 + tanh(u)) / 2.
-template <typename T>
-void gelu_gate_row(const T* both, int64_t width, T* target) {
-  constexpr float kSlope = 1.5957691216f, kCubic = 0.044715f;  // 2 sqrt(2 / pi)
-  const T* ups = both + width;
-#pragma omp simd
-  for (int64_t i = 0; i < width; ++i) {
-    const float gate = widen(both[i]), slope = kSlope * gate * (1.0f + kCubic * gate * gate);
-    narrow(gate / (1.0f + exponential(-slope)) * widen(ups[i]), target[i]);
-  }
-}
-
 // Which rows each expert has: pair i is one of a row and an expert, and place[i] where it lies among those of its expert.
 struct Grouping {
   std::vector<int64_t> firsts;  // of each expert, and the end
@@ -253,7 +241,7 @@ class Experts : public torch::CustomClassHolder {
     if (limit_ > 0.0f) {
       clamped_gate_row(own, width, alpha_, limit_, target);
     } else {
-      gelu_ ? gelu_gate_row(own, width, target) : gate_row(own, width, target);
+      activate_row(gelu_ ? Activation::kGeluTanh : Activation::kSilu, true, own, width, target);
     }
     operand.prepare(gated, row, next);
   }

@@ -203,7 +203,7 @@ class Network : public torch::CustomClassHolder {
       const Panels<W>& down = parts.down->panels();
       const int64_t inner = down.inputs;
       team(rows, [&](int64_t row) {
-        gate_row(own.both + 2 * row * inner, inner, own.gated + row * inner);
+        activate_row(Activation::kSilu, true, own.both + 2 * row * inner, inner, own.gated + row * inner);
         operand_.prepare(own.gated, row, down);
       });
       linear(team, layer, kDown, down, own.gated, rows, delta);
