@@ -56,7 +56,7 @@ def experts_of(precision: str, experts: Experts, biased: bool) -> ExpertMlps:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=chance)
 
-    makers = linear_makers(precision, 0, DTYPES[computed(precision)], True, lambda line: None)
+    makers = linear_makers(precision, 0, DTYPES[computed(precision)], True)
 
     def linear(outputs: int, inputs: int) -> Any:
         weight, bias = (normal(outputs, inputs) * 0.2).to(makers.dtype), normal(outputs).to(makers.dtype)

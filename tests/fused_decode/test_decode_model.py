@@ -14,7 +14,7 @@ import torch
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.engine.sampling.logit_edits import TokenRules
 from shapeshift.fused_decode.engine.sampling.sampler import Sampler, SamplingTable
-from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
+from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, Groups
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.fused_decode.settings import COMPUTED_BYTES, KV_PRECISIONS, MOST_DRAFTED, ON_CPU
@@ -348,3 +348,9 @@ def test_invalid_settings_are_refused(
 ) -> None:
     with pytest.raises(InvalidInputError, match=f"^{field}: got "):
         load(tiny("llama").folder, **changes)
+
+
+def test_groups_name_their_tokens() -> None:
+    groups = Groups(6, *(torch.tensor(values, dtype=torch.int32) for values in ([0, 2, 2, 4], [2, 4, 0, 3])))
+    assert [tokens.tolist() for tokens in groups.each()] == [[2, 4], [], [0, 3]]
+    assert all(tokens.dtype == torch.int64 for tokens in groups.each())

@@ -48,7 +48,7 @@ def load(architecture: Architecture, files: WeightFiles, kernel_cache: Path) -> 
         cache = KeyValueCache(architecture, SLOTS, LONGEST, torch.float32)
         operations = native_operations.load(kernel_cache, print) if native else TorchOperations()
         assert operations is not None
-        make = linear_makers("f32", 0, torch.float32, native, print)
+        make = linear_makers("f32", 0, torch.float32, native)
         return DecodeModel(assemble(architecture, files, cache, torch.float32, make), operations, cache)
 
     return run

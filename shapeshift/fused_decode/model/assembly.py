@@ -27,7 +27,6 @@ from shapeshift.fused_decode.model.parts import DELTA, DeltaNet, Experts
 from shapeshift.fused_decode.model.tensor_layout import SHARED, head_order, parts_order
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import QUANTISED
-from shapeshift.serving.model_args import Log
 from shapeshift.settings import Choices
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
@@ -36,7 +35,7 @@ _MODEL = "shapeshift.fused_decode.model"
 MAKERS: Choices[Any] = Choices(
     "linear",
     {
-        "torch": f"{_MODEL}.torch_operations:maker",
+        "torch": f"{_MODEL}.torch_operations:PlainLinear",
         "levels": f"{_MODEL}.quantised:level_makers",
         "experts": f"{_MODEL}.experts:ExpertMlps",
     },
@@ -63,7 +62,7 @@ class LinearMakers:
     native: bool = False
 
 
-def linear_makers(precision: str, group_size: int, dtype: torch.dtype, native: bool, log: Log) -> LinearMakers:
+def linear_makers(precision: str, group_size: int, dtype: torch.dtype, native: bool) -> LinearMakers:
     """The makers of a network on a CPU whose activations are of `dtype`.
 
     group_size  see `settings.group_of`
@@ -72,7 +71,7 @@ def linear_makers(precision: str, group_size: int, dtype: torch.dtype, native: b
     if precision in QUANTISED:
         makers: LinearMakers = MAKERS["levels"](precision, group_size, native)
         return replace(makers, native=native)
-    make: MakeLinear = NativeLinear if native else MAKERS["torch"](dtype, log)
+    make: MakeLinear = NativeLinear if native else MAKERS["torch"]
     return LinearMakers(make, make, dtype, native=native)
 
 

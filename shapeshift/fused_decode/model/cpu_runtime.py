@@ -162,7 +162,7 @@ class DecodeModel:
             extra_elements=options.extra_elements,
         )
         compiled = native_operations.load(cache_dir, log) if options.native else None
-        make = linear_makers(precision, options.group_size, dtype, compiled is not None, log)
+        make = linear_makers(precision, options.group_size, dtype, compiled is not None)
 
         def build(weights: WeightStore) -> Network:
             return assemble(architecture, files, cache, dtype, make, weights)

@@ -1,7 +1,4 @@
-"""The decode step in torch: what needs no compiler, the reference of the native operations, and the steps of a GPU.
-
-Linears for few rows have their weights packed once in oneDNN's layout, where this build of torch can.
-"""
+"""The decode step in torch: what needs no compiler, the reference of the native operations, and the steps of a GPU."""
 
 from __future__ import annotations
 
@@ -12,10 +9,9 @@ import torch
 from torch.nn import functional
 
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, StepBatch
-from shapeshift.fused_decode.model.network import AttentionLayer, DeltaLayer, Linear, Network
+from shapeshift.fused_decode.model.network import AttentionLayer, DeltaLayer, Network
 from shapeshift.fused_decode.model.quantised import quantise_rows
 
-_PROBE_SHAPE = (48, 32)
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": lambda values: functional.gelu(values, approximate="tanh"),
@@ -35,47 +31,6 @@ class PlainLinear:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return functional.linear(rows, self._weight, self._bias)
-
-
-class PackedLinear:
-    """oneDNN's linear over weights in its blocked layout, without a copy of the plain weights.
-
-    Its operators are private to torch: `packs` checks that this build has them and that their results are right.
-    """
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._run = torch.ops.mkldnn._linear_pointwise.default
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
-        self._bias = bias
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self._run(rows, self._weight, self._bias, "none", [], "")
-        return out
-
-
-def maker(dtype: torch.dtype, log: Callable[[str], None]) -> Callable[[torch.Tensor, torch.Tensor | None], Linear]:
-    """The class for linears of `dtype` on this CPU: made from weight [outputs, inputs] and bias [outputs] or None.
-
-    Logs one line where it is the plain class.
-    """
-    if packs(dtype):
-        return PackedLinear
-    log(f"linears in plain torch, slower: this torch build or CPU has no packed linears for {dtype}")
-    return PlainLinear
-
-
-def packs(dtype: torch.dtype, kind: type[PlainLinear] | type[PackedLinear] = PackedLinear) -> bool:
-    """Whether packed linears (`kind`) of `dtype` exist here and agree with plain ones."""
-    outputs, inputs = _PROBE_SHAPE
-    generator = torch.Generator().manual_seed(0)
-    weight, rows, bias = (torch.randn(*shape, generator=generator) for shape in (_PROBE_SHAPE, (3, inputs), (outputs,)))
-    expected = functional.linear(rows, weight, bias)
-    try:
-        result = kind(weight.to(dtype), bias.to(dtype))(rows.to(dtype))
-    except (RuntimeError, AttributeError):
-        return False
-    tolerance = 1e-4 if dtype == torch.float32 else 0.2
-    return bool(torch.allclose(result.float(), expected, rtol=0.0, atol=tolerance))
 
 
 @dataclass(frozen=True)

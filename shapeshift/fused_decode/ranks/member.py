@@ -96,7 +96,7 @@ def load_member(spec: RankSpec, group: RankGroup, log: Log = _warn) -> MemberMod
         )
         compiled = native_operations.load(Path(spec.kernel_cache), log) if spec.native and on_cpu else None
         if on_cpu:
-            make = linear_makers(spec.precision, 0, dtype, compiled is not None, log)
+            make = linear_makers(spec.precision, 0, dtype, compiled is not None)
         else:
             make = LinearMakers(PlainLinear, PlainLinear, dtype)
         network = joined(assemble(files.architecture, files, cache, dtype, make), group)
