@@ -1,7 +1,7 @@
 """Requests of all kinds at once, as many minutes as SHAPESHIFT_MIXED_MINUTES says: each answer is what it is alone.
 
 Grammars, samples, streams and shared prefixes, adapters of a registry and on first use, deadlines and clients that go,
-over a cache so small that requests are preempted and adapters evicted; and the same without adapters on a mixture of
+over a cache so small that requests are preempted and adapters evicted; and the same without adapters on mixtures of
 experts. In f32, with seeds.
 """
 
@@ -172,11 +172,16 @@ def alone(front: Any, adapters: list[str], count: int) -> dict[int, list[Expecte
     return answers
 
 
-@pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory, small_base: Path) -> Path:
-    """gpt-oss with experts, windows and sinks, and the tokenizer of the small base model."""
-    families.CASES["of this vocabulary"] = {**families.CASES["gpt_oss"], "vocab_size": VOCABULARY}
-    folder = families.make("of this vocabulary", tmp_path_factory.mktemp("mixture")).folder
+_LONG = pytest.param("solar_open", marks=pytest.mark.long)
+
+
+@pytest.fixture(scope="module", params=["gpt_oss", _LONG])
+def mixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, small_base: Path) -> Path:
+    """Windows and sinks; experts by sigmoids, in groups, and a shared one. With the tokenizer of the small base
+    model."""
+    name = f"{request.param}, of this vocabulary"
+    families.CASES[name] = {**families.CASES[request.param], "vocab_size": VOCABULARY}
+    folder = families.make(name, tmp_path_factory.mktemp("mixture")).folder
     shutil.copy(small_base / "tokenizer.json", folder)
     return folder
 

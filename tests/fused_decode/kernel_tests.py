@@ -16,6 +16,7 @@ FILES = (
     *("tests/fused_decode/test_decode_sampling.py", "tests/adapter_cache/test_lora_batch.py"),
     *("tests/adapter_cache/test_lora_kernels.py", "tests/fused_decode/test_decode_quantised.py"),
     *("tests/fused_decode/test_decode_shared_weights.py", "tests/fused_decode/test_decode_experts.py"),
+    "tests/fused_decode/test_decode_states.py",
 )
 _TIMEOUT_S = 3600.0
 

@@ -10,6 +10,7 @@ from tests.fused_decode import kernel_tests
 FILES = (
     *("tests/fused_decode/test_decode_native.py", "tests/fused_decode/test_decode_quantised.py"),
     *("tests/fused_decode/test_decode_kv_precision.py", "tests/fused_decode/test_decode_states.py"),
+    "tests/fused_decode/test_decode_experts.py",
 )
 
 
