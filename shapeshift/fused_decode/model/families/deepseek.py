@@ -52,11 +52,8 @@ def hy_v3(values: Mapping[str, Any]) -> Architecture:
         routed_scaling_factor="router_scaling_factor",
     )
     config.refuse("mlp_bias", "false or absent: experts have no biases")
-    bias = config.flag("attention_bias")
     whole = llama.with_fields(
         config,
-        qkv_bias=bias,
-        output_bias=bias,
         qk_norm="head",
         norm_eps=config.positive("rms_norm_eps", 1e-5),
         experts=_routed_by_groups(config, 192, 8, 1536),
@@ -77,10 +74,10 @@ def _deepseek(
     """Layers as DeepSeek's, around plain attention: the first ones have no experts."""
     layers = config.layers()
     experts = _routed_by_groups(config, count, chosen, width)
+    fields.setdefault("output_bias", False)
     whole = llama.with_fields(
         config,
         partial=True,
-        qkv_bias=config.flag("attention_bias"),
         norm_eps=config.positive("rms_norm_eps", 1e-5),
         experts=experts,
         # Behind the last layer: the prediction of further tokens, which nothing here computes.

@@ -81,6 +81,7 @@ def qwen2_moe(values: Mapping[str, Any]) -> Architecture:
         config,
         windows=config.windows(layers, window, every_other),
         qkv_bias=config.flag("qkv_bias", True),
+        output_bias=False,
         experts=experts,
         tensors=QWEN2,
     )
@@ -110,8 +111,7 @@ def _olmoe(config: Config, tensors: Tensors, count: int, chosen: int) -> Archite
     require(clip is None, "clip_qkv", clip, "null: queries, keys and values are not clipped")
     experts = experts_of(config, config.count("intermediate_size"), count=count, chosen=chosen)
     experts = replace(experts, shares=config.flag("norm_topk_prob"))
-    bias = config.flag("attention_bias")
-    return llama.with_fields(config, qkv_bias=bias, output_bias=bias, qk_norm="row", experts=experts, tensors=tensors)
+    return llama.with_fields(config, qk_norm="row", experts=experts, tensors=tensors)
 
 
 def gpt_oss(values: Mapping[str, Any]) -> Architecture:
@@ -227,8 +227,6 @@ def llama4_text(values: Mapping[str, Any]) -> Architecture:
         Config({**config.values, "intermediate_size": config.count("intermediate_size_mlp", 16_384)}),
         windows=tuple(widths[kind] for kind in kinds),
         chunked=True,
-        qkv_bias=config.flag("attention_bias"),
-        output_bias=config.flag("attention_bias"),
         norm_last=True,
         interleaved=True,
         experts=replace(experts, shares=False, scales_rows=True, shared=width, whole=True, columns=True),

@@ -44,7 +44,6 @@ def qwen3_next(values: Mapping[str, Any]) -> Architecture:
 
 def _hybrid(config: Config, tensors: Tensors, experts: Experts | None = None, stacked: bool = False) -> Architecture:
     rope = {"partial_rotary_factor": 0.25} | rope_config.values_of(config)
-    bias = config.flag("attention_bias")
     net = {
         "delta": _delta_net(config, stacked),
         "gated_heads": False,
@@ -56,8 +55,6 @@ def _hybrid(config: Config, tensors: Tensors, experts: Experts | None = None, st
         config,
         rope,
         partial=True,
-        qkv_bias=bias,
-        output_bias=bias,
         qk_norm="head",
         norm_offset=1.0,
         gated_heads=True,

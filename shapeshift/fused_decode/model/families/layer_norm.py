@@ -64,18 +64,15 @@ def stablelm(values: Mapping[str, Any]) -> Architecture:
     parallel = config.flag("use_parallel_residual")
     rope = {"partial_rotary_factor": 0.25} | rope_config.values_of(config)
     tensors = Tensors(mlp_norm=_SHARED) if parallel else Tensors()
-    return _architecture(config, rope, qkv_bias=config.flag("use_qkv_bias"), parallel=parallel, tensors=tensors)
+    bias = config.flag("use_qkv_bias")
+    return _architecture(config, rope, qkv_bias=bias, output_bias=False, parallel=parallel, tensors=tensors)
 
 
 def nemotron(values: Mapping[str, Any]) -> Architecture:
     config = Config(values, layer_norm_eps="norm_eps")
-    bias = config.flag("attention_bias")
     return _architecture(
         config,
         {"partial_rotary_factor": 0.5} | rope_config.values_of(config),
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=config.flag("mlp_bias"),
         norm_offset=1.0,
         gated=False,
         activation=config.activation("hidden_act", "relu2"),
@@ -101,12 +98,9 @@ def cohere2(values: Mapping[str, Any]) -> Architecture:
 
 
 def _cohere(config: Config) -> Architecture:
-    bias = config.flag("attention_bias")
     return _architecture(
         config,
         partial=False,
-        qkv_bias=bias,
-        output_bias=bias,
         norm="centred",
         parallel=True,
         interleaved=True,

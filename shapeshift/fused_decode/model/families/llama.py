@@ -22,9 +22,7 @@ AFTER = Tensors(
 
 
 def llama(values: Mapping[str, Any]) -> Architecture:
-    config = Config(values)
-    bias = config.flag("attention_bias")
-    return with_fields(config, qkv_bias=bias, output_bias=bias, mlp_bias=config.flag("mlp_bias"))
+    return with_fields(Config(values))
 
 
 def mistral(values: Mapping[str, Any]) -> Architecture:
@@ -55,16 +53,13 @@ def ministral3(values: Mapping[str, Any]) -> Architecture:
 def smollm3(values: Mapping[str, Any]) -> Architecture:
     """Some layers have no positions; those alone may have a window."""
     config = Config(values)
-    layers, bias, turns = config.layers(), config.flag("attention_bias"), with_positions(config)
+    layers, turns = config.layers(), with_positions(config)
     window = config.window(None) if config.flag("use_sliding_window") else 0
     windows = config.windows(layers, window, [0 if turn else window for turn in turns])
     whole = with_fields(
         config,
         {"rope_theta": 2e6} | rope_config.values_of(config),
         windows=windows,
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=config.flag("mlp_bias"),
         tied=config.flag("tie_word_embeddings", True),
     )
     ropes = tuple(rope if turn else None for rope, turn in zip(whole.ropes, turns, strict=True))
@@ -82,13 +77,12 @@ def with_positions(config: Config) -> list[int]:
 
 def qwen2(values: Mapping[str, Any]) -> Architecture:
     config = Config(values)
-    return with_fields(config, windows=_chosen_windows(config), qkv_bias=True)
+    return with_fields(config, windows=_chosen_windows(config), qkv_bias=True, output_bias=False)
 
 
 def qwen3(values: Mapping[str, Any]) -> Architecture:
     config = Config(values)
-    bias = config.flag("attention_bias")
-    return with_fields(config, windows=_chosen_windows(config), qkv_bias=bias, output_bias=bias, qk_norm="head")
+    return with_fields(config, windows=_chosen_windows(config), qk_norm="head")
 
 
 def phi3(values: Mapping[str, Any]) -> Architecture:
@@ -106,22 +100,13 @@ def phi3(values: Mapping[str, Any]) -> Architecture:
 
 def seed_oss(values: Mapping[str, Any]) -> Architecture:
     config = Config({"head_dim": 128, "attention_bias": True, **values})
-    return with_fields(
-        config,
-        qkv_bias=config.flag("attention_bias"),
-        output_bias=config.flag("attention_out_bias"),
-        mlp_bias=config.flag("mlp_bias"),
-    )
+    return with_fields(config, output_bias=config.flag("attention_out_bias"))
 
 
 def arcee(values: Mapping[str, Any]) -> Architecture:
     config = Config(values)
-    bias = config.flag("attention_bias")
     return with_fields(
         config,
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=config.flag("mlp_bias"),
         gated=False,
         activation=config.activation("hidden_act", "relu2"),
         norm_eps=config.positive("rms_norm_eps", 1e-5),
@@ -131,9 +116,7 @@ def arcee(values: Mapping[str, Any]) -> Architecture:
 
 def helium(values: Mapping[str, Any]) -> Architecture:
     config = Config({"rope_theta": 1e5, "head_dim": 128, "rms_norm_eps": 1e-8, **values})
-    return with_fields(
-        config, qkv_bias=config.flag("attention_bias"), mlp_bias=config.flag("mlp_bias"), interleaved=True
-    )
+    return with_fields(config, output_bias=False, interleaved=True)
 
 
 def ernie4_5(values: Mapping[str, Any]) -> Architecture:
@@ -155,14 +138,15 @@ def _glm(values: Mapping[str, Any], attention_end: str = "", mlp_end: str = "") 
     rope = {"partial_rotary_factor": 0.5} | rope_config.values_of(config)
     bias = config.flag("attention_bias", True)
     tensors = Tensors(gate_up=("mlp.gate_up_proj",), attention_end=attention_end, mlp_end=mlp_end)
-    return with_fields(config, rope, partial=True, qkv_bias=bias, interleaved=True, tensors=tensors)
+    fields = {"qkv_bias": bias, "output_bias": False, "interleaved": True}
+    return with_fields(config, rope, partial=True, tensors=tensors, **fields)
 
 
 def cwm(values: Mapping[str, Any]) -> Architecture:
     config = Config({"rms_norm_eps": 1e-5, **values})
     layers, window = config.layers(), config.window(8192)
     windows = config.windows(layers, window, [window if layer % 4 else 0 for layer in range(layers)])
-    return with_fields(config, windows=windows, mlp_bias=config.flag("mlp_bias"))
+    return with_fields(config, windows=windows)
 
 
 def exaone4(values: Mapping[str, Any]) -> Architecture:
@@ -200,7 +184,7 @@ def internlm3(values: Mapping[str, Any]) -> Architecture:
 def hunyuan_v1_dense(values: Mapping[str, Any]) -> Architecture:
     """Norms of queries and keys come after the rotation. A rope with an `alpha` has another base, for all texts."""
     config = Config({"rms_norm_eps": 1e-5, **values})
-    rope, bias = rope_config.values_of(config), config.flag("attention_bias")
+    rope = rope_config.values_of(config)
     if rope.get("rope_type", rope.get("type")) == "dynamic" and rope.get("alpha"):
         head_dim = config.size()["head_dim"]
         require(head_dim > 2, "head_dim", head_dim, "above 2")
@@ -209,8 +193,6 @@ def hunyuan_v1_dense(values: Mapping[str, Any]) -> Architecture:
     return with_fields(
         config,
         rope,
-        qkv_bias=bias,
-        output_bias=bias,
         qk_norm="head",
         norm_last=True,
         tensors=Tensors(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"),
@@ -232,20 +214,15 @@ def olmo3(values: Mapping[str, Any]) -> Architecture:
 
 
 def _olmo(config: Config, rope_values: dict[str, Any] | None = None) -> Architecture:
-    bias, eps = config.flag("attention_bias"), config.positive("rms_norm_eps", 1e-5)
-    return with_fields(config, rope_values, qkv_bias=bias, output_bias=bias, qk_norm="row", tensors=AFTER, norm_eps=eps)
+    eps = config.positive("rms_norm_eps", 1e-5)
+    return with_fields(config, rope_values, qk_norm="row", tensors=AFTER, norm_eps=eps)
 
 
 def granite(values: Mapping[str, Any]) -> Architecture:
     config = Config(values)
-    bias = config.flag("attention_bias")
-    layers = config.layers()
     return with_fields(
         config,
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=config.flag("mlp_bias"),
-        scales=(config.positive("attention_multiplier", 1.0),) * layers,
+        scales=(config.positive("attention_multiplier", 1.0),) * config.layers(),
         embedding_scale=config.positive("embedding_multiplier", 1.0),
         branch_scale=config.positive("residual_multiplier", 1.0),
         logit_scale=1.0 / config.positive("logits_scaling", 1.0),
@@ -261,6 +238,7 @@ def with_fields(
     """
     size = config.size()
     layers, head_dim = size["layers"], size["head_dim"]
+    bias = config.flag("attention_bias")
     if rope_values is None:
         rope_values = rope_config.values_of(config)
     rope, longest = rope_config.read(config, rope_values, head_dim, size["max_position"], partial)
@@ -273,9 +251,9 @@ def with_fields(
         "scales": (head_dim**-0.5,) * layers,
         "activation": fields.get("activation") or config.activation("hidden_act", "silu", "silu"),
         "tied": config.flag("tie_word_embeddings"),
-        "qkv_bias": False,
-        "output_bias": False,
-        "mlp_bias": False,
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "mlp_bias": config.flag("mlp_bias"),
     }
     return Architecture(**(size | plain | fields))
 
