@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from shapeshift.serving.metrics import LENGTH_STEP
 from shapeshift.settings import require
 from shapeshift.sidecar.front_config import ALL_BINS, Front
 from shapeshift.sidecar.observe import TAIL_QUANTILE, Traffic
-from shapeshift.sidecar.policy import decide, plan
+from shapeshift.sidecar.policy import decide
 from shapeshift.sidecar.policy.moves import Action, batches, under_load
 from shapeshift.sidecar.policy.spare import in_order
 from shapeshift.simulate.events import Events, Progress
@@ -37,7 +38,7 @@ class Pace:
     recovery_s     seconds from the death of a worker until it serves again
     overhead_ms    time of each text beside wait and engine: network, reading, answering
     scaling        how the number of workers follows the load: target, as the sidecar does it where max_workers is more
-                   than min_workers, or headroom, as INFaaS does
+                   than min_workers, or headroom, as INFaaS does for each bin
     kill_s         when the worker with the most to do dies; 0: never
     leave_s        when the last node leaves; 0: never
     """
@@ -107,7 +108,7 @@ class Planner:
         self._is_plan = False
         self._plan_from = self._scale_from = 0.0
         self._fast_since: float | None = None
-        self._spare_since = 0
+        self._spare_since: dict[int, int] = {}
         self.plans: list[tuple[float, tuple[int, ...], str]] = []
         self._sizes: list[tuple[float, int]] = []
 
@@ -164,7 +165,7 @@ class Planner:
         self._scale_from = now
         spare = in_order([name for name in self._names if name not in self.bins], self.bins)
         if self.pace.scaling == "headroom":
-            self._change(iter([self._headroom(traffic, spare)]))
+            self._change(iter([[*self._headroom(traffic, spare)]]))
             return
         if not decide.is_fast(self.front, traffic):
             self._fast_since = None
@@ -176,20 +177,20 @@ class Planner:
             self._fast_since = None
             self._change(iter([[action]]))
 
-    def _headroom(self, traffic: Traffic, spare: Sequence[str]) -> list[Action]:
-        """INFaaS: workers by the load on them, not by latencies."""
-        front, count = self.front, len(self.bins)
-        demand = plan.observed_demand(front, traffic)
-        load = sum(q * ms for q, ms in zip(demand, front.service_ms, strict=True)) / plan.horizon_ms(front)
-        target, self._spare_since = binpacking.scale(
-            load, 1.0, count, front.min_workers, front.max_workers, self._spare_since
-        )
-        if target >= count:
-            return [Action("load", name, front.edges[-1]) for name in spare[: target - count]]
-        longest = Counter(self.bins.values())[front.edges[-1]] > 1
-        allowed = [name for name, bin_edge in self.bins.items() if longest or bin_edge != front.edges[-1]]
-        released = min(allowed, key=lambda name: traffic.outstanding.get(name, 0), default=None)
-        return [Action("unload", released, before=self.bins[released])] if released else []
+    def _headroom(self, traffic: Traffic, spare: Sequence[str]) -> Iterator[Action]:
+        """INFaaS: the workers of each bin by the time that they computed, not by latencies."""
+        front, others, left = self.front, iter(spare), len(self.bins)
+        for bin_edge, count in Counter(self.bins.values()).items():
+            load = self.served.spent_ms[bin_edge] / (1e3 * traffic.seconds)
+            most = front.max_workers - len(self.bins) + count
+            since = self._spare_since.get(bin_edge, 0)
+            target, self._spare_since[bin_edge] = binpacking.scale(load, 1.0, count, 1, most, since)
+            yield from (Action("load", name, bin_edge) for name in islice(others, max(0, target - count)))
+            if target < count and left > front.min_workers:
+                left -= 1
+                held = [name for name, held_bin in self.bins.items() if held_bin == bin_edge]
+                yield Action("unload", min(held, key=lambda name: traffic.outstanding.get(name, 0)), before=bin_edge)
+        self.served.spent_ms.clear()
 
     def _traffic(self, since: float, answered_ms: Sequence[float] | None = None) -> Traffic:
         """What arrived and was answered from `since` to now, as the front's metrics have it."""

@@ -7,6 +7,7 @@ Which row waits where, and which rows share a call, is decided by the objects th
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -63,6 +64,7 @@ class SimulatedFront:
 
     answered_ms: the latencies of what was answered, since it was set to an empty list; None: they are not noted.
     calls: likewise when calls ended, on which worker, with which rows, and what they took in ms.
+    spent_ms: the time of all calls so far, by the bin of their workers.
     """
 
     def __init__(self, events: Events, front: Front, engines: Manifest, trace: Trace, overhead_ms: float = 0.0) -> None:
@@ -83,6 +85,7 @@ class SimulatedFront:
         self.waiting = 0
         self.answered_ms: list[float] | None = None
         self.calls: list[tuple[float, Worker, Sequence[Row], float]] | None = None
+        self.spent_ms: defaultdict[int, float] = defaultdict(float)
         self._orphans: list[Row] = []
         self._done_s = array("d", bytes(8 * len(trace)))
         self._outcome = bytearray([UNSERVED]) * len(trace)
@@ -195,6 +198,7 @@ class SimulatedFront:
             tokens = rows[0].tokens if len(rows) == 1 else sum(row.tokens for row in rows)
             took_ms = self._times.of_pack(worker.bin, tokens)
             worker.calls.append((rows, took_ms))
+            self.spent_ms[worker.bin] += took_ms
             worker.free_at = end = (worker.free_at if worker.free_at > now else now) + took_ms / 1e3
             self._events.at(end, self._end, worker)
 

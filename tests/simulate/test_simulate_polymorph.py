@@ -139,6 +139,13 @@ def test_workers_come_and_go_with_the_load(scaling: str) -> None:
     assert served.latency_ms[-100:].mean() < 20.0
 
 
+def test_headroom_adds_workers_to_the_bin_that_is_full() -> None:
+    limits: dict[str, Any] = {"max_workers": 8, "allocation": "even", "max_queue_ms": 0, "queue_rows": 10**6}
+    served = simulate(TWO, 4, poisson(60.0, 90.0, tokens=500), Pace(0.0, scaling="headroom"), **limits)
+    assert served.latency_ms[:1000].max() > 1000.0, "two of four workers take long texts, which need 2.4"
+    assert served.latency_ms[-1000:].max() < 1000.0
+
+
 def test_a_dead_worker_and_a_lost_node_cost_no_text() -> None:
     trace = poisson(150.0, 20.0)
     died = simulate(ONE, 4, trace, Pace(kill_s=5.0), nodes=2)
