@@ -118,8 +118,8 @@ def _solver(findings: Findings, seed: int) -> None:
         rows.append({"workers": gpus, "runtimes": runtimes, "paper, s": theirs, **medians})
     findings.table("Table 2", "time of a plan, median of 20", rows)
     worst = max(row[name] for row in rows for name in ("clamped, ms", "md1, ms"))
-    ours = f"at most {worst:.1f} ms, exact"
-    findings.claim("Table 2", "a plan of 1,000 GPUs takes 2.6 s", ours, YES, "a program for this problem, no solver")
+    ours, holds = f"at most {worst:.1f} ms, exact", verdict(worst <= rows[-1]["paper, s"] * 1e3)
+    findings.claim("Table 2", "a plan of 1,000 GPUs takes 2.6 s", ours, holds, "a program for this problem, no solver")
 
 
 def _systems(
@@ -137,7 +137,7 @@ def _systems(
         where,
         f"{of_curve}, {workers} GPUs: mean lower by {theirs}",
         f"{ours}; ours than Arlo {lower(rows['ours'], rows['Arlo'], 'mean_ms'):.0%}",
-        verdict(*(share > 0.05 for share in gains.values())),
+        verdict(*(share >= claims[of_curve][name] / 200 for name, share in gains.items())),
         f"DT is assumed to take {_DYNAMIC_SLOWER:g} times as long; INFaaS fills workers up to the objective",
     )
 
@@ -186,7 +186,7 @@ def _autoscaling(findings: Findings, seed: int) -> None:
             used["Arlo"] == min(used[name] for name in ("ST", "DT", "INFaaS", "Arlo")),
             tails["Arlo"] == min(tails[name] for name in ("ST", "DT", "INFaaS", "Arlo")),
         ),
-        "by INFaaS' headroom DT and ST grow further, and INFaaS itself does not grow",
+        "by INFaaS' headroom DT and ST grow further",
     )
 
 
@@ -298,7 +298,7 @@ def _dispatches(findings: Findings, seed: int) -> None:
             ", ".join(f"{one[other]:.2f}" for one in paper.values())
             + "; with our plan "
             + ", ".join(f"{ratios[name][other]:.2f}" for name in ratios if name not in paper),
-            verdict(*(one[other] <= 1.0 for one in paper.values())),
+            verdict(*(one[other] <= 0.98 for one in paper.values())),
             "a text is demoted only where its bin is 85% full: late" if other == "ILB" else "",
         )
 

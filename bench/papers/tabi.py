@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from bench.papers.findings import OTHER, YES, Findings, verdict
+from bench.papers.findings import OTHER, Findings, verdict
 from shapeshift.cascade import candidates
 from shapeshift.cascade.candidates import Candidate, Gap
 from shapeshift.cascade.policy import routing
@@ -172,5 +172,8 @@ def _cutoffs(findings: Findings, rng: np.random.Generator) -> None:
         "with c accuracy and time grow, early answers become fewer",
         f"CLINC150: {accuracy[0]:.1%} to {max(accuracy):.1%} right, "
         f"{rows[0]['early']:.0%} to {rows[-1]['early']:.0%} early; simulated means within {worst:.0%}",
-        YES,
+        verdict(
+            *(np.diff([row["mean ms"] for row in rows]).min() > 0, np.diff([row["early"] for row in rows]).max() < 0),
+            np.polyfit([row["c"] for row in rows], accuracy, 1)[0] > 0,
+        ),
     )
