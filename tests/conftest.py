@@ -72,10 +72,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.get_closest_marker("server") is None)
 
 
-def pytest_collection_finish() -> None:
-    """Let no collection of garbage look at the modules that are imported now: one takes a second to look at all."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Import the tests without a look for garbage: what is imported stays, and is not looked at afterwards either."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
