@@ -1,7 +1,7 @@
 """Tokens and logprobs where the logits lie: in operations of torch that never wait for a device.
 
 Without the kernels, random tokens of a CPU are chosen here too. A GPU sorts a vocabulary faster than it makes a
-shortlist, as `kernels/draw.cpp` does. Tokens of equal weight are kept or dropped together, and the order in which
+shortlist, as `kernels/decode.cpp` does. Tokens of equal weight are kept or dropped together, and the order in which
 tokens share the interval of a draw is that of the kernel: a seed gives the same token there and here, but where
 rounding decides between two.
 """
