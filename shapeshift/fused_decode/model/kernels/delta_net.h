@@ -120,27 +120,25 @@ void advance(const Net<T>& net, const Run& run, int64_t head, int64_t column) {
     const float* query = net.mixed + token * net.channels() + key_head * depth;
     const float* key = query + net.keys();
     const float* value = net.mixed + token * net.channels() + 2 * net.keys() + head * width + column;
+    // One loop for both: another one rounds in another way. What is replayed adds nothing, and all of the state stays.
     Number sums[kVectors] = {}, fresh[kVectors] = {};
-    if (run.replayed && token == run.token) {
-      for (int64_t d = 0; d < depth; ++d) {
-        for (int64_t v = 0; v < kVectors; ++v) sums[v] += query[d] * Form::load(state + d * width + v * kLanes);
-      }
-    } else {
-      const float added = net.shares[token * 2 * net.heads + head];
-      const float stays = net.shares[token * 2 * net.heads + net.heads + head];
+    const bool is_replayed = run.replayed && token == run.token;
+    const float added = net.shares[token * 2 * net.heads + head];
+    const float stays = is_replayed ? 1.0f : net.shares[token * 2 * net.heads + net.heads + head];
+    if (!is_replayed) {
       for (int64_t d = 0; d < depth; ++d) {
         for (int64_t v = 0; v < kVectors; ++v) fresh[v] += key[d] * Form::load(state + d * width + v * kLanes);
       }
       for (int64_t v = 0; v < kVectors; ++v) {
         fresh[v] = (Form::load(value + v * kLanes) - stays * fresh[v]) * added;
       }
-      for (int64_t d = 0; d < depth; ++d) {
-        float* row = state + d * width;
-        for (int64_t v = 0; v < kVectors; ++v) {
-          const Number next = stays * Form::load(row + v * kLanes) + key[d] * fresh[v];
-          sums[v] += query[d] * next;
-          Form::store(next, row + v * kLanes);
-        }
+    }
+    for (int64_t d = 0; d < depth; ++d) {
+      float* row = state + d * width;
+      for (int64_t v = 0; v < kVectors; ++v) {
+        const Number next = stays * Form::load(row + v * kLanes) + key[d] * fresh[v];
+        sums[v] += query[d] * next;
+        Form::store(next, row + v * kLanes);
       }
     }
     float* target = net.sums + token * net.values() + head * width + column;
