@@ -58,8 +58,8 @@ def run(options: argparse.Namespace) -> int:
 def show(case: Scenario, file: Path, port: int, speed: float) -> int:
     """Serve the live page of the scenario's own system until a signal stops it. Raises ShapeshiftError."""
     try:
+        from shapeshift.cli.planning.live_source import SimulatedSource
         from shapeshift.live.app import make_server
-        from shapeshift.simulate.live_source import SimulatedSource
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"{error.name} is not installed: pip install 'shapeshift[live]'") from None
     require(0 < speed <= 10, "--speed", speed, "above 0, at most 10")

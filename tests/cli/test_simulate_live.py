@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from shapeshift.cli.planning.live_source import SimulatedSource, WatchedRun
 from shapeshift.live import encode, sidecar
 from shapeshift.live.app import dead_models, drawn, state_of
 from shapeshift.live.source import View
 from shapeshift.simulate import scenario
-from shapeshift.simulate.live_source import SimulatedSource, WatchedRun
 from shapeshift.simulate.systems import TextSystem
 from tests.simulate.scenarios import PROFILE, TEXTS
 
@@ -57,7 +57,7 @@ def test_the_page_counts_what_the_simulated_front_did(case: scenario.Scenario) -
 def test_the_simulation_goes_on_at_the_pace_of_the_clock_until_it_is_stopped(
     case: scenario.Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shapeshift.simulate.live_source.PERIOD_S", 0.01)
+    monkeypatch.setattr("shapeshift.cli.planning.live_source.PERIOD_S", 0.01)
     source = SimulatedSource("texts.toml", text_system(case), case.load.draw(case.seed), speed=200.0)
     source.start()
     seen: list[float] = []
