@@ -8,6 +8,7 @@
 namespace low_rank {
 
 using wide::load;
+using wide::multiply_add;
 using wide::total;
 using wide::Wide;
 constexpr int64_t kLanes = wide::kLanes;
@@ -41,13 +42,13 @@ void dots(const T* a, int64_t inputs, const T* const* rows, float* const* mixed)
     for (int64_t t = 0; t < kCount; ++t) given[t] = load(rows[t] + i);
     for (int64_t k = 0; k < kTogether; ++k) {
       const Wide factor = load(a + k * inputs + i);
-      for (int64_t t = 0; t < kCount; ++t) sums[k][t] += factor * given[t];
+      for (int64_t t = 0; t < kCount; ++t) sums[k][t] = multiply_add(factor, given[t], sums[k][t]);
     }
   }
   for (int64_t k = 0; k < kTogether; ++k) {
     for (int64_t t = 0; t < kCount; ++t) {
       float sum = total(sums[k][t]);
-      for (int64_t j = i; j < inputs; ++j) sum += widen(a[k * inputs + j]) * widen(rows[t][j]);
+      for (int64_t j = i; j < inputs; ++j) sum = multiply_add(widen(a[k * inputs + j]), widen(rows[t][j]), sum);
       mixed[t][k] = sum;
     }
   }
@@ -95,13 +96,15 @@ void add_rows(const T* row, int64_t stride, int64_t columns, const float* const*
     for (int64_t k = 0; k < kTogether; ++k) read[k] = load(row + k * stride + o);
     for (int64_t t = 0; t < kCount; ++t) {
       Wide sum = load(sums[t] + o);
-      for (int64_t k = 0; k < kTogether; ++k) sum += read[k] * factor[t][k];
+      for (int64_t k = 0; k < kTogether; ++k) sum = multiply_add(read[k], factor[t][k], sum);
       *reinterpret_cast<Wide*>(sums[t] + o) = sum;
     }
   }
   for (; o < columns; ++o) {
     for (int64_t t = 0; t < kCount; ++t) {
-      for (int64_t k = 0; k < kTogether; ++k) sums[t][o] += mixed[t][k] * widen(row[k * stride + o]);
+      for (int64_t k = 0; k < kTogether; ++k) {
+        sums[t][o] = multiply_add(mixed[t][k], widen(row[k * stride + o]), sums[t][o]);
+      }
     }
   }
 }

@@ -93,6 +93,14 @@ inline Wide multiply_add(const Wide& a, const Wide& b, const Wide& c) {
 #endif
 }
 
+inline float multiply_add(float a, float b, float c) {
+#ifdef __FMA__
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 // The lanes, each moved by kStep places. An argument for them would keep the compiler from folding the places.
 template <int32_t kStep>
 Wide turned(const Wide& values) {
