@@ -64,7 +64,7 @@ class SimulatedFront:
 
     answered_ms: the latencies of what was answered, since it was set to an empty list; None: they are not noted.
     calls: likewise when calls ended, on which worker, with which rows, and what they took in ms.
-    spent_ms: the time of all calls so far, by the bin of their workers.
+    spent_ms: the time of all calls since it was cleared, by the bin of their workers.
     """
 
     def __init__(self, events: Events, front: Front, engines: Manifest, trace: Trace, overhead_ms: float = 0.0) -> None:
@@ -77,7 +77,7 @@ class SimulatedFront:
         self._rows_bound = Bound("queue_rows", settings.queue_rows, "rows")
         self._time_bound = TimeBound("max_queue_ms", settings.max_queue_ms)
         self._has_time_bound = settings.max_queue_ms > 0
-        self.overhead_ms, self._overhead_s = overhead_ms, overhead_ms / 1e3
+        self._overhead_s = overhead_ms / 1e3
         self._tokens = trace.length.tolist()
         self._deadlines = trace.latency_ms.tolist() if trace.has("latency_ms") else None
         self._classes = trace.slo_class.tolist() if trace.has("slo_class") else None

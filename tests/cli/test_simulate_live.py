@@ -15,6 +15,7 @@ from shapeshift.live.source import View
 from shapeshift.simulate import scenario
 from shapeshift.simulate.systems import TextSystem
 from tests.simulate.scenarios import PROFILE, TEXTS
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -68,4 +69,12 @@ def test_the_simulation_goes_on_at_the_pace_of_the_clock_until_it_is_stopped(
     source.stop()
     assert any(later < earlier for earlier, later in zip(seen, seen[1:], strict=False)), "it did not begin again"
     assert "serving" in state_of(source)
+    assert not source._thread.is_alive()
+
+
+def test_a_load_that_ends_before_the_first_look_is_shown(case: scenario.Scenario) -> None:
+    source = SimulatedSource("texts.toml", text_system(case), case.load.draw(case.seed).scaled(100.0))
+    source.start()
+    wait_for(lambda: source.view is not None)
+    source.stop()
     assert not source._thread.is_alive()

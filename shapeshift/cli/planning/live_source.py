@@ -19,6 +19,7 @@ from shapeshift.sidecar.policy import plan
 from shapeshift.simulate.planner import Planner
 from shapeshift.simulate.polymorph import OUTCOMES, SERVED, UNSERVED
 from shapeshift.simulate.systems import TextSystem
+from shapeshift.triton.metrics import Labels
 from shapeshift.workloads.trace import Trace
 
 _PROCESS = "simulated"
@@ -58,6 +59,8 @@ class SimulatedSource:
                 watched = WatchedRun(self._system.planner(self._trace), self._trace)
                 watched.planner.events.every(PERIOD_S * self._speed, partial(self._show, watched))
                 watched.planner.run()
+                # Also a load that ends before the first look is seen, and the thread can end.
+                self._show(watched)
         except _StoppedError:
             pass
         except ShapeshiftError as error:
@@ -96,7 +99,6 @@ class WatchedRun:
 
     def _read(self, now: float) -> None:
         """Count what came and what ended since the last look."""
-        served = self.planner.served
         while self._arrived < len(self._trace) and self._trace.at_s[self._arrived] <= now:
             self._metrics.lengths.observe(int(self._trace.length[self._arrived]))
             self._arrived += 1
@@ -108,16 +110,16 @@ class WatchedRun:
             self._packs[name].append(Event("pack", at, values))
             self._engines[worker.bin] += 1
             for row in rows:
-                self._metrics.latency_ms.observe(1e3 * (at - row.arrived) + served.overhead_ms)
+                self._metrics.latency_ms.observe(1e3 * (at - row.arrived) + self.planner.pace.overhead_ms)
         self._calls.clear()
         for packs in self._packs.values():
             while packs and packs[0].at < now - HISTORY_S:
                 packs.popleft()
 
-    def _samples(self) -> Iterator[tuple[tuple[str, frozenset[tuple[str, str]]], float]]:
+    def _samples(self) -> Iterator[tuple[tuple[str, Labels], float]]:
         """The metrics page of the front."""
 
-        def one(name: str, value: float, **labels: str) -> tuple[tuple[str, frozenset[tuple[str, str]]], float]:
+        def one(name: str, value: float, **labels: str) -> tuple[tuple[str, Labels], float]:
             pairs = {"model": self._front.name, "pid": _PROCESS, **labels}
             return (PREFIX + name.removeprefix(PREFIX), frozenset(pairs.items())), float(value)
 
