@@ -29,6 +29,7 @@ from tests.fakes import PbUtils, Request, TritonError
 from tests.fused_decode.families import CASES
 from tests.fused_decode.fronts import answer_of, arguments, ask
 from tests.fused_decode.toy import FreeTokens
+from tests.sampling import few
 from tests.waiting import wait_for
 
 MakeFront = Callable[..., LoraFront]
@@ -227,7 +228,7 @@ def test_a_dora_answers_as_in_peft(
 
 
 @pytest.mark.parametrize("kv_cache_tokens", [0, 80])
-@pytest.mark.parametrize("scheduler", ["arrival", "chameleon", "fifo", "sjf", "wrs"])
+@pytest.mark.parametrize("scheduler", few(("arrival", "chameleon", "fifo", "sjf", "wrs"), ("arrival", "chameleon")))
 def test_a_memory_too_small_for_all_adapters_serves_all_requests(
     make_front: MakeFront,
     peft_answers: dict[str | None, str],

@@ -22,6 +22,7 @@ NEEDED = {"torch", "transformers", "peft", "timm"}
 BROUGHT = {"numpy", "safetensors", "tokenizers"}
 
 
+@pytest.mark.long
 def test_every_part_runs_and_writes_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

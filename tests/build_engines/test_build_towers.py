@@ -22,6 +22,7 @@ from shapeshift.token_adapt.front import ImageFront
 from shapeshift.triton import model_config
 from tests.build_engines import two_towers
 from tests.fakes import PbUtils, Request, as_served
+from tests.sampling import few
 from tests.token_adapt.test_vision_families import least_cosine
 
 WORDS = ["a cat", "w3 w4 w5 dog", "a " * 30]
@@ -43,7 +44,7 @@ def arguments(paths: BuildPaths, name: str) -> ModelArgs:
     )
 
 
-@pytest.mark.parametrize("family", ["clip", "siglip"])
+@pytest.mark.parametrize("family", few(("clip", "siglip"), ("siglip",)))
 def test_both_towers_are_added_and_compute_what_the_library_does(tmp_path: Path, family: str) -> None:
     import torch
 

@@ -81,6 +81,7 @@ def test_accuracies_are_those_of_the_readme(gammas: tuple[int, ...]) -> None:
         assert f"| {task} | " + " | ".join(f"{100 * found[gamma]:.1f}" for gamma in gammas) + " |" in text
 
 
+@pytest.mark.long
 def test_digits_are_classified_as_well_as_stated(config: Any, scripts: ModuleType, tmp_path: Path) -> None:
     """By engines and tasks that `make engines` makes of the front model, as it does of the demo's."""
     pytest.importorskip("sklearn")

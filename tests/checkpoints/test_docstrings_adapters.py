@@ -75,6 +75,7 @@ def test_they_are_served_over_their_base() -> None:
     assert ranks == {4, 8, 16}
 
 
+@pytest.mark.long
 def test_each_has_its_style() -> None:
     plain = continuations(None)
     for name, has_style in STYLES.items():

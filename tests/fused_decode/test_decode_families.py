@@ -22,6 +22,7 @@ from tests.fused_decode.decode_models import LONGEST, WINDOW, Tiny, batch, teach
 from tests.fused_decode.families import CASES, CONFIGS, ORIGINAL, make, reference_logits
 from tests.fused_decode.rank_groups import connected
 from tests.fused_decode.toy import LETTERS, Run, ids
+from tests.sampling import few
 
 LOGITS_TOLERANCE = 1e-4
 RANKS_TOLERANCE = 1e-5
@@ -91,7 +92,7 @@ def test_greedy_texts(family: Callable[[str], Tiny], load: Callable[..., DecodeM
         assert (best.max(dim=1).values - chosen).max() < TIE
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", few(CASES, IN_TORCH))
 def test_two_ranks_compute_what_one_does(
     family: Callable[[str], Tiny],
     load: Callable[..., DecodeModel],

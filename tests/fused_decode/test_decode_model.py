@@ -19,6 +19,7 @@ from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from shapeshift.fused_decode.settings import COMPUTED_BYTES, KV_PRECISIONS, MOST_DRAFTED, ON_CPU
 from tests.fused_decode.decode_models import FAMILIES, LONGEST, VOCAB, Tiny, batch, make, teacher_forced, texts
+from tests.sampling import few
 
 LOGITS_TOLERANCE = 2e-4
 BF16_TOLERANCE = 0.05
@@ -74,7 +75,7 @@ def test_logits_are_those_of_transformers(
 
 
 @pytest.mark.parametrize(("precision", "kept"), PRECISIONS)
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", few((1, 2, 5), (2,)))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_fused_forward_equals_the_separate_operations(
     tiny: Callable[[str], Tiny], load: Callable[..., DecodeModel], family: str, threads: int, precision: str, kept: str

@@ -19,6 +19,7 @@ from shapeshift.fused_decode.request import Request
 from shapeshift.fused_decode.sampling_params import SamplingParams
 from tests.fused_decode.decode_models import VOCAB, Tiny
 from tests.fused_decode.families import make
+from tests.sampling import few
 
 LENGTH, PROMPT, NEW = 128, 61, 40
 GREEDY: dict[str, Any] = {"temperature": 0.0}
@@ -81,7 +82,14 @@ def answer(model: DecodeModel, caching: bool, preempted_at: tuple[int, ...], **f
     "model",
     [
         *(("f32", "auto"), ("bf16", "auto"), ("bf16", "int8"), ("int8", "auto")),
-        *((precision, "auto", name) for name in ("gpt_oss", "qwen3_5_text") for precision in ("f32", "bf16", "int8")),
+        *few(
+            (
+                (precision, "auto", name)
+                for name in ("gpt_oss", "qwen3_5_text")
+                for precision in ("f32", "bf16", "int8")
+            ),
+            (("bf16", "auto", "gpt_oss"), ("f32", "auto", "qwen3_5_text")),
+        ),
     ],
     indirect=True,
 )

@@ -130,11 +130,11 @@ def test_a_text_that_no_memory_can_hold_is_refused_at_the_start() -> None:
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_random_requests_in_little_memory(seed: int) -> None:
-    """10,000 iterations, with the integrity of slots, blocks and references checked after each."""
+    """Thousands of iterations, with the integrity of slots, blocks and references checked after each."""
     rng = random.Random(seed)
     runtime = ToyRuntime(slots=6, max_length=96, blocks=rng.randint(6, 14), seed=seed)
     run = Run(runtime, prefill_tokens=rng.choice((7, 64)))
-    drive_at_random(run, rng, 5_000, lambda: "".join(rng.choice(LETTERS) for _ in range(rng.randint(1, 70))), 60)
+    drive_at_random(run, rng, 2_000, lambda: "".join(rng.choice(LETTERS) for _ in range(rng.randint(1, 70))), 60)
     assert run.loop.metrics.preemptions.value > 20 and run.loop.slots.pool.free == runtime.blocks
 
 

@@ -59,6 +59,7 @@ def server(
         yield running.wait_ready(timeout_s=300)
 
 
+@pytest.mark.long
 def test_requests_come_from_the_seed_and_have_every_fault(fronts: list[Declaration]) -> None:
     for front in fronts:
         # NaN is not equal to itself.

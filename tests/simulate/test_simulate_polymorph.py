@@ -61,7 +61,7 @@ def test_a_lone_request_takes_its_service_time() -> None:
 
 
 def test_one_instance_matches_the_md1_formula() -> None:
-    served = simulate(ONE, 1, poisson(50.0, 2000.0))
+    served = simulate(ONE, 1, poisson(50.0, 800.0))
     load = 0.5
     assert served.latency_ms.mean() == pytest.approx(10.0 * (1 + load / (2 * (1 - load))), rel=0.03)
 
@@ -128,12 +128,12 @@ def test_the_sidecars_gates_hold() -> None:
 @pytest.mark.parametrize("scaling", ["target", "headroom"])
 def test_workers_come_and_go_with_the_load(scaling: str) -> None:
     rng = np.random.default_rng(3)
-    busy = arrivals.poisson(400.0, 150.0, rng)
-    quiet = 150.0 + arrivals.poisson(10.0, 300.0, rng)
+    busy = arrivals.poisson(400.0, 80.0, rng)
+    quiet = 80.0 + arrivals.poisson(10.0, 300.0, rng)
     trace = at(np.concatenate([busy, quiet]).tolist())
     limits: dict[str, Any] = {"min_workers": 1, "max_workers": 12, "max_queue_ms": 0, "queue_rows": 10**6}
     served = simulate(ONE, 2, trace, Pace(20.0, scaling=scaling), **limits)
-    assert max(size for at_s, size in served.sizes if at_s <= 160.0) > 4
+    assert max(size for at_s, size in served.sizes if at_s <= 90.0) > 4
     assert served.sizes[-1][1] < max(size for _, size in served.sizes)
     assert 1.0 <= served.mean_workers <= 12.0
     assert served.latency_ms[-100:].mean() < 20.0
@@ -160,7 +160,7 @@ def test_a_dead_worker_and_a_lost_node_cost_no_text() -> None:
 
 def test_every_scheme_serves_all_requests() -> None:
     rng = np.random.default_rng(4)
-    times = arrivals.mmpp(60.0, 60.0, rng)
+    times = arrivals.mmpp(60.0, 20.0, rng)
     trace = Trace(times, drifting(lengths.long(), times, 0.5, 30.0, rng))
     limits: dict[str, Any] = {"min_workers": 1, "max_workers": 8}
     for allocation in ("even", "global", "exact"):
