@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -63,11 +64,15 @@ def _applies(requirement: Requirement, extra: str) -> bool:
     return named == bool(extra) and requirement.marker.evaluate({"extra": extra})
 
 
+# It reads the files of every project that is installed.
+distributions = cache(metadata.packages_distributions)
+
+
 def imported(*folders: str) -> set[str]:
     """The projects that the sources in `folders` import, as far as they are installed; not this one."""
     files = [file for folder in folders for file in (PROJECT / folder).rglob("*.py")]
     packages = {module.partition(".")[0] for file in files for module, _ in imports(file, PROJECT)}
-    projects = metadata.packages_distributions()
+    projects = distributions()
     return {str(canonicalize_name(project)) for name in packages for project in projects.get(name, [])} - {
         DECLARED["name"]
     }
