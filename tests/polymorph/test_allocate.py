@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import lognorm
 
 from shapeshift import jit
 from shapeshift.errors import UnsupportedError
@@ -78,6 +77,8 @@ def small(seed: int, cap_last: bool) -> Problem:
 
 def cluster(seed: int, gpus: int, runtimes: int, load: float, kind: str = "affine", cap_last: bool = False) -> Problem:
     """As in the paper: even lengths up to 512, the latencies of its Fig. 2a, an SLO of 150 ms; lognormal lengths."""
+    from scipy.stats import lognorm
+
     rng = np.random.default_rng(seed)
     edges = np.arange(1, runtimes + 1) * 512 / runtimes
     service = np.maximum(1.15 * (1 + 3.22 * (edges - 64) / 448), 0.5)
