@@ -141,7 +141,9 @@ def test_a_public_suite_of_conformance(served: str, tmp_path: Path) -> None:
     command = [npx, "--yes", "--prefer-offline", SUITE, *scan, "--format", "json", "--fail-on", "never"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-1000:]
-    failed = {one["id"]: one["summary"] for one in json.loads(done.stdout)["results"] if one["status"] != "pass"}
+    results = json.loads(done.stdout)["results"]
+    assert results, done.stdout
+    failed = {one["id"]: one["summary"] for one in results if one["status"] != "pass"}
     # The suite states no seed: a demo model may write a text that fills the context before its JSON ends.
     allowed = {"Tool arguments were not valid JSON", "Structured output content was not valid JSON"}
     assert {*failed.values()} <= allowed, failed
