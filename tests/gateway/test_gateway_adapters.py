@@ -32,12 +32,12 @@ SLOW = """
 import pathlib, signal, sys, time
 begun = pathlib.Path("{log}." + sys.argv[-2])
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-begun.touch()
 try:
+    begun.touch()
     while not pathlib.Path("{log}.go").exists():
         time.sleep(0.01)
 except BaseException:
-    begun.unlink()
+    begun.unlink(missing_ok=True)
     raise
 open("{log}", "a").write(sys.argv[-2] + "\\n")
 """
