@@ -51,7 +51,7 @@ def test_the_page_needs_nothing_from_elsewhere(url: str) -> None:
     page = page_of(url)
     links = references(page)
     assert links == ["docs", "openapi.json", "v1/models", "health", "metrics"]
-    assert all(httpx2.get(urljoin(f"{url}/", one)).status_code == 200 for one in links)
+    assert all(httpx2.get(urljoin(f"{url}/", one), timeout=60).status_code == 200 for one in links)
     assert "<script" not in page and "@import" not in page
     head = httpx2.head(f"{url}/")
     assert (head.status_code, head.headers["content-type"]) == (200, "text/html; charset=utf-8")
