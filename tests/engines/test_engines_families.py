@@ -23,6 +23,7 @@ from shapeshift.engines.text.families import (
 from shapeshift.engines.text.tokenizer import Encoded, TextTokenizer
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from tests.engines.families import CONFIGS, VOCABULARY, outputs_of_engines, save_model, save_modules
+from tests.sampling import few
 
 LENGTHS = (5, 2, 17, 9, 3)
 TEXTS = [" ".join(f"w{(7 * length + 3 * place) % 60}" for place in range(length)) for length in LENGTHS]
@@ -66,12 +67,8 @@ def logits_of(folder: Path, task: str, ids: Ids, types: Ids | None = None) -> Ar
 
 # Of each way of packing one: offset positions, no pack, causal. The others are built by `make test-long`.
 OFTEN = ("roberta", "deberta-v2", "qwen3", "gemma3_text")
-EVERY_FAMILY = [
-    name if name in OFTEN else pytest.param(name, marks=pytest.mark.long)
-    for name in CONFIGS
-    # The library reads its tokenizers as Qwen's only; it is below.
-    if name != "qwen2"
-]
+# The library reads the tokenizers of qwen2 as Qwen's only; it is below.
+EVERY_FAMILY = few((name for name in CONFIGS if name != "qwen2"), OFTEN)
 
 
 @pytest.mark.parametrize("family", EVERY_FAMILY)

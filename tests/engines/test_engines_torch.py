@@ -53,7 +53,7 @@ def test_engines_match_the_model(tmp_path: Path, family: str, outputs: tuple[str
                 np.testing.assert_allclose(got[name][: len(own[name])], own[name], atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["bf16", pytest.param("f16", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", few(("bf16", "f16"), ("bf16",)))
 def test_fewer_bits_stay_near_and_leave_the_reference_alone(tmp_path: Path, kind: str) -> None:
     reference = reference_of(save_model(tmp_path / "model", "bert"), ("EMBEDDING", "IMPORTANCE"))
     before = [reference.compute(text)["EMBEDDING"] for text in texts()]

@@ -17,6 +17,7 @@ from shapeshift.engines.text.tokenizer import TextTokenizer
 from shapeshift.errors import InvalidInputError, UnsupportedError
 from tests.engines.families import VOCABULARY, outputs_of_engines, save_model, save_modules
 from tests.engines.test_engines_families import TEXTS, ids_of, quiet, reference_of
+from tests.sampling import few
 
 __all__ = ["quiet"]
 MLM = "AutoModelForMaskedLM"
@@ -38,7 +39,7 @@ OFTEN = ("bert", "distilbert", "xlm-roberta")
 RARELY = ("modernbert", "mpnet", "albert", "electra", "deberta-v2")
 
 
-@pytest.mark.parametrize("family", [*OFTEN, *(pytest.param(name, marks=pytest.mark.long) for name in RARELY)])
+@pytest.mark.parametrize("family", few((*OFTEN, *RARELY), OFTEN))
 def test_terms_are_weighted_as_by_a_sparse_encoder(family: str, tmp_path: Path) -> None:
     from sentence_transformers import SparseEncoder
 

@@ -11,6 +11,7 @@ from shapeshift.fused_decode.engine.blocks import BlockPool, add_hashes
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.request import ABORT
 from tests.fused_decode.toy import LETTERS, Run, ToyRuntime, drive_at_random, ids, text_of
+from tests.sampling import few
 
 PREFIX = "the same beginning of every prompt"
 HIT = len(PREFIX) // BLOCK_TOKENS * BLOCK_TOKENS
@@ -149,7 +150,7 @@ def test_without_caching_nothing_is_shared() -> None:
     assert run.loop.metrics.prefix_hits.value == 0
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", few((0, 1, 2), (0,)))
 def test_random_requests_that_begin_alike(seed: int) -> None:
     """Thousands of iterations over all seeds, with slots, blocks and references checked after each."""
     rng = random.Random(seed)

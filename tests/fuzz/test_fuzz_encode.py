@@ -14,6 +14,7 @@ import pytest
 
 from tests import precision
 from tests.fuzz import encode
+from tests.sampling import few
 
 if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer
@@ -37,7 +38,7 @@ def test_every_kind_of_case_is_drawn_often() -> None:
 
 @pytest.mark.server
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("count", [IN_EVERY_RUN, pytest.param(LONG, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", few((IN_EVERY_RUN, LONG), (IN_EVERY_RUN,)))
 def test_malformed_requests_are_refused_and_leave_no_trace(
     encode_server: TritonServer, flushed: Callable[..., Callable[..., float]], count: int
 ) -> None:

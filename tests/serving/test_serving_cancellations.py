@@ -102,24 +102,26 @@ def test_requests_are_asked_about_in_turn_and_none_that_has_ended() -> None:
             rounds.set()
         return False
 
-    # One may be asked about before it ends, and not afterwards.
-    early: list[str] = []
+    # One may be asked about before it has ended, and not afterwards.
+    ended: set[int] = set()
+    late: list[int] = []
 
-    def ask_early() -> bool:
-        early.append("asked")
+    def ask_early(name: int) -> bool:
+        if name in ended:
+            late.append(name)
         return False
 
-    for number in range(1000):
-        watch.add(-number, ask_early, lambda: None)
+    for number in range(1, 1001):
+        watch.add(-number, partial(ask_early, -number), lambda: None)
         watch.remove(-number)
-    at_their_end = len(early)
+        ended.add(-number)
     # More than are asked about in a period.
     for name in range(150):
         watch.add(name, partial(ask, name), lambda: None)
     wait_for(rounds)
     assert len(watch) == 150
     watch.close()
-    assert len(early) == at_their_end
+    assert not late
     times = Counter(asked)
     assert max(times.values()) - min(times[name] for name in range(150)) <= 1
 

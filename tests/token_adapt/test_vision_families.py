@@ -23,6 +23,7 @@ from shapeshift.token_adapt.checkpoints.weights import read_model
 from shapeshift.token_adapt.model import vision_model
 from shapeshift.token_adapt.model.gamma_module import GammaModule
 from shapeshift.token_adapt.tasks import registry
+from tests.sampling import few
 from tests.token_adapt.token_tasks import front, noise, paths, register, write_task
 from tests.token_adapt.vision_families import CASES, MEAN, STD, write
 
@@ -56,9 +57,7 @@ def test_the_same_numbers_as_the_library(tmp_path: Path, name: str) -> None:
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.long) for name in BY_NAME]
-)
+@pytest.mark.parametrize("name", few(BY_NAME, IN_EVERY_RUN))
 def test_an_engine_equals_the_library(tmp_path: Path, name: str, request: pytest.FixtureRequest) -> None:
     theirs = write(BY_NAME[name], tmp_path)
     model, weight, bias = read_model(tmp_path)
