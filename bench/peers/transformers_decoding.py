@@ -31,7 +31,7 @@ Answers = tuple[list[list[float]], list[list[int]]]
 """Of each request, the perf_counter instant of every token, and the tokens."""
 
 
-class _Stamps(StoppingCriteria):
+class _Stamps(StoppingCriteria):  # type: ignore[misc]
     """Never stops; records the instant of each token."""
 
     def __init__(self) -> None:

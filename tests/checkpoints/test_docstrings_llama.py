@@ -107,7 +107,7 @@ def test_loss_on_held_out_text_is_low(model: LlamaForCausalLM, tokenizer: Tokeni
 def test_answers_end(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
     prompt = torch.tensor([tokenizer.encode("Return the").ids])
     torch.manual_seed(0)
-    made: torch.Tensor = model.generate(prompt.expand(8, -1), max_new_tokens=60, do_sample=True, temperature=0.7)  # type: ignore[misc, assignment]
+    made: torch.Tensor = model.generate(prompt.expand(8, -1), max_new_tokens=60, do_sample=True, temperature=0.7)
     assert (made == EOS).any(dim=1).sum() >= 2
 
 

@@ -104,7 +104,7 @@ def test_logprobs(client: openai.OpenAI, triton: FakeTriton) -> None:
 
 def test_a_forced_function(client: openai.OpenAI, triton: FakeTriton) -> None:
     for choice in ("required", {"type": "function", "function": {"name": "f"}}):
-        found = client.chat.completions.create(**ASK, tools=[TOOL], tool_choice=choice)  # type: ignore[call-overload]
+        found = client.chat.completions.create(**ASK, tools=[TOOL], tool_choice=choice)
         schema = {"type": "object", "properties": {}, "additionalProperties": False}
         assert sampling_of(triton)["structured_outputs"] == {"json": schema}
         assert found.choices[0].finish_reason == ("tool_calls" if choice == "required" else "stop")

@@ -37,7 +37,7 @@ def test_a_whole_answer(client: openai.OpenAI, triton: FakeTriton) -> None:
     assert (choice.text, choice.index, choice.finish_reason) == ("one two three", 0, "stop")
     assert found.object == "text_completion" and found.model == "generate" and found.id.startswith("cmpl-")
     assert found.usage and (found.usage.prompt_tokens, found.usage.completion_tokens) == (3, 3)
-    assert client.completions.create(**ASK, max_tokens=2).choices[0].finish_reason == "length"  # type: ignore[call-overload]
+    assert client.completions.create(**ASK, max_tokens=2).choices[0].finish_reason == "length"
     assert not triton.calls[0].parameters and triton.calls[0].model == "generate"
 
 

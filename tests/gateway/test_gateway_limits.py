@@ -69,14 +69,14 @@ def test_the_clients_know_the_refusal(start_gateway: Start, tmp_path: Path) -> N
     with anthropic.Anthropic(base_url=url, api_key=keys["ana"], max_retries=0) as other:
         with pytest.raises(anthropic.RateLimitError) as limited:
             other.messages.create(model="generate", messages=TALK, max_tokens=5)
-        assert limited.value.body["error"]["type"] == "rate_limit_error"  # type: ignore[index]
+        assert limited.value.body["error"]["type"] == "rate_limit_error"
         headers = limited.value.response.headers
         assert int(headers["retry-after"]) >= 1 and said(limited.value.response) == {}
         left = {name[20:]: value for name, value in headers.items() if name.startswith("anthropic-ratelimit-")}
         reset = datetime.fromisoformat(left.pop("requests-reset"))
         assert left == {"requests-limit": "1", "requests-remaining": "0"}
         assert -2 < (reset - datetime.now(UTC)).total_seconds() <= 61
-        assert limited.value.request_id == headers["x-request-id"] == limited.value.body["request_id"]  # type: ignore[index]
+        assert limited.value.request_id == headers["x-request-id"] == limited.value.body["request_id"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

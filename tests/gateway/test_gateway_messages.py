@@ -136,7 +136,7 @@ def test_an_answer_is_sent_back_with_results(client: anthropic.Anthropic, triton
 
 
 def test_the_clients_own_loop_of_tools(client: anthropic.Anthropic, triton: FakeTriton) -> None:
-    @anthropic.beta_tool
+    @anthropic.beta_tool  # type: ignore[untyped-decorator]
     def weather(city: str) -> str:
         """The weather of a city."""
         return f"rain in {city}"
@@ -293,7 +293,7 @@ def test_errors_have_the_shape_of_the_api(url: str, client: anthropic.Anthropic,
     triton.failure, triton.late_failure = None, ModelError("it broke", "INTERNAL")
     with pytest.raises(anthropic.APIStatusError, match="it broke") as broken:
         streamed(client, "plain")
-    assert broken.value.body["error"]["type"] == "api_error"  # type: ignore[index]
+    assert broken.value.body["error"]["type"] == "api_error"
     assert httpx2.post(f"{url}/v1/messages", content=b"{").json()["error"]["details"]["error_code"] == "invalid_json"
 
 
@@ -310,4 +310,4 @@ def test_a_key_in_either_header(start_gateway: Callable[..., str], triton: FakeT
         pytest.raises(anthropic.AuthenticationError) as refused,
     ):
         ask(client, "plain")
-    assert refused.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
+    assert refused.value.body["error"]["type"] == "authentication_error"

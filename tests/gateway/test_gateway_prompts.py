@@ -145,12 +145,12 @@ def test_tokens_that_were_computed_before_are_told(
 @pytest.mark.parametrize("model", ["closes", "thinks"])
 def test_the_prompt_of_a_chat_is_scored(client: openai.OpenAI, triton: FakeTriton, model: str) -> None:
     extra = {"extra_body": {"prompt_logprobs": 2}}
-    answer = client.chat.completions.create(model=model, messages=ASK, n=2, **extra)  # type: ignore[call-overload]
+    answer = client.chat.completions.create(model=model, messages=ASK, n=2, **extra)
     assert sampling_of(triton)["prompt_logprobs"] == 2
     scored = answer.model_dump()["prompt_logprobs"]
     assert [one and one["7"]["decoded_token"] for one in scored] == [None, *prompt_of(triton).split()[1:]]
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model=model, messages=ASK, stream=True, **extra)  # type: ignore[call-overload]
+        client.chat.completions.create(model=model, messages=ASK, stream=True, **extra)
     assert refused.value.param == "prompt_logprobs"
     assert "prompt_logprobs" not in client.chat.completions.create(model=model, messages=ASK).model_dump()
 
