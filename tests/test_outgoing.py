@@ -97,7 +97,7 @@ parameters [
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_build_calls_nobody(folder: Path, tmp_path: Path) -> None:
     checkpoint = save_model(tmp_path / "checkpoint", "bert")
     front = tmp_path / "model_repository" / "small"

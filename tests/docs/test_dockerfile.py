@@ -123,7 +123,11 @@ class PlainFolder:
 
 @pytest.mark.parametrize(
     ("downloads", "arguments"),
-    [(False, {}), (False, {"GPU": "1", "FLEET": "1"}), pytest.param(True, {}, marks=pytest.mark.long)],
+    [
+        (False, {}),
+        pytest.param(False, {"GPU": "1", "FLEET": "1"}, marks=pytest.mark.long),
+        pytest.param(True, {}, marks=pytest.mark.long),
+    ],
 )
 def test_the_steps_of_the_image_make_a_server(tmp_path: Path, downloads: bool, arguments: dict[str, str]) -> None:
     folder = PlainFolder(tmp_path / "root", downloads, **arguments)

@@ -72,7 +72,7 @@ def test_attention_that_is_an_output_is_not_left_to_the_operator(tmp_path: Path)
 
 def test_an_export_leaves_the_module_as_it_was(tmp_path: Path) -> None:
     """The reference, and exports for other providers, have masks."""
-    reference = reference_of(save_model(tmp_path / "model", "modernbert"))
+    reference = reference_of(save_model(tmp_path / "model", "bert"))
     before, config = reference.compute(texts()[0])["EMBEDDING"], reference._model.config
     opened(tmp_path, reference, "f32")
     assert config._attn_implementation == "sdpa"

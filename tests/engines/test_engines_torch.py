@@ -104,7 +104,7 @@ def opened(folder: Path, source: Any, kind: str, threads: int = 1) -> Any:
     return provider.open(folder, kind, threads)
 
 
-@pytest.mark.parametrize("kind", ["f32", "bf16"])
+@pytest.mark.parametrize("kind", few(("f32", "bf16"), ("f32",)))
 def test_the_code_of_a_static_length_computes_what_the_eager_engine_does(tmp_path: Path, kind: str) -> None:
     reference = reference_of(save_model(tmp_path / "model", "bert"))
     runtime = opened(tmp_path, reference, kind)
@@ -145,6 +145,7 @@ def test_prompts_are_copied_when_others_are_given(tmp_path: Path) -> None:
         np.testing.assert_allclose(graphs.run(inputs)["FEATURES"], eager.run(inputs)["FEATURES"], atol=1e-5)
 
 
+@pytest.mark.long
 def test_the_gammas_of_a_model_share_their_weights(tmp_path: Path) -> None:
     runtimes: list[Any] = []
     for gamma, kind in ((-3, "f32"), (0, "f32"), (0, "bf16")):

@@ -75,7 +75,7 @@ def test_logits_along_texts(
     assert seen > 60
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", few(CASES, IN_TORCH))
 def test_greedy_texts(family: Callable[[str], Tiny], load: Callable[..., DecodeModel], case: str) -> None:
     model, new = load(family(case).folder), 64
     prompts = [tokens[:length] for tokens, length in zip(texts(3, seed=3), (20, 5, 20), strict=True)]
@@ -172,7 +172,7 @@ def test_the_loop_gives_each_request_the_rope_of_its_longest_text(
         assert (best.max(dim=1).values - chosen)[length - 1 :].max() < TIE
 
 
-@pytest.mark.parametrize("case", CONFIGS)
+@pytest.mark.parametrize("case", few(CONFIGS, IN_TORCH[:-1]))
 def test_bf16_is_closer_than_that_of_transformers(
     family: Callable[[str], Tiny], load: Callable[..., DecodeModel], case: str
 ) -> None:

@@ -162,7 +162,7 @@ def test_a_few_tokens_at_once_get_the_results_that_they_get_one_by_one(
     assert torch.equal(single.memory.view(torch.uint8), several.memory.view(torch.uint8))
 
 
-@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize("native", few((True, False), (True,)))
 @pytest.mark.parametrize(("precision", "kept"), UNQUANTISED)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_text_does_not_depend_on_the_places_of_its_blocks(

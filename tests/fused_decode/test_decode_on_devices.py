@@ -84,7 +84,7 @@ def test_no_step_writes_outside_the_blocks_of_its_rows(
 
 
 @on_devices
-def test_the_pool_is_whole_after_a_thousand_random_steps(tiny: Callable[[str], Tiny], device: str) -> None:
+def test_the_pool_is_whole_after_random_steps(tiny: Callable[[str], Tiny], device: str) -> None:
     """Fewer blocks than the texts want: requests are preempted, and prefixes are shared."""
     model = GraphedModel.load_on(
         device,
@@ -101,7 +101,7 @@ def test_the_pool_is_whole_after_a_thousand_random_steps(tiny: Callable[[str], T
     pool = BlockPool(model.blocks, caching=True)
     loop = DecodeLoop(model, admission, lambda requests: None, print, pool=pool, prefill_tokens=64)
     table, common = [b"?"] * model.vocab_size, [rng.randrange(9, 60) for _ in range(40)]
-    for count in range(1000):
+    for count in range(300):
         if len(admission) < 2:
             own = [rng.randrange(9, 60) for _ in range(rng.randint(1, 30))]
             prompt = np.array(common[: rng.choice((0, 20, 40))] + own)
@@ -114,7 +114,7 @@ def test_the_pool_is_whole_after_a_thousand_random_steps(tiny: Callable[[str], T
     while loop.step():
         pass
     loop.check_integrity()
-    assert len(made) > 100 and all(one.is_finished and one.error is None for one in made)
+    assert len(made) > 30 and all(one.is_finished and one.error is None for one in made)
     assert loop.slots.used == 0 and model.memory[-512:].isnan().all()
 
 

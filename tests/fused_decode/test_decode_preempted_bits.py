@@ -81,7 +81,9 @@ def answer(model: DecodeModel, caching: bool, preempted_at: tuple[int, ...], **f
 @pytest.mark.parametrize(
     "model",
     [
-        *(("f32", "auto"), ("bf16", "auto"), ("bf16", "int8"), ("int8", "auto")),
+        *few(
+            (("f32", "auto"), ("bf16", "auto"), ("bf16", "int8"), ("int8", "auto")), (("f32", "auto"), ("bf16", "int8"))
+        ),
         *few(
             (
                 (precision, "auto", name)

@@ -152,7 +152,7 @@ def test_without_caching_nothing_is_shared() -> None:
 
 @pytest.mark.parametrize("seed", few((0, 1, 2), (0,)))
 def test_random_requests_that_begin_alike(seed: int) -> None:
-    """Thousands of iterations over all seeds, with slots, blocks and references checked after each."""
+    """Slots, blocks and references are checked after each iteration."""
     rng = random.Random(seed)
     beginnings = ["".join(rng.choice(LETTERS) for _ in range(rng.randint(10, 60))) for _ in range(4)]
     runtime = ToyRuntime(slots=6, max_length=96, blocks=rng.randint(7, 16), seed=seed)
@@ -161,8 +161,8 @@ def test_random_requests_that_begin_alike(seed: int) -> None:
     def prompt() -> str:
         return rng.choice(beginnings) + "".join(rng.choice(LETTERS) for _ in range(rng.randint(0, 20)))
 
-    drive_at_random(run, rng, 1_500, prompt, 40)
-    assert run.loop.metrics.preemptions.value > 5 and run.loop.metrics.prefix_hits.value > 1000
+    drive_at_random(run, rng, 700, prompt, 40)
+    assert run.loop.metrics.preemptions.value > 5 and run.loop.metrics.prefix_hits.value > 300
     assert run.loop.slots.pool.free == runtime.blocks and run.loop.slots.pool.held == 0
 
 

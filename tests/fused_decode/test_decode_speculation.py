@@ -117,9 +117,9 @@ def test_random_requests_in_little_memory(seed: int) -> None:
     def prompt() -> str:
         return rng.choice(beginnings) + "".join(rng.choice("abc") for _ in range(rng.randint(0, 20)))
 
-    drive_at_random(run, rng, 2_000, prompt, 40)
-    assert run.loop.metrics.preemptions.value > 5 and run.loop.metrics.prefix_hits.value > 1000
-    assert counted(run)[1] > 1000
+    drive_at_random(run, rng, 800, prompt, 40)
+    assert run.loop.metrics.preemptions.value > 5 and run.loop.metrics.prefix_hits.value > 300
+    assert counted(run)[1] > 300
     assert run.loop.slots.pool.free == runtime.blocks and run.loop.slots.pool.held == 0
 
 

@@ -49,6 +49,7 @@ print(json.dumps([hasattr(torch._meta_registrations, "register_meta"), list(shap
     assert found == [True, [1, 4, 7]]
 
 
+@pytest.mark.long
 def test_whoever_exports_gets_the_exporter() -> None:
     found = printed(f"""{LEAN}
 import torch._meta_registrations, torch.export

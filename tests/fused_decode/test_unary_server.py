@@ -33,7 +33,7 @@ pytestmark = pytest.mark.server
 PROJECT = Path(__file__).resolve().parents[2]
 MODELS = ("generate", "generate_unary")
 # As decoupled BLS calls, 400 at once ended the forwarding process after 400 to 5,600 requests.
-REQUESTS, AT_ONCE = 1_600, 400
+REQUESTS, AT_ONCE = 600, 200
 
 
 @pytest.fixture(scope="module")

@@ -154,7 +154,10 @@ def test_a_router_answers_as_a_front_that_holds_the_engines(
 
 
 @pytest.mark.kills
-@pytest.mark.parametrize(("worker", "number"), [("shared_w00", signal.SIGKILL), ("binned_w01", signal.SIGSTOP)])
+@pytest.mark.parametrize(
+    ("worker", "number"),
+    [("shared_w00", signal.SIGKILL), pytest.param("binned_w01", signal.SIGSTOP, marks=pytest.mark.long)],
+)
 def test_a_worker_that_dies_or_stops_under_load_costs_no_request(
     server: TritonServer, control: ModelControl, vectors: list[np.ndarray], worker: str, number: signal.Signals
 ) -> None:
