@@ -29,6 +29,7 @@ from tests.fakes import PbUtils, Request, TritonError
 from tests.fused_decode import families
 from tests.fused_decode.checkpoints import VOCABULARY
 from tests.fused_decode.fronts import arguments, ask
+from tests.sampling import few
 
 MINUTES = float(os.environ.get("SHAPESHIFT_MIXED_MINUTES", "30"))
 AT_ONCE, SLOTS = 24, 6
@@ -172,13 +173,10 @@ def alone(front: Any, adapters: list[str], count: int) -> dict[int, list[Expecte
     return answers
 
 
-_LONG = pytest.param("solar_open", marks=pytest.mark.long)
-
-
-@pytest.fixture(scope="module", params=["gpt_oss", _LONG])
+@pytest.fixture(scope="module", params=few(("gpt_oss", "solar_open", "qwen3_5_moe_text"), ("gpt_oss",)))
 def mixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, small_base: Path) -> Path:
-    """Windows and sinks; experts by sigmoids, in groups, and a shared one. With the tokenizer of the small base
-    model."""
+    """Windows and sinks; experts by sigmoids, in groups, and a shared one; layers that keep a state. With the tokenizer
+    of the small base model."""
     name = f"{request.param}, of this vocabulary"
     families.CASES[name] = {**families.CASES[request.param], "vocab_size": VOCABULARY}
     folder = families.make(name, tmp_path_factory.mktemp("mixture")).folder
@@ -241,15 +239,15 @@ def test_with_adapters(
         return started[-1]
 
     load = Load(
-        few := front(kv_cache_tokens=176),
+        scarce := front(kv_cache_tokens=176),
         alone(front(enable_prefix_caching="false"), adapters, templates),
         adapters,
         seed=1,
     )
     load.run(goes_on(count, minutes))
     assert load.served > 5 * load.refused and load.preempted > 0
-    assert len(few.catalogue) > 10, "most were fetched"
-    assert few.cache.metrics.misses.value > 20, "adapters came and went"
+    assert len(scarce.catalogue) > 10, "most were fetched"
+    assert scarce.cache.metrics.misses.value > 20, "adapters came and went"
 
 
 @pytest.mark.parametrize(("templates", "count", "minutes"), RUNS)
