@@ -18,6 +18,8 @@ from tests.gateway.fake_triton import FakeTriton
 from tests.waiting import wait_for
 
 StartGateway = Callable[..., str]
+# How tests ask over HTTP: on a busy machine an answer takes long. Each has a connection of its own.
+HTTP = httpx2.Client(timeout=60, limits=httpx2.Limits(max_keepalive_connections=0))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def triton() -> FakeTriton:
 def url(start_gateway: StartGateway, triton: FakeTriton) -> str:
     """A gateway that the tests of a module share, and that lists what its Triton serves."""
     url = start_gateway(triton)
-    wait_for(lambda: httpx2.get(f"{url}/v1/models").json()["data"], pause_s=0.05)
+    wait_for(lambda: HTTP.get(f"{url}/v1/models").json()["data"], pause_s=0.05)
     return url
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from shapeshift.cli.gateway import child
 from shapeshift.triton import model_config
+from tests.gateway.conftest import HTTP
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -63,6 +64,6 @@ def gateway(server: TritonServer, port: int, models: int) -> Iterator[str]:
 def models_of(address: str) -> list[str]:
     """The ids that a gateway lists; none where it does not answer."""
     try:
-        return [one["id"] for one in httpx2.get(f"{address}/v1/models", timeout=10).json()["data"]]
+        return [one["id"] for one in HTTP.get(f"{address}/v1/models").json()["data"]]
     except httpx2.HTTPError:
         return []

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from shapeshift.errors import InvalidInputError, TimedOutError
 from shapeshift.gateway.adapter_commands import AdapterCommands
 from shapeshift.gateway.http import api_keys
 from shapeshift.gateway.settings import GatewaySettings
+from tests.gateway.conftest import HTTP
 from tests.gateway.fake_triton import FRONTS, FakeTriton
 
 KEY = "sk-of-this-test"
@@ -76,7 +76,7 @@ def load(url: str, name: str, path: str, **more: Any) -> tuple[int, str]:
 
 
 def post(url: str, body: dict[str, Any]) -> Any:
-    return httpx2.post(url, json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
+    return HTTP.post(url, json=body, headers={"Authorization": f"Bearer {KEY}"})
 
 
 def test_an_adapter_is_added_and_removed_by_the_command(url: str, log: Path, tmp_path: Path) -> None:
@@ -184,12 +184,12 @@ def test_vectors_and_scores_have_adapters(
     triton = FakeTriton({**FRONTS, front: {**FRONTS[front], "adapters": ["tenant"]}})
     url = f"{start_gateway(triton)}{path}"
     for model in (f"{front}:tenant", "tenant"):
-        answer = httpx2.post(url, json={"model": model, **body})
+        answer = HTTP.post(url, json={"model": model, **body})
         assert answer.status_code == 200, answer.text
         assert triton.calls and {call.model for call in triton.calls} == {front}
         assert all(call.parameters["lora_name"] == "tenant" for call in triton.calls)
     triton.calls.clear()
-    assert httpx2.post(url, json={"model": front, **body}).status_code == 200
+    assert HTTP.post(url, json={"model": front, **body}).status_code == 200
     assert triton.calls and all("lora_name" not in call.parameters for call in triton.calls)
-    missing = httpx2.post(url, json={"model": f"{front}:other", **body})
+    missing = HTTP.post(url, json={"model": f"{front}:other", **body})
     assert missing.status_code == 404 and f"{front}:other" in missing.text

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx2
 import openai
 import pytest
 from pydantic import BaseModel, ValidationError
@@ -27,6 +26,7 @@ from shapeshift.gateway.apis.pooling.embeddings import EmbeddingRequest
 from shapeshift.gateway.apis.pooling.rerank import RerankRequest
 from shapeshift.gateway.errors import api_error
 from shapeshift.gateway.settings import GatewaySettings
+from tests.gateway.conftest import HTTP
 from tests.gateway.fake_triton import FakeTriton
 from tests.waiting import wait_for
 
@@ -34,7 +34,7 @@ EMBED = {"model": "encode", "input": "a"}
 
 
 def post(url: str, content: bytes, **headers: str) -> Any:
-    answer = httpx2.post(f"{url}/v1/embeddings", content=content, headers=headers, timeout=20)
+    answer = HTTP.post(f"{url}/v1/embeddings", content=content, headers=headers)
     return answer.status_code, answer.json()["error"]["code"]
 
 
@@ -82,13 +82,13 @@ def test_the_first_wrong_item_of_a_list_ends_its_check(model: type[BaseModel], f
 def test_a_refusal_is_short(url: str) -> None:
     large = ["a" * 1000] * 20_000
     for fields in ({"input": {"a": large}}, {"x": large}, {"x" * 100_000: 1}, dict.fromkeys(map(str, range(20_000)))):
-        answer = httpx2.post(f"{url}/v1/embeddings", json={**EMBED, **fields}, timeout=20)
+        answer = HTTP.post(f"{url}/v1/embeddings", json={**EMBED, **fields})
         assert answer.status_code == 400 and len(answer.content) < 1000
 
 
 def packed(url: str, body: bytes, encoding: str = "gzip") -> Any:
     headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
-    return httpx2.post(f"{url}/v1/embeddings", content=body, headers=headers, timeout=20)
+    return HTTP.post(f"{url}/v1/embeddings", content=body, headers=headers)
 
 
 def test_a_body_in_gzip_is_read(start_gateway: Callable[..., str]) -> None:
@@ -119,7 +119,7 @@ def test_another_encoding_is_named(url: str, encoding: str) -> None:
 
 def test_a_body_of_very_many_fields_is_refused_unread(url: str) -> None:
     body = b'{"model":"encode","input":"a","x":1' + b',"y":1' * (1 << 19) + b"}"
-    answer = httpx2.post(f"{url}/v1/embeddings", content=body, timeout=60)
+    answer = HTTP.post(f"{url}/v1/embeddings", content=body)
     assert answer.status_code == 400 and "at most 524288 fields" in answer.json()["error"]["message"]
 
 
@@ -150,7 +150,7 @@ LARGE: dict[str, Any] = {"type": "object", "maxProperties": 10**25}
     ],
 )
 def test_what_cannot_be_passed_on_is_refused(url: str, route: str, body: dict[str, Any], param: str) -> None:
-    answer = httpx2.post(f"{url}{route}", json={"model": "generate", **body}, timeout=20)
+    answer = HTTP.post(f"{url}{route}", json={"model": "generate", **body})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, "invalid_value"), error
 
@@ -162,9 +162,9 @@ def test_a_body_that_is_too_long(start_gateway: Callable[..., str]) -> None:
     def pieces() -> Any:
         yield from [b"x" * 100] * 20
 
-    answer = httpx2.post(f"{url}/v1/embeddings", content=pieces(), timeout=20)
+    answer = HTTP.post(f"{url}/v1/embeddings", content=pieces())
     assert answer.status_code == 413
-    assert httpx2.post(f"{url}/v1/embeddings", json=EMBED).status_code == 200
+    assert HTTP.post(f"{url}/v1/embeddings", json=EMBED).status_code == 200
 
 
 def test_half_a_body(start_gateway: Callable[..., str]) -> None:
@@ -184,29 +184,29 @@ def test_too_many_requests_at_once(start_gateway: Callable[..., str]) -> None:
     answers: list[int] = []
 
     def ask() -> None:
-        answers.append(httpx2.post(f"{url}/v1/embeddings", json=EMBED, timeout=20).status_code)
+        answers.append(HTTP.post(f"{url}/v1/embeddings", json=EMBED).status_code)
 
     threads = [threading.Thread(target=ask) for _ in range(2)]
     for thread in threads:
         thread.start()
     wait_for(lambda: len(triton.calls) == 2)
-    refused = httpx2.post(f"{url}/v1/embeddings", json=EMBED)
+    refused = HTTP.post(f"{url}/v1/embeddings", json=EMBED)
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-    assert httpx2.get(f"{url}/health").status_code == 200
+    assert HTTP.get(f"{url}/health").status_code == 200
     for thread in threads:
         thread.join()
     assert answers == [200, 200]
-    assert httpx2.post(f"{url}/v1/embeddings", json=EMBED, timeout=20).status_code == 200
+    assert HTTP.post(f"{url}/v1/embeddings", json=EMBED).status_code == 200
 
 
 def test_urls_and_methods_that_there_are_not(url: str) -> None:
     for method, path, status in (("GET", "/v1/nothing", 404), ("GET", "/v1/embeddings", 405)):
-        answer = httpx2.request(method, f"{url}{path}")
+        answer = HTTP.request(method, f"{url}{path}")
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, "unknown_url")
 
 
 def test_an_invalid_request_id_is_replaced(url: str) -> None:
-    answer = httpx2.get(f"{url}/v1/models", headers={"X-Request-Id": "a b"})
+    answer = HTTP.get(f"{url}/v1/models", headers={"X-Request-Id": "a b"})
     assert answer.headers["x-request-id"] not in ("a b", "")
 
 
@@ -305,7 +305,7 @@ def test_a_models_error_names_the_field_of_the_request(
     url: str, triton: FakeTriton, route: str, body: dict[str, Any], named: str, field: str
 ) -> None:
     triton.failure = ModelError(f"row 0: {named}: got '600 tokens'; at most 512", "INVALID_ARG")
-    error = httpx2.post(f"{url}{route}", json=body, timeout=20).json()["error"]
+    error = HTTP.post(f"{url}{route}", json=body).json()["error"]
     assert error["message"] == f"row 0: {field}: got '600 tokens'; at most 512"
     assert (error["param"], error["code"]) == (field, "context_length_exceeded")
 
@@ -327,11 +327,11 @@ def test_an_unexpected_exception_is_logged_and_not_shown(
     triton = FakeTriton()
     url = start_gateway(triton)
     triton.failure = RuntimeError("a secret")
-    answer = httpx2.post(f"{url}/v1/embeddings", json=EMBED, headers={"X-Request-Id": "mine"})
+    answer = HTTP.post(f"{url}/v1/embeddings", json=EMBED, headers={"X-Request-Id": "mine"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
     assert answer.headers["x-request-id"] == "mine" and "secret" not in answer.text
     assert "a secret" in caplog.text and "request id mine" in caplog.text
-    assert 'answers_total{status="500"} 1' in httpx2.get(f"{url}/metrics").text
+    assert 'answers_total{status="500"} 1' in HTTP.get(f"{url}/metrics").text
 
 
 @pytest.mark.parametrize(
@@ -362,10 +362,10 @@ def test_each_request_has_a_line_where_its_log_is_on(
     def paths() -> list[str]:
         return [record.fields["path"] for record in caplog.records if record.name == log]  # type: ignore[attr-defined]
 
-    httpx2.get(f"{url}/health")
+    HTTP.get(f"{url}/health")
     caplog.set_level(logging.INFO, log)
-    httpx2.get(f"{url}/nobody", headers={"X-Request-Id": "mine"})
-    httpx2.post(f"{url}/v1/embeddings", json=EMBED)
+    HTTP.get(f"{url}/nobody", headers={"X-Request-Id": "mine"})
+    HTTP.post(f"{url}/v1/embeddings", json=EMBED)
     wait_for(lambda: len(paths()) == 2)
     assert paths() == ["/nobody", "/v1/embeddings"]
     first = next(record for record in caplog.records if record.name == log)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx2
 import pytest
 
 from shapeshift.errors import InvalidInputError, ModelError
@@ -21,6 +20,7 @@ from shapeshift.gateway.http import api_keys
 from shapeshift.token_adapt.image_decoding import decode
 from shapeshift.token_adapt.model.manifest import Preprocessing
 from tests.docs.docs_pages import PROJECT, section
+from tests.gateway.conftest import HTTP
 from tests.gateway.fake_triton import FRONTS, FakeTriton
 from tests.waiting import wait_for
 
@@ -79,7 +79,7 @@ def rows() -> dict[str, tuple[int, str, list[str | None]]]:
 
 def answered(url: str, route: str, body: Any, **headers: str) -> tuple[int, str, str | None]:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    answer = httpx2.post(f"{url}/v1/{route}", content=content, headers=headers, timeout=60)
+    answer = HTTP.post(f"{url}/v1/{route}", content=content, headers=headers)
     if answer.status_code == 200:
         return 200, "", None
     error = answer.json()["error"]
@@ -113,7 +113,7 @@ def test_an_image_bomb(url: str, triton: FakeTriton) -> None:
 
 def test_a_template_that_loops(start_gateway: Callable[..., str]) -> None:
     url = start_gateway(FakeTriton({"generate": {**FRONTS["generate"], "chat_template": LOOP}}))
-    wait_for(lambda: httpx2.get(f"{url}/v1/models").json()["data"], pause_s=0.05)
+    wait_for(lambda: HTTP.get(f"{url}/v1/models").json()["data"], pause_s=0.05)
     assert [answered(url, "chat/completions", CHAT)] == expected("a chat template that loops")
 
 
@@ -124,7 +124,7 @@ def test_keys(start_gateway: Callable[..., str], tmp_path: Path) -> None:
     assert answered(url, "embeddings", EMBED) == wrong
     assert answered(url, "embeddings", EMBED, Authorization="Bearer no") == wrong
     two = [("Authorization", f"Bearer {key}")] * 2
-    answer = httpx2.post(f"{url}/v1/embeddings", json=EMBED, headers=two)
+    answer = HTTP.post(f"{url}/v1/embeddings", json=EMBED, headers=two)
     assert (answer.status_code, answer.json()["error"]["code"], None) == wrong
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import httpx2
 import pytest
 
 from shapeshift.errors import ModelError
+from tests.gateway.conftest import HTTP
 from tests.gateway.fake_triton import TEMPLATE, FakeTriton, with_templates
 from tests.gateway.test_gateway_messages import SWITCH
 from tests.gateway.test_gateway_turns import TEMPLATES
@@ -28,7 +28,7 @@ def triton() -> FakeTriton:
 def refusal(url: str, route: str, model: str, **fields: Any) -> tuple[int, str, str | None]:
     """The status, the code and the field of an error in the shape of the route's API."""
     asked: dict[str, dict[str, Any]] = {CHAT: TEXTS, RESPONSES: {"input": "a"}, MESSAGES: {**TEXTS, "max_tokens": 100}}
-    answer = httpx2.post(f"{url}{route}", json={"model": model, **asked[route], **fields}, timeout=30)
+    answer = HTTP.post(f"{url}{route}", json={"model": model, **asked[route], **fields})
     body = answer.json()
     if route == MESSAGES:
         assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error"), body
@@ -108,7 +108,7 @@ def test_a_budget_of_nothing_or_of_more_than_there_is_room_for(url: str, triton:
     for budget, reasoning in ((0, 1), (10**9, 3)):
         triton.answers = [["I ", "think", "</think>", "Six."], ["Six."]]
         body = {"model": "switch", "thinking_token_budget": budget, "chat_template_kwargs": {"enable_thinking": True}}
-        answer = httpx2.post(f"{url}{CHAT}", json={**TEXTS, **body}, timeout=30).json()
+        answer = HTTP.post(f"{url}{CHAT}", json={**TEXTS, **body}).json()
         assert answer["choices"][0]["message"]["content"] == "Six."
         assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == reasoning
 
@@ -151,4 +151,4 @@ def test_what_no_model_reads(url: str, route: str, fields: dict[str, Any], param
 @pytest.mark.parametrize("value", [{}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}])
 def test_a_context_that_is_not_edited(url: str, value: dict[str, Any]) -> None:
     body = {"model": "plain", "max_tokens": 9, **TEXTS, "context_management": value, "metadata": {"user_id": "a"}}
-    assert httpx2.post(f"{url}{MESSAGES}", json=body, timeout=30).status_code == 200
+    assert HTTP.post(f"{url}{MESSAGES}", json=body).status_code == 200

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 
+from tests.gateway.conftest import HTTP
 from tests.gateway.fake_triton import FRONTS, FakeTriton
 from tests.waiting import wait_for
 
@@ -126,9 +126,9 @@ def test_tools_are_given_to_the_template(start_gateway: Callable[..., str]) -> N
     url = start_gateway(triton)
     ask = {**ASK, "model": "tools", "tools": [TOOL]}
     # A new name has the servers asked again, at most once a second.
-    wait_for(lambda: httpx2.post(f"{url}/v1/chat/completions", json=ask).status_code == 200, pause_s=0.3)
+    wait_for(lambda: HTTP.post(f"{url}/v1/chat/completions", json=ask).status_code == 200, pause_s=0.3)
     assert prompt_of(triton) == "f<tool_call>"
-    httpx2.post(f"{url}/v1/chat/completions", json={**ask, "tool_choice": "none"})
+    HTTP.post(f"{url}/v1/chat/completions", json={**ask, "tool_choice": "none"})
     assert prompt_of(triton) == "<user>hello you\n<assistant>"
 
 
@@ -175,7 +175,7 @@ def test_a_model_without_a_template_says_what_to_do(client: openai.OpenAI) -> No
     ],
 )
 def test_bad_input_is_named(url: str, more: dict[str, Any], param: str, code: str) -> None:
-    answer = httpx2.post(f"{url}/v1/chat/completions", json={**ASK, **more})
+    answer = HTTP.post(f"{url}/v1/chat/completions", json={**ASK, **more})
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"].startswith(param), error
     assert error["code"] == code, error
@@ -189,9 +189,9 @@ def test_fields_that_change_nothing_are_accepted(client: openai.OpenAI) -> None:
 def test_a_template_that_loops_is_refused_and_holds_nobody_up(start_gateway: Callable[..., str]) -> None:
     loop = "{% for a in range(90000) %}{% for b in range(90000) %}x{% endfor %}{% endfor %}"
     url = start_gateway(FakeTriton({"generate": {**FRONTS["generate"], "chat_template": loop}}))
-    wait_for(lambda: httpx2.get(f"{url}/v1/models").json()["data"], pause_s=0.05)
+    wait_for(lambda: HTTP.get(f"{url}/v1/models").json()["data"], pause_s=0.05)
     with ThreadPoolExecutor() as pool:
-        asked = pool.submit(httpx2.post, f"{url}/v1/chat/completions", json=ASK, timeout=60)
-        assert httpx2.get(f"{url}/v1/models", timeout=60).status_code == 200
+        asked = pool.submit(HTTP.post, f"{url}/v1/chat/completions", json=ASK)
+        assert HTTP.get(f"{url}/v1/models").status_code == 200
     error = asked.result().json()["error"]
     assert (asked.result().status_code, error["param"]) == (400, "messages") and "chat template" in error["message"]

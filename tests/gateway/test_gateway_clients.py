@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-import httpx2
 import numpy as np
 import pytest
 
 from bench.peers.venv import without_torch
 from tests import llama_cpp_source
+from tests.gateway.conftest import HTTP
 from tests.gateway.fake_triton import FakeTriton
 from tests.gateway.peer_clients import CLIENTS, QUERY, SCHEMA, TEXTS, TOKENS, TOOL
 from tests.gateway.served import BUILD, gateway, serving, with_template
@@ -77,7 +77,7 @@ def expected(served: str) -> dict[str, Any]:
     """What the clients have to get: what the gateway says over HTTP."""
 
     def post(route: str, **body: Any) -> Any:
-        return httpx2.post(f"{served}{route}", json=body, timeout=120).raise_for_status().json()
+        return HTTP.post(f"{served}{route}", json=body, timeout=120).raise_for_status().json()
 
     chat: dict[str, Any] = {"model": TOOLS, "messages": [{"role": "user", "content": QUERY}], "temperature": 0}
     said = post("/v1/chat/completions", **chat, max_tokens=TOKENS)

@@ -7,11 +7,11 @@ import socket
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx2
 import openai
 import pytest
 
 from shapeshift.errors import EngineError, ModelError
+from tests.gateway.conftest import HTTP
 from tests.gateway.fake_triton import FakeTriton
 from tests.waiting import wait_for
 
@@ -24,7 +24,7 @@ def sampling_of(triton: FakeTriton) -> dict[str, Any]:
 
 def stream(url: str, **body: Any) -> list[Any]:
     """The events of a stream; the last one has to be [DONE]."""
-    answer = httpx2.post(f"{url}/v1/completions", json={**ASK, "stream": True, **body}, timeout=20)
+    answer = HTTP.post(f"{url}/v1/completions", json={**ASK, "stream": True, **body})
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     *events, last, rest = answer.text.split("\n\n")
     assert (last, rest) == ("data: [DONE]", "")
@@ -137,7 +137,7 @@ def test_logprobs(client: openai.OpenAI, url: str) -> None:
 
 
 def test_a_stream_repeats_the_prompt_with_its_logprobs_for_each_answer(url: str) -> None:
-    whole = httpx2.post(f"{url}/v1/completions", json={**ASK, "echo": True, "logprobs": 1, "n": 2}).json()["choices"]
+    whole = HTTP.post(f"{url}/v1/completions", json={**ASK, "echo": True, "logprobs": 1, "n": 2}).json()["choices"]
     pieces = [piece["choices"][0] for piece in stream(url, echo=True, logprobs=1, n=2)]
     for choice in whole:
         parts = [piece for piece in pieces if piece["index"] == choice["index"]]
@@ -149,7 +149,7 @@ def test_a_stream_repeats_the_prompt_with_its_logprobs_for_each_answer(url: str)
 
 def test_logprobs_of_the_prompt_as_in_vllm(url: str) -> None:
     body = {**ASK, "prompt_logprobs": 1, "n": 2}
-    for choice in httpx2.post(f"{url}/v1/completions", json=body).json()["choices"]:
+    for choice in HTTP.post(f"{url}/v1/completions", json=body).json()["choices"]:
         first, *others = choice["prompt_logprobs"]
         assert first is None and choice["logprobs"] is None and len(others) == 2
         assert others[0]["7"]["decoded_token"] == "two" and others[0]["8"]["rank"] == 1
@@ -243,7 +243,7 @@ def test_a_client_that_goes_away_cancels_its_request(url: str, triton: FakeTrito
     ],
 )
 def test_bad_input_is_named(url: str, more: dict[str, Any], param: str, code: str) -> None:
-    answer = httpx2.post(f"{url}/v1/completions", json={**ASK, **more})
+    answer = HTTP.post(f"{url}/v1/completions", json={**ASK, **more})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code), error
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx2
 import pytest
 
 from shapeshift.gateway.http import api_keys
 from shapeshift.gateway.http.server import within
+from tests.gateway.conftest import HTTP
 from tests.gateway.fake_triton import FakeTriton
 from tests.waiting import wait_for
 
@@ -47,7 +47,7 @@ def test_headers_are_bounded(url: str, line: bytes) -> None:
         found = rest(connection)
     # The answer may be lost with what the gateway has not read.
     assert found == b"" or (b"HTTP/1.1 431" in found and b"headers_too_large" in found)
-    assert httpx2.get(f"{url}/health", headers={"A": "a" * 40_000}).status_code == 200
+    assert HTTP.get(f"{url}/health", headers={"A": "a" * 40_000}).status_code == 200
 
 
 def test_connections_are_bounded(start_gateway: Callable[..., str]) -> None:
@@ -57,7 +57,7 @@ def test_connections_are_bounded(start_gateway: Callable[..., str]) -> None:
         assert three.recv(100).startswith(b"HTTP/1.1 503")
         one.close()
         two.close()
-    wait_for(lambda: httpx2.get(f"{url}/health").status_code == 200)
+    wait_for(lambda: HTTP.get(f"{url}/health").status_code == 200)
 
 
 @pytest.mark.parametrize(
@@ -81,15 +81,15 @@ def test_pages_of_an_origin_may_ask(start_gateway: Callable[..., str], tmp_path:
     url = start_gateway(FakeTriton(), cors_origins=(origin,), api_keys=tmp_path / "keys")
     page = {"Origin": "https://page.example"}
     ask = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
-    preflight = httpx2.options(f"{url}/v1/embeddings", headers={**page, **ask})
+    preflight = HTTP.options(f"{url}/v1/embeddings", headers={**page, **ask})
     allowed = preflight.headers["access-control-allow-headers"].lower()
     assert preflight.status_code == 200 and "authorization" in allowed and "content-type" in allowed
     for headers, status in (({"Authorization": f"Bearer {key}"}, 200), ({}, 401)):
-        answer = httpx2.get(f"{url}/v1/models", headers={**page, **headers})
+        answer = HTTP.get(f"{url}/v1/models", headers={**page, **headers})
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, origin)
-    stranger = httpx2.get(f"{url}/health", headers={"Origin": "https://other.example"})
+    stranger = HTTP.get(f"{url}/health", headers={"Origin": "https://other.example"})
     assert stranger.headers.get("access-control-allow-origin") == ("*" if origin == "*" else None)
 
 
 def test_without_the_option_no_page_may_ask(url: str) -> None:
-    assert "access-control-allow-origin" not in httpx2.get(f"{url}/health", headers={"Origin": "https://a.b"}).headers
+    assert "access-control-allow-origin" not in HTTP.get(f"{url}/health", headers={"Origin": "https://a.b"}).headers

@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-import httpx2
 import numpy as np
 import openai
 import pytest
 
+from tests.gateway.conftest import HTTP
 from tests.gateway.fake_triton import FakeTriton
 
 
@@ -26,7 +26,7 @@ def test_one_text_and_several(client: openai.OpenAI) -> None:
 def test_base64_holds_the_same_numbers(url: str) -> None:
     def raw(encoding: str) -> Any:
         body = {"model": "encode", "input": ["é"], "encoding_format": encoding}
-        return httpx2.post(f"{url}/v1/embeddings", json=body).json()["data"][0]["embedding"]
+        return HTTP.post(f"{url}/v1/embeddings", json=body).json()["data"][0]["embedding"]
 
     packed = np.frombuffer(base64.b64decode(raw("base64")), "<f4")
     assert packed.tolist() == raw("float") == [2.0, 3.0, 4.0, 5.0]
@@ -105,7 +105,7 @@ def test_parameters_reach_the_model(client: openai.OpenAI, triton: FakeTriton) -
     ],
 )
 def test_bad_input_is_named(url: str, more: dict[str, Any], param: str, code: str) -> None:
-    answer = httpx2.post(f"{url}/v1/embeddings", json={"model": "encode", **more})
+    answer = HTTP.post(f"{url}/v1/embeddings", json={"model": "encode", **more})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code), error
     assert error["type"] == "invalid_request_error"

@@ -6,7 +6,6 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
-import httpx2
 import numpy as np
 import openai
 import pytest
@@ -14,6 +13,7 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
 from shapeshift.triton.async_client import ModelCall, Tensors
+from tests.gateway.conftest import HTTP
 from tests.gateway.fake_triton import FakeTriton
 from tests.gateway.test_gateway_vectors import refused, sent
 from tests.waiting import wait_for
@@ -116,7 +116,7 @@ def test_inputs_that_a_model_does_not_read(
 def test_an_image_that_the_model_did_not_compute_is_no_vector(url: str, triton: Towers) -> None:
     triton.outcome = b"evicted"
     try:
-        answer = httpx2.post(f"{url}/v1/embeddings", json={"model": "clip", "input": ["a 1", URL + picture(1)]})
+        answer = HTTP.post(f"{url}/v1/embeddings", json={"model": "clip", "input": ["a 1", URL + picture(1)]})
     finally:
         triton.outcome = b"in_time"
     assert answer.status_code == 429 and answer.json()["error"]["message"].startswith("input[1]: the image could not")
@@ -145,7 +145,7 @@ def test_labels_by_the_cosines_of_texts(url: str) -> None:
 
 def test_the_hubs_client_finds_the_only_model(start_gateway: Callable[..., str]) -> None:
     url = start_gateway(Towers({name: FRONTS[name] for name in ("clip", "words")}))
-    wait_for(lambda: httpx2.get(f"{url}/v1/models").json()["data"], pause_s=0.05)
+    wait_for(lambda: HTTP.get(f"{url}/v1/models").json()["data"], pause_s=0.05)
     found = InferenceClient(model=f"{url}/predict").zero_shot_image_classification(
         b"picture 1", ["cat", "dog"], hypothesis_template="{} 1"
     )

@@ -7,7 +7,6 @@ import io
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import httpx2
 import numpy as np
 import openai
 import pytest
@@ -16,6 +15,7 @@ from PIL import Image
 from shapeshift.cli.main import main
 from shapeshift.triton import model_config
 from tests.build_engines import two_towers
+from tests.gateway.conftest import HTTP
 from tests.gateway.served import gateway, serving
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def test_vectors_and_labels(served: tuple[TritonServer, Any], free_ports: Callab
         wanted = library(pixels)
     # A request that names no output gets those of its task.
     tensor = {"name": "PIXELS", "shape": pixels.shape, "datatype": "UINT8", "data": pixels.ravel().tolist()}
-    plain = httpx2.post(f"http://{server.http_url}/v2/models/clip/infer", json={"inputs": [tensor]}, timeout=60)
+    plain = HTTP.post(f"http://{server.http_url}/v2/models/clip/infer", json={"inputs": [tensor]})
     assert {"EMBEDDING", "GAMMA"} <= {one["name"] for one in plain.json()["outputs"]}, plain.text
     (port,) = free_ports(1)
     with gateway(server, port, 2) as address:
@@ -67,9 +67,9 @@ def test_vectors_and_labels(served: tuple[TritonServer, Any], free_ports: Callab
         library_vectors = np.concatenate([wanted.text_embeds.numpy(), wanted.image_embeds.numpy()])
         assert ((vectors * library_vectors).sum(1) >= 0.9999).all()
         body = {"model": "clip", "input": [{"image": url}], "labels": LABELS}
-        (one,) = httpx2.post(f"{address}/v1/classify", json=body, timeout=60).json()["data"]
+        (one,) = HTTP.post(f"{address}/v1/classify", json=body).json()["data"]
         np.testing.assert_allclose(one["probs"], wanted.logits_per_image.softmax(1).numpy()[0], atol=1e-3)
         broken = "data:image/png;base64," + base64.b64encode(b"no image").decode()
-        error = httpx2.post(f"{address}/v1/embeddings", json={"model": "clip", "input": ["a", broken]}, timeout=60)
+        error = HTTP.post(f"{address}/v1/embeddings", json={"model": "clip", "input": ["a", broken]})
         assert error.status_code == 400 and error.json()["error"]["param"] == "input", error.text
         assert error.json()["error"]["message"].startswith("row 1: input: got '8 bytes of another format'")

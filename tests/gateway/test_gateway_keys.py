@@ -7,12 +7,12 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx2
 import openai
 import pytest
 
 from shapeshift.errors import InvalidInputError
 from shapeshift.gateway.http import api_keys
+from tests.gateway.conftest import HTTP
 from tests.gateway.fake_triton import FakeTriton
 from tests.waiting import wait_for
 
@@ -34,15 +34,15 @@ def guarded(start_gateway: Callable[..., str], keys: Path, key: str) -> str:
 
 def asked(url: str, *authorizations: str) -> int:
     headers = [("Authorization", one) for one in authorizations]
-    return httpx2.get(f"{url}/v1/models", headers=headers).status_code
+    return HTTP.get(f"{url}/v1/models", headers=headers).status_code
 
 
 def test_only_a_key_of_the_file_is_accepted(guarded: str, key: str, keys: Path) -> None:
     assert asked(guarded, f"Bearer {key}") == 200
     wrong = [(), ("Bearer",), (f"Basic {key}",), (f"Bearer {key}x",), (f"Bearer {key[:-1]}",), (f"Bearer {key}",) * 2]
     assert [asked(guarded, *one) for one in wrong] == [401] * len(wrong)
-    assert httpx2.get(f"{guarded}/health").status_code == 200
-    page = httpx2.get(f"{guarded}/metrics", headers={"Authorization": f"Bearer {key}"}).text
+    assert HTTP.get(f"{guarded}/health").status_code == 200
+    page = HTTP.get(f"{guarded}/metrics", headers={"Authorization": f"Bearer {key}"}).text
     assert 'answers_total{status="401"}' in page
     assert key not in keys.read_text() and stat.S_IMODE(keys.stat().st_mode) == 0o600
     with pytest.raises(openai.AuthenticationError):
@@ -54,7 +54,7 @@ def test_a_removed_key_is_refused_though_another_line_is_broken(guarded: str, ke
     wait_for(lambda: asked(guarded, f"Bearer {second}") == 200, pause_s=0.1)
     keys.write_text(f"what is this\n{keys.read_text().splitlines()[0]}\n")
     wait_for(lambda: asked(guarded, f"Bearer {second}") == 401, pause_s=0.1)
-    page = httpx2.get(f"{guarded}/metrics", headers={"Authorization": f"Bearer {key}"}).text
+    page = HTTP.get(f"{guarded}/metrics", headers={"Authorization": f"Bearer {key}"}).text
     assert "shapeshift_gateway_broken_key_lines 1.0\n" in page
 
 
@@ -62,7 +62,7 @@ def test_without_the_file_nobody_gets_in(guarded: str, key: str, keys: Path) -> 
     away = keys.rename(keys.with_name("away"))
     wait_for(lambda: asked(guarded, f"Bearer {key}") == 503, pause_s=0.1)
     assert asked(guarded, f"Bearer {key}x") == 503 and asked(guarded) == 401
-    assert httpx2.get(f"{guarded}/health").status_code == 200
+    assert HTTP.get(f"{guarded}/health").status_code == 200
     away.rename(keys)
     assert asked(guarded, f"Bearer {key}") == 200
 

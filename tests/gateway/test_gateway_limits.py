@@ -16,6 +16,7 @@ import pytest
 from shapeshift.errors import InvalidInputError
 from shapeshift.gateway.http import api_keys
 from shapeshift.gateway.settings import GatewaySettings
+from tests.gateway.conftest import HTTP
 from tests.gateway.fake_triton import FakeTriton
 
 Start = Callable[..., str]
@@ -32,7 +33,7 @@ def keyed(file: Path, **limits: str) -> dict[str, str]:
 
 
 def post(url: str, key: str, body: dict[str, Any] = ASK, route: str = "/v1/completions") -> httpx2.Response:
-    return httpx2.post(f"{url}{route}", json=body, headers={"Authorization": f"Bearer {key}"}, timeout=20)
+    return HTTP.post(f"{url}{route}", json=body, headers={"Authorization": f"Bearer {key}"})
 
 
 def said(answer: httpx2.Response) -> dict[str, str]:
@@ -52,7 +53,7 @@ def test_requests_beyond_the_limit_of_their_key_are_refused(start_gateway: Start
     assert (error["type"], error["code"], error["param"]) == ("requests", "rate_limit_exceeded", None)
     assert "key few may use 2 requests a minute" in error["message"]
     # Looking is free, and another key has its own limit.
-    assert httpx2.get(f"{url}/v1/models", headers={"x-api-key": keys["few"]}).status_code == 200
+    assert HTTP.get(f"{url}/v1/models", headers={"x-api-key": keys["few"]}).status_code == 200
     assert [post(url, keys["many"]).status_code for _ in range(4)] == [200] * 4
     assert said(post(url, keys["many"])) == {}
 
@@ -136,8 +137,8 @@ def test_metrics_say_who_used_what(start_gateway: Start, tmp_path: Path) -> None
     url = start_gateway(FakeTriton(), api_keys=tmp_path / "keys")
     for body in (ASK, {**ASK, "stream": True}, {"model": "encode", "input": "abcd"}, ASK):
         post(url, keys["ana"], body, "/v1/embeddings" if "input" in body else "/v1/completions")
-    httpx2.get(f"{url}/health")
-    found = values(httpx2.get(f"{url}/metrics", headers={"x-api-key": keys["ana"]}).text)
+    HTTP.get(f"{url}/health")
+    found = values(HTTP.get(f"{url}/metrics", headers={"x-api-key": keys["ana"]}).text)
     assert found['prompt_tokens_total{key="ana",model="generate"}'] == 6
     assert found['generation_tokens_total{key="ana",model="generate"}'] == 6
     assert found['prompt_tokens_total{key="ana",model="encode"}'] == 4

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import anthropic
-import httpx2
 import pytest
 from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsBase
@@ -15,6 +14,7 @@ from anthropic.types.message_create_params import MessageCreateParamsBase
 from shapeshift.errors import ModelError
 from shapeshift.gateway.apis.generation.messages_request import Block, CountRequest, MessagesRequest, ToolParam
 from shapeshift.gateway.http import api_keys
+from tests.gateway.conftest import HTTP
 from tests.gateway.fake_triton import TEMPLATE, FakeTriton, with_templates
 from tests.gateway.test_gateway_turns import ANSWER, CALLS, NAMES, TEMPLATES, prompt_of, sampling_of, tokens
 
@@ -81,7 +81,7 @@ def test_a_text(client: anthropic.Anthropic, triton: FakeTriton) -> None:
 def test_all_events_in_their_order(url: str, triton: FakeTriton) -> None:
     triton.answers = [tokens("<think>why</think>" + ANSWER)]
     body = {"model": "thinks", "max_tokens": 500, "messages": ASK, "stream": True, "tools": TOOLS}
-    answer = httpx2.post(f"{url}/v1/messages", json=body, headers={"anthropic-version": "2023-06-01"}, timeout=20)
+    answer = HTTP.post(f"{url}/v1/messages", json=body, headers={"anthropic-version": "2023-06-01"})
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = [dict(line.split(": ", 1) for line in one.splitlines()) for one in answer.text.strip().split("\n\n")]
     contents = [json.loads(one["data"]) for one in events]
@@ -294,7 +294,7 @@ def test_errors_have_the_shape_of_the_api(url: str, client: anthropic.Anthropic,
     with pytest.raises(anthropic.APIStatusError, match="it broke") as broken:
         streamed(client, "plain")
     assert broken.value.body["error"]["type"] == "api_error"
-    assert httpx2.post(f"{url}/v1/messages", content=b"{").json()["error"]["details"]["error_code"] == "invalid_json"
+    assert HTTP.post(f"{url}/v1/messages", content=b"{").json()["error"]["details"]["error_code"] == "invalid_json"
 
 
 def test_a_key_in_either_header(start_gateway: Callable[..., str], triton: FakeTriton, tmp_path: Any) -> None:

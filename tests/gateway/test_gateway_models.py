@@ -17,6 +17,7 @@ from shapeshift.errors import ModelDiedError, ModelError, ModelGoneError
 from shapeshift.gateway.catalogue import Catalogue
 from shapeshift.gateway.upstream import Upstream
 from shapeshift.triton import metrics
+from tests.gateway.conftest import HTTP
 from tests.gateway.fake_triton import FRONTS, FakeTriton
 from tests.waiting import wait_for
 
@@ -52,7 +53,7 @@ def test_a_front_that_is_new_is_found_at_once(start_gateway: Callable[..., str])
     triton.fronts["later"] = FRONTS["encode"]
 
     def found() -> bool:
-        return httpx2.post(f"{url}/v1/embeddings", json={"model": "later", "input": "a"}).status_code == 200
+        return HTTP.post(f"{url}/v1/embeddings", json={"model": "later", "input": "a"}).status_code == 200
 
     wait_for(found, timeout_s=20, pause_s=0.2)
 
@@ -119,7 +120,7 @@ def test_a_client_that_goes_away_waits_for_no_look(start_gateway: Callable[..., 
 
     def is_looking() -> bool:
         with contextlib.suppress(httpx2.ReadTimeout):
-            httpx2.post(f"{url}/v1/embeddings", json={"model": "absent", "input": "a"}, timeout=0.3)
+            HTTP.post(f"{url}/v1/embeddings", json={"model": "absent", "input": "a"}, timeout=0.3)
         return triton.looks != []
 
     # A name that is unknown has the servers asked again once a second.
@@ -131,7 +132,7 @@ def test_a_client_that_goes_away_waits_for_no_look(start_gateway: Callable[..., 
 
 
 def embed(url: str) -> Any:
-    return httpx2.post(f"{url}/v1/embeddings", json={"model": "encode", "input": "a"}, timeout=20)
+    return HTTP.post(f"{url}/v1/embeddings", json={"model": "encode", "input": "a"})
 
 
 def test_a_server_that_is_gone_costs_no_request(start_gateway: Callable[..., str]) -> None:
@@ -140,12 +141,12 @@ def test_a_server_that_is_gone_costs_no_request(start_gateway: Callable[..., str
     assert embed(url).status_code == 200
     one.gone = True
     assert [embed(url).status_code for _ in range(10)] == [200] * 10
-    assert httpx2.get(f"{url}/health").json() == {"status": "ok", "servers": 2, "live": 1}
+    assert HTTP.get(f"{url}/health").json() == {"status": "ok", "servers": 2, "live": 1}
     two.gone = True
     refused = embed(url)
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     assert refused.json()["error"]["code"] == "unavailable"
-    for ask in (httpx2.get, httpx2.head):
+    for ask in (HTTP.get, HTTP.head):
         assert ask(f"{url}/health").status_code == 503
 
 
@@ -175,7 +176,7 @@ def test_no_server_has_answered_yet(start_gateway: Callable[..., str]) -> None:
 def test_metrics_are_passed_on(start_gateway: Callable[..., str]) -> None:
     url = start_gateway(FakeTriton(), metrics=("http://127.0.0.1:9/metrics",))
     embed(url)
-    page = httpx2.get(f"{url}/metrics").text
+    page = HTTP.get(f"{url}/metrics").text
     assert 'shapeshift_gateway_answers_total{status="200"} 1' in page
     assert "shapeshift_gateway_requests_running 1" in page
     assert "# no metrics at http://127.0.0.1:9/metrics" in page
@@ -183,7 +184,7 @@ def test_metrics_are_passed_on(start_gateway: Callable[..., str]) -> None:
 
 @pytest.mark.parametrize("path", ["/health", "/metrics"])
 def test_probes_answer_head(url: str, path: str) -> None:
-    whole, head = httpx2.get(f"{url}{path}"), httpx2.head(f"{url}{path}")
+    whole, head = HTTP.get(f"{url}{path}"), HTTP.head(f"{url}{path}")
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-type"] == whole.headers["content-type"]
 
@@ -212,7 +213,7 @@ def pages() -> Iterator[list[str]]:
 def test_pages_of_several_servers_become_one(start_gateway: Callable[..., str], pages: list[str]) -> None:
     one, two, none = pages
     url = start_gateway(FakeTriton(), metrics=tuple(f"http://{address}/metrics" for address in pages))
-    lines = [line for line in httpx2.get(f"{url}/metrics").text.splitlines() if "shapeshift_gateway" not in line]
+    lines = [line for line in HTTP.get(f"{url}/metrics").text.splitlines() if "shapeshift_gateway" not in line]
     assert lines[:-1] == [
         *("# HELP a_s Time", "# TYPE a_s histogram"),
         *(f'a_s_bucket{{server="{one}",le="1"}} 2', f'a_s_count{{server="{one}"}} 2'),
@@ -224,8 +225,8 @@ def test_pages_of_several_servers_become_one(start_gateway: Callable[..., str], 
 
 
 def test_the_documentation_lists_every_body(url: str) -> None:
-    described = httpx2.get(f"{url}/openapi.json").json()
-    assert httpx2.get(f"{url}/docs").status_code == 200
+    described = HTTP.get(f"{url}/openapi.json").json()
+    assert HTTP.get(f"{url}/docs").status_code == 200
     for path, methods in described["paths"].items():
         for method in methods:
             if method == "post":

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
-import httpx2
 import openai
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from tests.gateway.conftest import HTTP
 from tests.gateway.fake_triton import TEMPLATE, FakeTriton, with_templates
 from tests.gateway.test_gateway_turns import ASK, TEMPLATES, TOOLS, prompt_of, sampling_of, tokens
 
@@ -110,11 +110,11 @@ def test_a_message_goes_on_as_anthropic_has_it(claude: anthropic.Anthropic, trit
 
 def test_a_prompt_is_shown_and_counted_without_an_answer(url: str, client: openai.OpenAI, triton: FakeTriton) -> None:
     body = {"model": "closes", "messages": [{"role": "system", "content": "a b"}, *ASK]}
-    shown = httpx2.post(f"{url}/apply-template", json=body, timeout=20).json()
+    shown = HTTP.post(f"{url}/apply-template", json=body).json()
     assert shown == {"prompt": "<system>a b</s><user>hello you</s><assistant>"} and triton.calls == []
-    going = httpx2.post(f"{url}/apply-template", json={**body, "messages": [*ASK, BEGUN], **CONTINUES}, timeout=20)
+    going = HTTP.post(f"{url}/apply-template", json={**body, "messages": [*ASK, BEGUN], **CONTINUES})
     assert going.json() == {"prompt": f"{PROMPT} "}
-    counted = httpx2.post(f"{url}/v1/chat/completions/input_tokens", json=body, timeout=20).json()
+    counted = HTTP.post(f"{url}/v1/chat/completions/input_tokens", json=body).json()
     assert counted["input_tokens"] == len(shown["prompt"].split())
     response = client.responses.input_tokens.count(model="closes", instructions="a b", input=ASK)
     assert (response.object, response.input_tokens) == ("response.input_tokens", counted["input_tokens"])

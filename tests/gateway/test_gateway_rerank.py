@@ -7,18 +7,18 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import httpx2
 import numpy as np
 import pytest
 
 from shapeshift.errors import ModelError
+from tests.gateway.conftest import HTTP
 from tests.gateway.fake_triton import FRONTS, FakeTriton
 
 PNG = "data:image/png;base64," + base64.b64encode(b"\x89PNG a picture").decode()
 
 
 def post(url: str, path: str, **body: Any) -> Any:
-    answer = httpx2.post(f"{url}{path}", json=body, timeout=20)
+    answer = HTTP.post(f"{url}{path}", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -62,7 +62,7 @@ def test_an_embedding_model_reranks_by_cosine(url: str) -> None:
     ],
 )
 def test_bad_rerank_is_named(url: str, more: dict[str, Any], param: str, code: str) -> None:
-    answer = httpx2.post(f"{url}/v1/rerank", json={"model": "cross", "query": "q", **more})
+    answer = HTTP.post(f"{url}/v1/rerank", json={"model": "cross", "query": "q", **more})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code), error
 
@@ -117,7 +117,7 @@ def test_rows_may_be_texts_and_pairs(url: str, triton: FakeTriton) -> None:
     predicted = post(url, "/predict", model="score", inputs=rows)
     assert predicted == [[{"label": "score", "score": score}] for score in (-4.0, -3.0, 1.0)]
     triton.failure = ModelError("row 1: TEXT: got '600 tokens'; at most 512", "INVALID_ARG")
-    error = httpx2.post(f"{url}/predict", json={"model": "score", "inputs": [["a", "b"], ["a"], ["c", "d"], ["e"]]})
+    error = HTTP.post(f"{url}/predict", json={"model": "score", "inputs": [["a", "b"], ["a"], ["c", "d"], ["e"]]})
     assert error.json()["error"]["message"].startswith("row 3: inputs: got '600 tokens'")
 
 
@@ -132,13 +132,13 @@ def test_rows_may_be_texts_and_pairs(url: str, triton: FakeTriton) -> None:
     ],
 )
 def test_rows_that_a_model_was_not_made_for_are_refused(url: str, model: str, rows: list[Any], named: str) -> None:
-    answer = httpx2.post(f"{url}/v1/classify", json={"model": model, "input": rows})
+    answer = HTTP.post(f"{url}/v1/classify", json={"model": model, "input": rows})
     assert answer.status_code == 400 and re.match(named, answer.json()["error"]["message"]), answer.text
 
 
 def test_a_front_that_does_not_say_what_its_logits_mean_is_refused(start_gateway: Callable[..., str]) -> None:
     front = {name: value for name, value in FRONTS["classify_raw"].items() if name != "activation"}
-    answer = httpx2.post(f"{start_gateway(FakeTriton({'old': front}))}/predict", json={"inputs": "a"})
+    answer = HTTP.post(f"{start_gateway(FakeTriton({'old': front}))}/predict", json={"inputs": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "model_not_supported"), answer.text
 
 
@@ -160,7 +160,7 @@ def test_images_are_classified(url: str, triton: FakeTriton) -> None:
     ],
 )
 def test_bad_images_are_named(url: str, image: str) -> None:
-    answer = httpx2.post(f"{url}/v1/classify", json={"model": "classify_image", "input": [PNG, image]})
+    answer = HTTP.post(f"{url}/v1/classify", json={"model": "classify_image", "input": [PNG, image]})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, "input[1]", "invalid_value"), error
 
@@ -186,7 +186,7 @@ def test_tei_embeds(url: str) -> None:
     ],
 )
 def test_an_input_of_teis_is_named_as_it_was_sent(url: str, path: str, body: dict[str, Any], param: str) -> None:
-    answer = httpx2.post(f"{url}{path}", json=body)
+    answer = HTTP.post(f"{url}{path}", json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param) and error["message"].startswith(f"{param}: got ")
 
@@ -213,7 +213,7 @@ def test_tei_reranks(url: str) -> None:
     ],
 )
 def test_bad_rerank_in_either_shape_is_named(url: str, body: str, param: str | None, code: str) -> None:
-    answer = httpx2.post(f"{url}/rerank", content=body)
+    answer = HTTP.post(f"{url}/rerank", content=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code), error
 
@@ -232,8 +232,8 @@ def test_tei_predicts(url: str) -> None:
 
 
 def test_tei_names_no_model_where_there_is_one(url: str) -> None:
-    answer = httpx2.post(f"{url}/predict", json={"inputs": "a"})
+    answer = HTTP.post(f"{url}/predict", json={"inputs": "a"})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == "model: name one of classify_raw, classify_text, cross, score, topics"
-    pair = httpx2.post(f"{url}/predict", json={"inputs": ["a", "b"], "model": "classify_text"})
+    pair = HTTP.post(f"{url}/predict", json={"inputs": ["a", "b"], "model": "classify_text"})
     assert "inputs[0]: got '2 texts'; 1, which classify_text classifies" in pair.json()["error"]["message"]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx2
 import jsonschema  # type: ignore[import-untyped]
 import numpy as np
 import openai
@@ -22,6 +21,7 @@ import tritonclient.grpc as grpc_client
 from shapeshift.engines.text.tokenizer import open_tokenizer
 from shapeshift.triton import keys, metrics
 from shapeshift.triton.control import ModelControl
+from tests.gateway.conftest import HTTP
 from tests.gateway.served import BUILD, gateway, models_of, serving
 from tests.waiting import wait_for
 
@@ -98,8 +98,8 @@ def test_tokens_are_those_of_the_tokenizer_and_of_what_the_model_reads(url: str,
     for model, text in (("generate", PROMPT), ("generate_lora:sentiment", PROMPT), ("encode", "Wörds, of any kind 😀")):
         folder = BUILD / ("repository/generate/1" if model != "encode" else "engines/encode")
         reference = open_tokenizer(folder / "tokenizer.json")
-        found = httpx2.post(f"{url}/tokenize", json={"model": model, "prompt": text, "return_token_strs": True}).json()
-        (tei,) = httpx2.post(f"{url}/tokenize", json={"model": model, "inputs": text}).json()
+        found = HTTP.post(f"{url}/tokenize", json={"model": model, "prompt": text, "return_token_strs": True}).json()
+        (tei,) = HTTP.post(f"{url}/tokenize", json={"model": model, "inputs": text}).json()
         encoding = reference.encode(text)
         assert (found["tokens"], found["token_strs"]) == (encoding.ids, encoding.tokens)
         assert [one["id"] for one in tei] == encoding.ids and "".join(text.split()) == "".join(
@@ -109,10 +109,10 @@ def test_tokens_are_those_of_the_tokenizer_and_of_what_the_model_reads(url: str,
             read = client.completions.create(model=model, prompt=text, max_tokens=1).usage
             assert read is not None and found["count"] == read.prompt_tokens
             body = {"model": model, "tokens": found["tokens"]}
-            assert httpx2.post(f"{url}/detokenize", json=body).json() == {"prompt": text}
+            assert HTTP.post(f"{url}/detokenize", json=body).json() == {"prompt": text}
     chat = {"model": "generate", "messages": [{"role": "user", "content": PROMPT}]}
     read = client.chat.completions.create(**chat, max_tokens=1).usage
-    assert httpx2.post(f"{url}/tokenize", json=chat).json()["count"] == read.prompt_tokens
+    assert HTTP.post(f"{url}/tokenize", json=chat).json()["count"] == read.prompt_tokens
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -144,7 +144,7 @@ def test_schemas_that_no_grammar_is_made_of_are_the_fault_of_the_tools(url: str,
         most = {"max_output_tokens" if route == "responses" else "max_tokens": 20}
         choice: Any = {"type": "any"} if route == "messages" else "required"
         asked = {"model": "generate", **said, **most, **body, "tool_choice": choice}
-        answer = httpx2.post(f"{url}/v1/{route}", json=asked, timeout=60)
+        answer = HTTP.post(f"{url}/v1/{route}", json=asked)
         error = answer.json()["error"]
         field = error["details"]["param"] if route == "messages" else error["param"]
         assert (answer.status_code, field) == (400, "tools"), answer.text[:500]
@@ -248,7 +248,7 @@ def test_a_client_that_goes_away_is_cancelled_in_triton(url: str, triton: Triton
 
     before = cancelled()
     body = {"model": "generate", "prompt": PROMPT, "max_tokens": 480, "n": 16, "ignore_eos": True, "stream": True}
-    with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+    with HTTP.stream("POST", f"{url}/v1/completions", json=body) as answer:
         next(answer.iter_lines())
     wait_for(lambda: cancelled() > before, timeout_s=30, pause_s=0.2)
 
@@ -267,10 +267,10 @@ def test_a_model_is_ready_exactly_while_it_can_answer(client: openai.OpenAI, tri
     text = {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["a"]}
 
     def is_ready() -> bool:
-        return httpx2.get(f"{model}/ready", timeout=20).status_code == 200
+        return HTTP.get(f"{model}/ready").status_code == 200
 
     def answers() -> bool:
-        return httpx2.post(f"{model}/infer", json={"inputs": [text]}, timeout=60).status_code == 200
+        return HTTP.post(f"{model}/infer", json={"inputs": [text]}).status_code == 200
 
     assert is_ready() and answers()
     with ModelControl(triton.grpc_url, keys.read_key(triton.settings.key_file)) as control:
@@ -291,7 +291,7 @@ def test_a_model_is_ready_exactly_while_it_can_answer(client: openai.OpenAI, tri
 
 
 def test_metrics_of_triton_are_passed_on(url: str) -> None:
-    wait_for(lambda: "shapeshift_heartbeat_total" in httpx2.get(f"{url}/metrics", timeout=20).text, pause_s=0.2)
+    wait_for(lambda: "shapeshift_heartbeat_total" in HTTP.get(f"{url}/metrics").text, pause_s=0.2)
 
 
 def test_many_streams_at_once(url: str) -> None:

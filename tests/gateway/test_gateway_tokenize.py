@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx2
 import pytest
 
 from shapeshift.errors import ModelError
+from tests.gateway.conftest import HTTP
 from tests.gateway.fake_triton import FRONTS, TEMPLATE, FakeTriton
 
 ASK = [{"role": "user", "content": "one two"}]
@@ -20,13 +20,13 @@ def triton() -> FakeTriton:
 
 
 def post(url: str, body: dict[str, Any], route: str = "tokenize") -> Any:
-    answer = httpx2.post(f"{url}/{route}", json=body, timeout=20)
+    answer = HTTP.post(f"{url}/{route}", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def refusal(url: str, body: dict[str, Any], route: str = "tokenize") -> tuple[int, str, str]:
-    answer = httpx2.post(f"{url}/{route}", json=body, timeout=20)
+    answer = HTTP.post(f"{url}/{route}", json=body)
     error = answer.json()["error"]
     return answer.status_code, error["code"], error["param"]
 

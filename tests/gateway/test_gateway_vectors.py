@@ -5,12 +5,11 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-import httpx2
 import numpy as np
 import pytest
 from huggingface_hub import InferenceClient
 
-from tests.gateway.conftest import StartGateway
+from tests.gateway.conftest import HTTP, StartGateway
 from tests.gateway.fake_triton import FakeTriton
 from tests.waiting import wait_for
 
@@ -54,13 +53,13 @@ def triton() -> FakeTriton:
 
 
 def sent(url: str, path: str, **body: Any) -> Any:
-    answer = httpx2.post(f"{url}{path}", json=body)
+    answer = HTTP.post(f"{url}{path}", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def refused(url: str, path: str, **body: Any) -> tuple[str | None, str, str]:
-    answer = httpx2.post(f"{url}{path}", json=body)
+    answer = HTTP.post(f"{url}{path}", json=body)
     error = answer.json()["error"]
     assert answer.status_code == 400, answer.text
     return error["param"], error["code"], error["message"]
@@ -215,18 +214,18 @@ def test_entities_by_the_hubs_own_client(url: str, triton: FakeTriton, start_gat
     # The only model for this route.
     alone = FakeTriton({"ner": FRONTS["ner"]})
     where = start_gateway(alone)
-    wait_for(lambda: httpx2.get(f"{where}/v1/models").json()["data"], pause_s=0.05)
+    wait_for(lambda: HTTP.get(f"{where}/v1/models").json()["data"], pause_s=0.05)
     client = InferenceClient(model=f"{where}/predict", timeout=20)
     entities = client.token_classification("abcd", aggregation_strategy="simple")
     assert entities[0].end == 4 and alone.calls[-1].parameters == {"aggregation_strategy": "simple"}
 
 
 def test_info_is_that_of_tei(url: str) -> None:
-    said = httpx2.get(f"{url}/info", params={"model": "bge"}).json()
+    said = HTTP.get(f"{url}/info", params={"model": "bge"}).json()
     assert said["model_id"] == "BAAI/bge-m3" and said["model_dtype"] == "bfloat16"
     assert said["model_type"] == {"embedding": {"pooling": "last_token"}}
     assert (said["max_input_length"], said["max_client_batch_size"]) == (64, 2048)
-    ranks = httpx2.get(f"{url}/info", params={"model": "cross"}).json()
+    ranks = HTTP.get(f"{url}/info", params={"model": "cross"}).json()
     assert ranks["model_type"] == {"reranker": {"id2label": {"0": "score"}, "label2id": {"score": 0}}}
-    assert httpx2.get(f"{url}/info", params={"model": "none"}).status_code == 404
-    assert httpx2.get(f"{url}/info").json()["error"]["param"] == "model", "there are several"
+    assert HTTP.get(f"{url}/info", params={"model": "none"}).status_code == 404
+    assert HTTP.get(f"{url}/info").json()["error"]["param"] == "model", "there are several"

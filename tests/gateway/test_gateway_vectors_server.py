@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import httpx2
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
@@ -14,6 +13,7 @@ import tritonclient.grpc as triton
 from shapeshift.cli.main import main
 from tests.engines.families import save_model, save_modules
 from tests.engines.test_engines_vectors import save_splade, save_token_heads
+from tests.gateway.conftest import HTTP
 from tests.gateway.served import gateway, serving
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def test_outputs_are_fields_of_tritons_client(server: TritonServer, free_ports: 
     with gateway(server, free_ports(1)[0], 3) as url:
 
         def sent(path: str, **body: Any) -> Any:
-            answer = httpx2.post(f"{url}{path}", json=body, timeout=60)
+            answer = HTTP.post(f"{url}{path}", json=body)
             assert answer.status_code == 200, answer.text
             return answer.json()
 
