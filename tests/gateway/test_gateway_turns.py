@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
 from shapeshift.gateway.apis.generation.chat import Message
 from tests.gateway.fake_triton import TEMPLATE, FakeTriton, with_templates
+from tests.waiting import wait_for
 
 THINKS = "{% if enable_thinking is not defined or enable_thinking %}<think>{% else %}<think></think>{% endif %}"
 HERMES = TEMPLATE + "{% if tools %}{{ tools[0].function.name }}{% endif %}{# <tool_call> #}"
@@ -85,6 +89,40 @@ def test_a_model_calls_tools_by_itself(client: openai.OpenAI, triton: FakeTriton
     roles = [piece.choices[0].delta.role for piece in pieces]
     assert roles[0] == "assistant" and set(roles[1:]) == {None}
     assert sum(bool(piece.choices[0].delta.tool_calls) for piece in pieces) > 10, "arguments come piece by piece"
+
+
+def test_of_200_streams_with_tools_at_once_none_is_lost_and_nothing_is_left(url: str, triton: FakeTriton) -> None:
+    body = {"model": "hermes", "messages": ASK, "tools": TOOLS, "stream": True}
+    pieces = [ANSWER[at : at + 12] for at in range(0, len(ANSWER), 12)]
+
+    async def one(client: httpx2.AsyncClient) -> list[Any]:
+        arguments = ["", ""]
+        async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
+            lines = [line async for line in answer.aiter_lines() if line]
+        for line in lines[:-1]:
+            (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+            for call in choice["delta"].get("tool_calls", ()):
+                arguments[call["index"]] += call["function"]["arguments"]
+        return [*map(json.loads, arguments), choice["finish_reason"], lines[-1]]
+
+    async def at_once() -> list[list[Any]]:
+        limits = httpx2.Limits(max_connections=None)
+        async with httpx2.AsyncClient(timeout=120, limits=limits) as client:
+            return await asyncio.gather(*(one(client) for _ in range(200)))
+
+    def objects() -> int:
+        """Those of this process, which the gateway shares."""
+        triton.calls.clear()
+        gc.collect()
+        return len(gc.get_objects())
+
+    # Each stream waits behind every piece, until all have begun.
+    triton.pause_s, before = 0.1, 0
+    for _ in range(2):
+        before, triton.answers = objects(), [pieces] * 200
+        answers = asyncio.run(at_once())
+        assert answers == [[*(arguments for _, arguments in CALLS), "tool_calls", "data: [DONE]"]] * 200
+    wait_for(lambda: objects() < before + 200, timeout_s=30, pause_s=0.5)
 
 
 def test_calls_and_their_results_are_sent_back(client: openai.OpenAI, triton: FakeTriton) -> None:
