@@ -37,6 +37,7 @@ class CascadeLaw:
     engine_threads  of the first level; instances: of each later one
     control_ms  time of the decisions after each level
     hop_ms      time of a call to a later level, beside its engine
+    overhead_ms  time of each text beside all this: network, reading, answering
     kill_s, recovery_s  when the later levels die (0: never), and until they serve again: texts keep what they have
     """
 
@@ -48,13 +49,14 @@ class CascadeLaw:
     instances: int = 1
     control_ms: float = 0.02
     hop_ms: float = 0.5
+    overhead_ms: float = 0.0
     kill_s: float = 0.0
     recovery_s: float = 5.0
 
     def __post_init__(self) -> None:
         for name in ("engine_threads", "instances"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("control_ms", "hop_ms", "kill_s", "recovery_s"):
+        for name in ("control_ms", "hop_ms", "overhead_ms", "kill_s", "recovery_s"):
             require(0 <= getattr(self, name) < np.inf, name, getattr(self, name), "0 or more")
         allowed = ("", *routing.ALGORITHMS)
         require(self.routing in allowed, "routing", self.routing, f"one of {', '.join(allowed[1:])}")
@@ -122,7 +124,8 @@ class _Cascade:
             self._events.at(self._law.kill_s, self._set_dead, True)
             self._events.at(self._law.kill_s + self._law.recovery_s, self._set_dead, False)
         self._events.run(self._at_s, lambda text: self._put(0, text), progress)
-        return SimulationResult((self._done - self._at_s) * 1e3, self._level, self._fell_back)
+        latency_ms = (self._done - self._at_s) * 1e3 + self._law.overhead_ms
+        return SimulationResult(latency_ms, self._level, self._fell_back)
 
     def _put(self, place: int, text: int) -> None:
         if place and self._is_dead:

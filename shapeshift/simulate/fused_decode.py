@@ -40,6 +40,7 @@ class DecodeMachine:
     rows            which rows an iteration computes: running; contiguous: those from the first to the last running
                     slot; compacted: the same, after each end of a request compacted by Algorithm 3
     queue_requests  most requests that wait
+    overhead_ms     time of each request beside wait and iterations: network, reading, answering
     kill_s, recovery_s  when the process dies, with all that it holds (0: never), and until it serves again
     """
 
@@ -52,13 +53,14 @@ class DecodeMachine:
     window_s: float = 0.5
     rows: str = "running"
     queue_requests: int = 10**6
+    overhead_ms: float = 0.0
     kill_s: float = 0.0
     recovery_s: float = 5.0
 
     def __post_init__(self) -> None:
         for name in ("slots", "base_s", "prefill_tokens", "queue_requests"):
             require(0 < getattr(self, name) < np.inf, name, getattr(self, name), "above 0")
-        for name in ("row_s", "token_s", "window_s", "kill_s", "recovery_s"):
+        for name in ("row_s", "token_s", "window_s", "overhead_ms", "kill_s", "recovery_s"):
             require(0 <= getattr(self, name) < np.inf, name, getattr(self, name), "0 or more")
         for name, allowed in (("batching", BATCHING), ("rows", ROWS)):
             require(getattr(self, name) in allowed, name, getattr(self, name), f"one of {', '.join(allowed)}")
@@ -260,7 +262,7 @@ class DecodeSystem:
         """See `scenario.System`."""
         require(bool((trace.output_length > 0).all()), "output_length", 0, "at least 1 of each request")
         result = run(self.machine, trace, progress)
-        first_ms, last_ms = result.first_s * 1e3, result.last_s * 1e3
+        first_ms, last_ms = (times * 1e3 + self.machine.overhead_ms for times in (result.first_s, result.last_s))
         figures = {
             "requests": len(trace),
             **shares(result.outcome, OUTCOMES),

@@ -9,15 +9,17 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shapeshift.engines.manifest import Manifest
+from shapeshift.engines.execution.engine_set import cost_curve
+from shapeshift.engines.manifest import EngineEntry, Manifest
 from shapeshift.errors import OverloadedError
 from shapeshift.polymorph.router.membership import MAX_IN_FLIGHT
 from shapeshift.polymorph.router.placement import queues
+from shapeshift.polymorph.service_times import entry_of_bin
 from shapeshift.serving.bounds import Bound, TimeBound
 from shapeshift.sidecar.front_config import Front
 from shapeshift.simulate.events import Events
@@ -59,6 +61,23 @@ class Worker:
     waiting: int = 0
 
 
+def call_ms(engines: Manifest, edges: Sequence[int]) -> dict[int, list[float]]:
+    """What calls take, by bin (0: on the fastest engine) and tokens in all.
+
+    Engines are chosen by the best times of the profile, as in the server; a call takes its median one.
+    """
+    most = engines.pack_tokens
+    median = [_median(entry) for entry in engines.engines]
+    chosen = np.argmin([cost_curve(entry, most) for entry in engines.engines], axis=0)
+    fastest = np.array([cost_curve(entry, most) for entry in median])[chosen, np.arange(most + 1)]
+    of_bins = {edge: cost_curve(_median(entry_of_bin(engines, edge)), most) for edge in edges}
+    return {bin_edge: curve.tolist() for bin_edge, curve in {**of_bins, 0: fastest}.items()}
+
+
+def _median(entry: EngineEntry) -> EngineEntry:
+    return replace(entry, latency=tuple(replace(point, best_ms=point.median_ms) for point in entry.latency))
+
+
 class SimulatedFront:
     """Rows arrive (`arrive`), workers join (`add`) and leave (`remove`).
 
@@ -71,6 +90,7 @@ class SimulatedFront:
         settings = front.settings
         self._events = events
         self._queues, self._times = queues(engines, settings, front.edges)
+        self._call_ms = call_ms(engines, front.edges)
         # Engine threads take a call when the one before has ended; workers have the next one waiting.
         self._depth = 1 if settings.placement == "inline" else MAX_IN_FLIGHT
         self._is_shared = settings.placement != "partitioned"
@@ -196,7 +216,7 @@ class SimulatedFront:
             rows = [row for row in rows if row not in late]
         if rows:
             tokens = rows[0].tokens if len(rows) == 1 else sum(row.tokens for row in rows)
-            took_ms = self._times.of_pack(worker.bin, tokens)
+            took_ms = self._call_ms[worker.bin][tokens]
             worker.calls.append((rows, took_ms))
             self.spent_ms[worker.bin] += took_ms
             worker.free_at = end = (worker.free_at if worker.free_at > now else now) + took_ms / 1e3

@@ -181,10 +181,14 @@ class TextSystem:
 
 @dataclass(frozen=True)
 class ImageProfile:
-    """The profile of a simulated image model: a file of `profiles/` with latencies by gamma. slower: factor on them."""
+    """The profile of a simulated image model: a file of `profiles/` with latencies by gamma. slower: factor on them.
+
+    overhead_ms: of each image beside wait and batch: network, reading, answering.
+    """
 
     profile: str
     slower: float = 1.0
+    overhead_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -196,6 +200,7 @@ class ImageSystem:
     settings: TokenAdaptSettings
     profiles: Mapping[int, GammaProfile]
     accuracy: Mapping[str, Mapping[int, float]]
+    overhead_ms: float = 0.0
 
     @classmethod
     def read(cls, values: Mapping[str, str], tasks: Mapping[str, Mapping[str, float]] | None = None) -> ImageSystem:
@@ -216,7 +221,8 @@ class ImageSystem:
         require(bool(accuracy), "tasks", "", "a section [tasks.NAME] with accuracies by gamma: the profile has none")
         for gamma in serving.gammas(tuple(profiles)):
             require(gamma in profiles, "use_gammas", gamma, f"gammas of the profile: {', '.join(map(str, profiles))}")
-        return cls(serving, profiles, accuracy)
+        require(engine_options.overhead_ms >= 0, "overhead_ms", engine_options.overhead_ms, "0 or more")
+        return cls(serving, profiles, accuracy, engine_options.overhead_ms)
 
     def costs(self) -> Costs:
         """What batches cost."""
@@ -237,7 +243,7 @@ class ImageSystem:
         accuracy = np.array([rows[task] for task in named])
         result = token_adapt.run(costs, self.settings, trace, accuracy, progress=progress)
         ran = result.gamma >= 0
-        latency_ms = np.where(ran, result.done_ms - trace.at_s * 1e3, np.nan)
+        latency_ms = np.where(ran, result.done_ms - trace.at_s * 1e3 + self.overhead_ms, np.nan)
         figures = {
             "requests": len(trace),
             **shares(result.outcome, token_adapt.OUTCOMES),
@@ -256,10 +262,14 @@ def _gamma(entry: Mapping[str, Any], slower: float) -> GammaProfile:
 
 @dataclass(frozen=True)
 class AdapterLaw:
-    """The adapters of a simulated generator. rank_bytes: of each rank of one; predictor: mean, or oracle:SHARE."""
+    """The adapters of a simulated generator. rank_bytes: of each rank of one; predictor: mean, or oracle:SHARE.
+
+    overhead_ms: of each request beside wait and iterations: network, reading, answering.
+    """
 
     rank_bytes: int = 2 * 2**20
     predictor: str = "mean"
+    overhead_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -282,6 +292,7 @@ class AdapterSystem:
         for name in ("slots", "prefill_tokens", "base_s", "load_bytes_s", "pool_bytes", "token_bytes"):
             require(getattr(machine, name) > 0, name, getattr(machine, name), "above 0")
         require(law.rank_bytes > 0, "rank_bytes", law.rank_bytes, "above 0")
+        require(law.overhead_ms >= 0, "overhead_ms", law.overhead_ms, "0 or more")
         system = cls(machine, law, settings.read(AdapterCacheSettings, values), "adapter_mb" in values)
         system.predictor()
         return system
@@ -312,13 +323,13 @@ class AdapterSystem:
         requests = [SimulatedRequest(at, name or None, prompt, answer) for at, name, prompt, answer in rows]
         scheduler = SCHEDULERS[self.settings.scheduler]
         result = adapter_cache.run(self.machine, infos, requests, scheduler, options, self.predictor(), progress)
-        first_ms, last_ms = result.first_s * 1e3, result.last_s * 1e3
+        first_ms, last_ms = (times * 1e3 + self.law.overhead_ms for times in (result.first_s, result.last_s))
         timely = in_time(first_ms, trace)
         figures = {
             "requests": len(trace),
             **timeliness(timely, trace),
             **latencies(first_ms, "first "),
-            "last p98 ms": float(np.percentile(last_ms, 98)),
+            **latencies(last_ms, "last "),
             "between p99 ms": float(np.percentile(result.between_s, 99)) * 1e3 if len(result.between_s) else 0.0,
             "hit ratio": result.hits / max(1, result.hits + result.misses),
             "MiB loaded a request": result.loaded_bytes / len(trace) / 2**20,

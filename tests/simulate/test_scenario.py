@@ -71,6 +71,13 @@ def test_generators_and_cascades_are_simulated_too(run: Run) -> None:
     assert outcomes["dead"]["fell back"] > outcomes["as stated"]["fell back"] == 0
 
 
+@pytest.mark.parametrize("scenario", [TEXTS, IMAGES[0], DECODE, CASCADE, ADAPTERS])
+def test_what_is_beside_wait_and_engine_comes_on_top(run: Run, scenario: str) -> None:
+    near, *_, far = json.loads(run(f"{scenario}[compare.far]\noverhead_ms = 9\n", "--json")[1]).values()
+    figures = [name for name in near if name.endswith("mean ms")]
+    assert figures and [far[name] - near[name] for name in figures] == pytest.approx([9.0] * len(figures))
+
+
 @pytest.mark.parametrize(
     ("scenario", "before", "after", "says"),
     [

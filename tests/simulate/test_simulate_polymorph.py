@@ -73,6 +73,16 @@ def test_a_dynamic_engine_takes_its_time_for_the_length() -> None:
     assert Planner(front, engines, at([0.0, 1.0], [30, 500])).run().latency_ms == pytest.approx([3.0, 50.0])
 
 
+def test_engines_are_chosen_by_their_best_times_and_take_their_median_ones() -> None:
+    any_length = {"tokens": None, "rows": None, "latency": [[100, 14.0, 15.0, 7.0], [200, 30.0, 31.0, 20.0]]}
+    static = {"tokens": 100, "rows": 1, "latency": [[100, 9.0, 9.0, 8.0]]}
+    engines = profile.engines({"engines": [any_length, static]}, [100, 200], packing=False)
+    trace = at([0.0, 1.0, 2.0], [100, 60, 200])
+    for placement, taken in (("resident", [14.0, 14.0, 30.0]), ("partitioned", [9.0, 9.0, 30.0])):
+        front = profile.front({"placement": placement, "workers": 2, "slo_ms": 90}, engines, [100, 200], [1.0, 1.0])
+        assert Planner(front, engines, trace).run().latency_ms == pytest.approx(taken), placement
+
+
 @pytest.mark.parametrize(("placement", "last_ms"), [("inline", [19.0, 29.0]), ("resident", [29.0, 29.0])])
 def test_workers_that_hold_all_bins_share_rows_and_calls(placement: str, last_ms: list[float]) -> None:
     listed = [{"tokens": 512, "rows": 8, "latency": [[512, 10.0, 10.0, 10.0]]}]
