@@ -99,6 +99,7 @@ class SimulatedPool:
             self._drop_unused(adapter)
 
     def queued(self, adapter: str | None) -> None:
+        """Count a waiting request, and load its adapter where there is room without eviction."""
         if adapter is None:
             return
         is_resident = adapter in self._resident

@@ -21,7 +21,7 @@ from shapeshift.sidecar.policy import decide
 from shapeshift.sidecar.policy.moves import Action, batches, under_load
 from shapeshift.sidecar.policy.spare import in_order
 from shapeshift.simulate.events import Events, Progress
-from shapeshift.simulate.polymorph import SimulatedFront
+from shapeshift.simulate.polymorph import Call, SimulatedFront
 from shapeshift.triton.names import qualified, split
 from shapeshift.workloads.trace import Trace
 
@@ -111,6 +111,8 @@ class Planner:
         self._spare_since: dict[int, int] = {}
         self.plans: list[tuple[float, tuple[int, ...], str]] = []
         self._sizes: list[tuple[float, int]] = []
+        # Since the number of workers was last looked at.
+        self._ended: list[Call] = []
 
     def run(self, progress: Progress | None = None) -> Served:
         """Serve the trace to the end."""
@@ -132,7 +134,7 @@ class Planner:
             self.served.add(name, bin_edge)
         self._note_size()
         if front.is_scaled:
-            self.served.answered_ms = []
+            self.served.listeners.append(self._ended.append)
         if front.has_workers:
             self.events.every(min(_LOOK_S, pace.plan_period_s / 10 or _LOOK_S), self._look)
         for at, action in ((pace.kill_s, self._kill), (pace.leave_s, self._leave)):
@@ -160,8 +162,8 @@ class Planner:
 
     def _scale(self) -> None:
         now = self.events.now
-        traffic, before = self._traffic(self._scale_from, self.served.answered_ms), self._scale_from
-        self.served.answered_ms = []
+        traffic, before = self._traffic(self._scale_from, self._ended), self._scale_from
+        self._ended.clear()
         self._scale_from = now
         spare = in_order([name for name in self._names if name not in self.bins], self.bins)
         if self.pace.scaling == "headroom":
@@ -192,17 +194,18 @@ class Planner:
                 yield Action("unload", min(held, key=lambda name: traffic.outstanding.get(name, 0)), before=bin_edge)
         self.served.spent_ms.clear()
 
-    def _traffic(self, since: float, answered_ms: Sequence[float] | None = None) -> Traffic:
+    def _traffic(self, since: float, ended: Sequence[Call] = ()) -> Traffic:
         """What arrived and was answered from `since` to now, as the front's metrics have it."""
         now, served = self.events.now, self.served
         first, last = np.searchsorted(self._trace.at_s, (since, now))
         steps = np.bincount(-(-self._trace.length[first:last] // LENGTH_STEP))
         texts = {float(step * LENGTH_STEP): float(count) for step, count in enumerate(steps.tolist()) if count}
-        outstanding = served.outstanding()
+        outstanding, overhead_ms = served.outstanding(), self.pace.overhead_ms
+        answered_ms = [(at - row.arrived) * 1e3 + overhead_ms for at, _, rows, _ in ended for row in rows]
         return Traffic(
             seconds=max(now - since, 1e-9),
             texts=texts,
-            answered=len(answered_ms or ()),
+            answered=len(answered_ms),
             p98_ms=float(np.quantile(answered_ms, TAIL_QUANTILE)) if answered_ms else None,
             waiting=served.waiting,
             running=sum(outstanding.values()),

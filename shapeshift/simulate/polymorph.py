@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -78,11 +78,14 @@ def _median(entry: EngineEntry) -> EngineEntry:
     return replace(entry, latency=tuple(replace(point, best_ms=point.median_ms) for point in entry.latency))
 
 
+Call = tuple[float, Worker, Sequence[Row], float]
+"""When it ended, on which worker, with which rows, and what it took in ms."""
+
+
 class SimulatedFront:
     """Rows arrive (`arrive`), workers join (`add`) and leave (`remove`).
 
-    answered_ms: the latencies of what was answered, since it was set to an empty list; None: they are not noted.
-    calls: likewise when calls ended, on which worker, with which rows, and what they took in ms.
+    listeners: each gets every call that ends.
     spent_ms: the time of all calls since it was cleared, by the bin of their workers.
     """
 
@@ -103,8 +106,7 @@ class SimulatedFront:
         self._classes = trace.slo_class.tolist() if trace.has("slo_class") else None
         self.workers: dict[str, Worker] = {}
         self.waiting = 0
-        self.answered_ms: list[float] | None = None
-        self.calls: list[tuple[float, Worker, Sequence[Row], float]] | None = None
+        self.listeners: list[Callable[[Call], object]] = []
         self.spent_ms: defaultdict[int, float] = defaultdict(float)
         self._orphans: list[Row] = []
         self._done_s = array("d", bytes(8 * len(trace)))
@@ -231,10 +233,8 @@ class SimulatedFront:
         for row in rows:
             self._done_s[row.index] = now
             self._outcome[row.index] = SERVED
-        if self.calls is not None:
-            self.calls.append((now, worker, rows, took_ms))
-        if self.answered_ms is not None:
-            self.answered_ms += ((now + self._overhead_s - row.arrived) * 1e3 for row in rows)
+        for listen in self.listeners:
+            listen((now, worker, rows, took_ms))
         if self.workers.get(worker.name) is worker:
             self._queues.done(worker.name, len(rows))
             if self.waiting:

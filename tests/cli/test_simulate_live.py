@@ -69,7 +69,7 @@ def test_the_simulation_goes_on_at_the_pace_of_the_clock_until_it_is_stopped(
     source.stop()
     assert any(later < earlier for earlier, later in zip(seen, seen[1:], strict=False)), "it did not begin again"
     assert "serving" in state_of(source)
-    assert not source._thread.is_alive()
+    assert not source._loop._thread.is_alive()
 
 
 def test_a_load_that_ends_before_the_first_look_is_shown(case: scenario.Scenario) -> None:
@@ -77,4 +77,4 @@ def test_a_load_that_ends_before_the_first_look_is_shown(case: scenario.Scenario
     source.start()
     wait_for(lambda: source.view is not None)
     source.stop()
-    assert not source._thread.is_alive()
+    assert not source._loop._thread.is_alive()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shapeshift.errors import ShapeshiftError
 from shapeshift.live.counters import Page
 from shapeshift.live.source import HISTORY_S, PERIOD_S, SERVES, Addresses, Pages, View
+from shapeshift.loops import Loop
 from shapeshift.serving.events import Event
 from shapeshift.serving.metrics import PREFIX, RequestMetrics
 from shapeshift.sidecar.policy import plan
 from shapeshift.simulate.planner import Planner
-from shapeshift.simulate.polymorph import OUTCOMES, SERVED, UNSERVED
+from shapeshift.simulate.polymorph import OUTCOMES, SERVED, UNSERVED, Call
 from shapeshift.simulate.systems import TextSystem
 from shapeshift.triton.metrics import Labels
 from shapeshift.workloads.trace import Trace
@@ -41,34 +41,31 @@ class SimulatedSource:
         self.view: View | None = None
         self.problem = "not begun yet"
         self._system, self._trace, self._speed = system, trace, speed
-        self._is_stopped = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="simulation", daemon=True)
+        self._loop = Loop("simulation", self._serve, self._report)
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """End it."""
-        self._is_stopped.set()
-        self._thread.join(3.0)
+        self._loop.stop(3.0)
 
-    def _serve(self) -> None:
-        try:
-            while True:
-                watched = WatchedRun(self._system.planner(self._trace), self._trace)
-                watched.planner.events.every(PERIOD_S * self._speed, partial(self._show, watched))
-                watched.planner.run()
-                # Also a load that ends before the first look is seen, and the thread can end.
-                self._show(watched)
-        except _StoppedError:
-            pass
-        except ShapeshiftError as error:
-            self.problem = str(error)
+    def _serve(self) -> float:
+        watched = WatchedRun(self._system.planner(self._trace), self._trace)
+        watched.planner.events.every(PERIOD_S * self._speed, partial(self._show, watched))
+        with contextlib.suppress(_StoppedError):
+            watched.planner.run()
+            # Also a load that ends before the first look is seen, and the thread can end.
+            self._show(watched)
+        return 0.0
+
+    def _report(self, problem: str) -> None:
+        self.problem = problem
 
     def _show(self, watched: WatchedRun) -> None:
         self.view, self.problem = watched.view(), ""
-        if self._is_stopped.wait(PERIOD_S):
+        if self._loop.stopped.wait(PERIOD_S):
             raise _StoppedError
 
 
@@ -77,7 +74,8 @@ class WatchedRun:
 
     def __init__(self, planner: Planner, trace: Trace) -> None:
         self.planner, self._trace = planner, trace
-        self._calls = planner.served.calls = []
+        self._calls: list[Call] = []
+        planner.served.listeners.append(self._calls.append)
         self._front = planner.front
         self._metrics = RequestMetrics("texts", int(trace.length.max()), self._front.settings.slo_ms)
         self._pages = Pages()
