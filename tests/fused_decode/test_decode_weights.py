@@ -187,7 +187,7 @@ def test_an_older_gpt_neox_calls_its_head_otherwise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stored", few(("both", "head"), ("both",)))
-@pytest.mark.parametrize("family", few(CONFIGS, ("llama", "gpt2", "gemma2", "gpt_neox", "opt", "gpt_oss")))
+@pytest.mark.parametrize("family", few(CONFIGS, ("llama", "gpt2", "gemma2", "gpt_neox", "qwen3_moe", "gpt_oss")))
 def test_a_head_in_the_files_of_a_tied_model_counts_as_in_transformers(
     family: str, stored: str, tmp_path: Path
 ) -> None:
