@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.fused_decode.decode_models import VOCAB, WINDOW, Tiny
 
@@ -380,6 +381,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
         "vision_config": {**_QWEN_VISION, "model_type": "qwen3_vl_vision", "deepstack_visual_indexes": [0]},
     },
+    "qwen3_vl_moe": {
+        "model_type": "qwen3_vl_moe",
+        "text_config": {
+            **CONFIGS["qwen3_moe"],
+            "model_type": "qwen3_vl_moe_text",
+            "mlp_only_layers": [1],
+            "rope_parameters": {**_MROPE, "rope_type": "default"},
+        },
+        "vision_config": {**_QWEN_VISION, "model_type": "qwen3_vl_moe_vision", "deepstack_visual_indexes": [0]},
+    },
     "llama4": {
         "model_type": "llama4",
         "text_config": {**CONFIGS["llama4_text"], "model_type": "llama4_text"},
@@ -436,6 +447,11 @@ def make(name: str, folder: Path) -> Tiny:
                 tensor.copy_(torch.randn(tensor.shape) * 0.3)
     transformers.utils.logging.disable_progress_bar()
     reference.save_pretrained(folder)
+    if name == "qwen3_vl_moe":
+        # As published; transformers reads both and writes the other.
+        file = folder / "model.safetensors"
+        tensors = {key: one.mT.contiguous() if ".experts." in key else one for key, one in load_file(file).items()}
+        save_file(tensors, file, {"format": "pt"})
     return Tiny(name, reference, folder)
 
 

@@ -236,6 +236,10 @@ FAMILIES: Choices[Callable[[Mapping[str, Any]], Architecture]] = Choices(
     {name: f"{_FAMILIES}.{module}:{name}" for module, names in _MODULES.items() for name in names},
 )
 """From the content of a config.json to its architecture, by `model_type`; without the ids of generation_config.json."""
+# Text models that exist within models of texts and images alone.
+_TEXT_PARTS: Choices[Callable[[Mapping[str, Any]], Architecture]] = Choices(
+    "model_type", {"qwen3_vl_moe_text": f"{_FAMILIES}.experts:qwen3_vl_moe_text"}
+)
 
 
 # Why a family is not one of these, by keys of its config.json; the first one counts.
@@ -268,6 +272,7 @@ _WRAPPERS: Mapping[str, Mapping[str, Any]] = {
     "qwen2_vl": {},
     "qwen2_5_vl": {},
     "qwen3_vl": {"head_dim": 128},
+    "qwen3_vl_moe": {"tie_word_embeddings": False},
 }
 """Models of texts and images whose text model is served, and what a config.json may leave out of its `text_config`."""
 # Those whose text model is, for texts alone, that of another family.
@@ -301,8 +306,9 @@ def from_config(config: Mapping[str, Any], generation_eos: object = None) -> Arc
     both = {**text, **config} if isinstance(text, Mapping) else config
     reason = next((reason for keys, reason in _REASONS.items() if any(both.get(key) for key in keys)), "")
     allowed = f"{reason and f'this one has {reason}; '}one of {', '.join(FAMILIES)} (config.json)"
-    require(isinstance(family, str) and family in FAMILIES, "model_type", family, allowed)
-    architecture = replace(FAMILIES[str(family)](config), packing=packing_of(config))
+    families = _TEXT_PARTS if isinstance(family, str) and family in _TEXT_PARTS else FAMILIES
+    require(isinstance(family, str) and family in families, "model_type", family, allowed)
+    architecture = replace(families[str(family)](config), packing=packing_of(config))
     more = token_ids(generation_eos, architecture.vocab_size)
     return architecture if more <= architecture.eos_ids else replace(architecture, eos_ids=architecture.eos_ids | more)
 
