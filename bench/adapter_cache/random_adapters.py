@@ -22,16 +22,16 @@ def bytes_per_rank(model: Path) -> int:
     return int(config["num_hidden_layers"]) * len(TARGETS) * 2 * int(config["hidden_size"]) * 4
 
 
-def ensure(folder: Path, model: Path, adapters: Mapping[str, AdapterInfo]) -> Path:
+def ensure(folder: Path, model: Path, adapters: Mapping[str, AdapterInfo], targets: Sequence[str] = TARGETS) -> Path:
     """A registry in `folder` with `adapters`, which are made if missing (half a minute)."""
-    stamp, state = folder / "made.json", {"form": _FORM, "targets": TARGETS, "adapters": sorted(adapters)}
+    stamp, state = folder / "made.json", {"form": _FORM, "targets": targets, "adapters": sorted(adapters)}
     content = json.loads(json.dumps(state))
     if not stamp.exists() or json.loads(stamp.read_text()) != content:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for seed, (name, adapter) in enumerate(sorted(adapters.items())):
             source = folder / ".made"
-            write(source, model, adapter.rank, TARGETS, seed)
+            write(source, model, adapter.rank, targets, seed)
             store.add(folder, name, source, pinned=False)
             shutil.rmtree(source)
         stamp.write_text(json.dumps(content))
