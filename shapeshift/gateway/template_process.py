@@ -84,9 +84,10 @@ class TemplateProcess:
     def end(self) -> None:
         """End it, also in the middle of a conversation."""
         if self._channel is not None and self._process is not None:
-            self._channel.close()
+            # Before its channel closes, over which it would write a traceback.
             self._process.kill()
             self._process.wait()
+            self._channel.close()
         self._channel, self._is_ready = None, False
 
 

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import itertools
 import json
+import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +23,7 @@ from shapeshift.errors import InvalidInputError
 from shapeshift.gateway.catalogue import Front, Target
 from shapeshift.gateway.conversation import ChatRenderer, Conversation
 from shapeshift.gateway.errors import ApiError
+from shapeshift.gateway.template_process import TemplateProcess
 from shapeshift.serving.chat_templates.conversation import ChatTemplate
 from tests.waiting import wait_for
 
@@ -386,6 +389,22 @@ def test_a_process_that_is_stuck_is_replaced() -> None:
     finally:
         renderer.close()
     assert not any(process.is_running() for process in stopped)
+
+
+def test_a_process_that_was_never_asked_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kill, process = subprocess.Popen.kill, TemplateProcess()
+    # Its first line, which nobody reads.
+    assert select.select([process.start()], [], [], 60)[0]
+
+    def late(killed: subprocess.Popen[bytes]) -> None:
+        time.sleep(0.5)
+        kill(killed)
+
+    monkeypatch.setattr(subprocess.Popen, "kill", late)
+    process.end()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_process_ends_with_the_gateway_also_while_it_renders() -> None:
