@@ -1,4 +1,4 @@
-"""Fronts over the engines of a built front: other subsets of them, and the baselines DT and ST."""
+"""Variants of a built front: other subsets of its engines, the baselines DT and ST, another chat template."""
 
 from __future__ import annotations
 
@@ -60,6 +60,18 @@ def publish_variant(
     (repository / name / "1").mkdir(parents=True)
     model_config.write(config, repository / name / "config.pbtxt")
     write_workers(config, variant, repository, ())
+
+
+def publish_with_template(model: str, name: str, template: str, repository: Path) -> None:
+    """Write a front model `name` to `repository`: the generator `model`, which is built, with another chat template."""
+    built, folder = BUILD.resolve() / "repository" / model, repository / name
+    shutil.copytree(built / "1", folder / "1")
+    (folder / "1" / "chat_template.jinja").write_text(template)
+    config = model_config.read(built / "config.pbtxt")
+    config.name = name
+    for path in ("checkpoint", "kernel_cache"):
+        model_config.set_parameter(config, path, str((built / config.parameters[path].string_value).resolve()))
+    model_config.write(config, folder / "config.pbtxt")
 
 
 def baselines(built: Manifest) -> dict[str, list[EngineEntry]]:

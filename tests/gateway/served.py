@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING
 import httpx2
 import pytest
 
+from bench.common.front_variants import publish_with_template
 from shapeshift.cli.gateway import child
-from shapeshift.triton import model_config
 from tests.gateway.conftest import HTTP
 from tests.waiting import wait_for
 
@@ -37,16 +36,9 @@ def serving(
 
 def with_template(model: str, name: str, template: str, repository: Path) -> None:
     """Add to a repository a model that is built, under another name and with another chat template."""
-    built, folder = BUILD / "repository" / model, repository / name
-    if not built.is_dir():
+    if not (built := BUILD / "repository" / model).is_dir():
         pytest.skip(f"no {built}: run `make engines`")
-    shutil.copytree(built / "1", folder / "1")
-    (folder / "1" / "chat_template.jinja").write_text(template)
-    config = model_config.read(built / "config.pbtxt")
-    config.name = name
-    for path in ("checkpoint", "kernel_cache"):
-        model_config.set_parameter(config, path, str((built / config.parameters[path].string_value).resolve()))
-    model_config.write(config, folder / "config.pbtxt")
+    publish_with_template(model, name, template, repository)
 
 
 @contextmanager
