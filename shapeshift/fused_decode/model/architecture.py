@@ -306,9 +306,10 @@ def from_config(config: Mapping[str, Any], generation_eos: object = None) -> Arc
     both = {**text, **config} if isinstance(text, Mapping) else config
     reason = next((reason for keys, reason in _REASONS.items() if any(both.get(key) for key in keys)), "")
     allowed = f"{reason and f'this one has {reason}; '}one of {', '.join(FAMILIES)} (config.json)"
-    families = _TEXT_PARTS if isinstance(family, str) and family in _TEXT_PARTS else FAMILIES
-    require(isinstance(family, str) and family in families, "model_type", family, allowed)
-    architecture = replace(families[str(family)](config), packing=packing_of(config))
+    name = family if isinstance(family, str) else ""
+    families = _TEXT_PARTS if name in _TEXT_PARTS else FAMILIES
+    require(name in families, "model_type", family, allowed)
+    architecture = replace(families[name](config), packing=packing_of(config))
     more = token_ids(generation_eos, architecture.vocab_size)
     return architecture if more <= architecture.eos_ids else replace(architecture, eos_ids=architecture.eos_ids | more)
 
