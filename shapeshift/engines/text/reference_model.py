@@ -142,7 +142,8 @@ class ReferenceModel:
     def require_texts(self, tokenizer: TextTokenizer) -> None:
         """Raise UnsupportedError naming a text or pair for whose ids by `tokenizer` the outputs are not those of the
         library's own call, `model(**tokenizer(text))`; InvalidInputError where it puts tokens into every text that the
-        model lacks. The last text has as many tokens as the tokenizer lets through."""
+        model lacks. The last text has as many tokens as the tokenizer lets through. Once the outputs of one text are
+        the same, the same ids suffice, but for the last one."""
         are_known = False
         texts = tokenizer_files.awkward_texts(self._tokenizer)
         cases: list[tuple[str, str | None]] = [(text, None) for text in texts]
@@ -154,9 +155,14 @@ class ReferenceModel:
             if int((ids % self.type_stride if self.type_stride else ids).max()) >= self._ids:
                 # Such a text is refused when it is served.
                 continue
+            with _library_errors(self._checkpoint):
+                inputs = self._inputs_of(first, second, tokenizer.max_tokens)
+                if are_known and first is not cases[-1][0] and self._are_all(inputs, ids):
+                    continue
+                library = self._compute(inputs)
             are_known = True
             got = self.compute(ids)
-            for name, expected in self._of_texts(first, second, tokenizer.max_tokens).items():
+            for name, expected in library.items():
                 limit = _TOLERANCE * float(np.abs(expected).max())
                 if got[name].shape != expected.shape or not np.abs(got[name] - expected).max() <= limit:
                     example = first if second is None else (first, second)
@@ -175,14 +181,24 @@ class ReferenceModel:
             )
             raise InvalidInputError(tokenizer_files.FILE_NAME, str(self._checkpoint.folder), allowed)
 
-    def _of_texts(self, first: str, second: str | None, max_tokens: int) -> dict[str, Array]:
-        with _library_errors(self._checkpoint):
-            options: dict[str, Any] = {"padding": "max_length"} if self.family.pads else {}
-            options |= {"truncation": True, "max_length": max_tokens, "return_tensors": "pt"}
-            inputs = self._tokenizer(first, second, **options)
-            accepted = {*inspect.signature(self._model.base_model.forward).parameters}
-            accepted -= {"attention_mask"} if self.family.pads else set()
-            return self._compute({name: values for name, values in inputs.items() if name in accepted})
+    def _inputs_of(self, first: str, second: str | None, max_tokens: int) -> dict[str, torch.Tensor]:
+        """What the library's tokenizer gives the model."""
+        options: dict[str, Any] = {"padding": "max_length"} if self.family.pads else {}
+        options |= {"truncation": True, "max_length": max_tokens, "return_tensors": "pt"}
+        inputs = self._tokenizer(first, second, **options)
+        accepted = {*inspect.signature(self._model.base_model.forward).parameters}
+        accepted -= {"attention_mask"} if self.family.pads else set()
+        return {name: values for name, values in inputs.items() if name in accepted}
+
+    def _are_all(self, inputs: Mapping[str, torch.Tensor], ids: Ids) -> bool:
+        """Whether `inputs` say what `ids` do, and no more."""
+        stride = self.type_stride or self.vocabulary
+        said = {"input_ids": ids % stride, _TYPES: ids // stride, "attention_mask": np.ones_like(ids)}
+        if not inputs.keys() <= said.keys():
+            return False
+        # A model takes zeros for types that it is not given.
+        given = {_TYPES: np.zeros_like(ids), **{name: values[0].numpy() for name, values in inputs.items()}}
+        return all(np.array_equal(values, said[name]) for name, values in given.items())
 
     @cached_property
     def _tokenizer(self) -> Any:
