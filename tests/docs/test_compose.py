@@ -1,6 +1,7 @@
 """compose.cpu.yaml, started: the server and the gateway as containers that are restarted in turn, under load.
 
-Needs Docker with docker-compose, and the image `shapeshift` (`make image`). SHAPESHIFT_REQUESTS: how many are sent.
+Needs Docker with docker-compose, and the image `shapeshift` (`make image`); Prometheus where it is installed, whose
+program stands in for its image. SHAPESHIFT_REQUESTS: how many are sent.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from tests.docs.docs_pages import PROJECT
 pytestmark = [pytest.mark.long, pytest.mark.server, pytest.mark.timeout(3600)]
 REQUESTS = int(os.environ.get("SHAPESHIFT_REQUESTS", "20000"))
 CLIENTS = 8
+PROMETHEUS = "shapeshift-test-prometheus"
 # A killed process never answers what it held: the client asks again.
 TIMEOUT_S, PATIENCE_S = 20.0, 300.0
 LIMITS = {"mem_limit": "2g", "memswap_limit": "2g", "cpus": 1.0}
@@ -45,7 +48,7 @@ class Compose:
     def __call__(self, *arguments: str, check: bool = True) -> str:
         command = ["docker-compose", "--file=docker/compose.cpu.yaml", "--file=docker/limits.yaml"]
         command += ["--project-name", f"shapeshift-{os.getpid()}", "--profile=gateway", *arguments]
-        environment = {**os.environ, "MODELS": "encode"}
+        environment = {**os.environ, "MODELS": "encode", "PROMETHEUS": PROMETHEUS}
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
         assert not check or done.returncode == 0, done.stderr
         return done.stdout + done.stderr
@@ -95,15 +98,22 @@ def compose(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
         *(one for one in (folder / "build").rglob("*") if one.is_dir() or one.name == "gateway_keys"),
     ]:
         os.chown(path, 1000, 1000)
-    ports = dict(zip((8000, 8001, 8002, 8080), free_ports(4), strict=True))
-    text = (PROJECT / "docker" / "compose.cpu.yaml").read_text()
+    ports = dict(zip((8000, 8001, 8002, 8080, 9090), free_ports(5), strict=True))
+    text = (PROJECT / "docker" / "compose.cpu.yaml").read_text().replace(":9090", f":{ports[9090]}")
     for inside, outside in ports.items():
         text = text.replace(f"127.0.0.1:{inside}:", f"127.0.0.1:{outside}:")
-    (folder / "docker").mkdir()
+    shutil.copytree(PROJECT / "docker" / "observability", folder / "docker" / "observability")
     (folder / "docker" / "compose.cpu.yaml").write_text(text)
     limits = {"services": {"triton": LIMITS, "gateway": LIMITS}}
     (folder / "docker" / "limits.yaml").write_text(yaml.safe_dump(limits))
     services = Compose(folder, ports, made.stdout.split()[-1])
+    # As the comment in it says.
+    scraped = folder / "docker" / "observability" / "prometheus.yml"
+    text = scraped.read_text().replace("#   authorization:", "    authorization:")
+    for inside, outside in ports.items():
+        text = text.replace(f"localhost:{inside}", f"localhost:{outside}")
+    scraped.write_text(text)
+    (scraped.parent / "gateway.key").write_text(services.key)
     try:
         services("up", "--detach")
         yield services
@@ -184,3 +194,30 @@ def test_no_request_is_lost_while_each_container_is_restarted(
     assert load.counts["right"] == REQUESTS, load.counts
     states = compose("ps")
     assert states.count(" Up") == 2, states
+
+
+def test_prometheus_reads_the_server_and_the_gateway(compose: Compose, tmp_path: Path) -> None:
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("no Prometheus is installed (Debian: apt-get install prometheus)")
+    shutil.copy(program, tmp_path)
+    (tmp_path / "Dockerfile").write_text(
+        f'FROM {NAME}\nCOPY prometheus /bin/\nWORKDIR /tmp\nENTRYPOINT ["/bin/prometheus"]\n'
+    )
+    subprocess.run(["docker", "build", "--tag", PROMETHEUS, tmp_path], check=True)
+    compose("--profile=observability", "up", "--detach", "prometheus")
+
+    def targets() -> dict[str, str]:
+        """Its job, by what Prometheus says of each target."""
+        url = f"http://127.0.0.1:{compose.ports[9090]}/api/v1/targets"
+        try:
+            with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+                found = json.load(answer)["data"]["activeTargets"]
+        except OSError:
+            return {}
+        return {one["labels"]["job"]: one["lastError"] or one["health"] for one in found}
+
+    try:
+        waiting.wait_for(lambda: targets() == {"triton": "up", "gateway": "up"}, PATIENCE_S, 1.0)
+    except AssertionError:
+        raise AssertionError(targets(), compose("logs", "--tail=20", "prometheus")) from None

@@ -194,9 +194,14 @@ def prometheus(
     gateway = f"127.0.0.1:{gateway_port}"
     config = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    pages = {"triton": [urllib.parse.urlparse(one.metrics_url).netloc for one in fleet.servers.values()]}
-    for job in config["scrape_configs"]:
-        job["static_configs"] = [{"targets": pages.get(job["job_name"], [gateway])}]
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    pages = [urllib.parse.urlparse(one.metrics_url).netloc for one in fleet.servers.values()]
+    jobs["triton"]["static_configs"] = [{"targets": pages}]
+    # As a comment of the file has it.
+    jobs["gateway"] |= {
+        "static_configs": [{"targets": [gateway]}],
+        "authorization": {"credentials_file": "gateway.key"},
+    }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     shutil.copyfile(FOLDER / "rules.yml", folder / "rules.yml")
     line = [
@@ -210,6 +215,7 @@ def prometheus(
         (folder / "log").open("wb") as log,
         subprocess.Popen(line, cwd=folder, stdout=log, stderr=log) as running,
     ):
+        (folder / "gateway.key").write_text(key)
         try:
             with under_load(fleet, gateway, key):
                 found = Prometheus(port)
