@@ -83,7 +83,7 @@ def claim(
     spread = {"checkpoint": folder / "checkpoints" / "light", "bins": "16,64,512", "max_bins": 2, "workers": 2}
     add_front(folder / "model_repository", "spread", (5, 60), placement="partitioned", slo_ms=500, **spread)
     build_fronts(folder / "model_repository", folder / "build")
-    for name in GENERATED:
+    for name in filter(lambda one: (PROJECT / "build" / one).is_dir(), GENERATED):
         shutil.copytree(
             PROJECT / "build" / name, folder / "build" / name, symlinks=True, copy_function=os.link, dirs_exist_ok=True
         )
