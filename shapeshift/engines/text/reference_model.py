@@ -197,8 +197,8 @@ class ReferenceModel:
         if not inputs.keys() <= said.keys():
             return False
         # A model takes zeros for types that it is not given.
-        given = {_TYPES: np.zeros_like(ids), **{name: values[0].numpy() for name, values in inputs.items()}}
-        return all(np.array_equal(values, said[name]) for name, values in given.items())
+        complete = {_TYPES: np.zeros_like(ids), **{name: values[0].numpy() for name, values in inputs.items()}}
+        return all(np.array_equal(values, said[name]) for name, values in complete.items())
 
     @cached_property
     def _tokenizer(self) -> Any:
