@@ -24,8 +24,8 @@ QWEN2 = Tensors(
     shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
     shared_down="mlp.shared_expert.down_proj",
 )
-_STACKED = Tensors(expert_gate_up=("mlp.experts.gate_up_proj",), expert_down="mlp.experts.down_proj")
-_GPT_OSS = replace(_STACKED, router="mlp.router")
+STACKED = Tensors(expert_gate_up=("mlp.experts.gate_up_proj",), expert_down="mlp.experts.down_proj")
+_GPT_OSS = replace(STACKED, router="mlp.router")
 _LLAMA4 = Tensors(
     query_norm="",
     key_norm="",
@@ -99,10 +99,10 @@ def qwen3_moe(values: Mapping[str, Any]) -> Architecture:
 
 def qwen3_vl_moe_text(values: Mapping[str, Any]) -> Architecture:
     """Its router always divides the weights of the chosen by their sum."""
-    defaults = {"rope_theta": 5e5, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
+    defaults = {"rope_theta": 5e5, "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
     whole = qwen3_moe({**defaults, **values, "norm_topk_prob": True, "use_sliding_window": False})
     assert whole.experts is not None
-    return replace(whole, tensors=_STACKED, experts=replace(whole.experts, whole=True, columns=True))
+    return replace(whole, tensors=STACKED, experts=replace(whole.experts, whole=True, columns=True))
 
 
 def olmoe(values: Mapping[str, Any]) -> Architecture:

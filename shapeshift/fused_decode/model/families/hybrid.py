@@ -9,7 +9,7 @@ from typing import Any
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.families import llama, rope_config
 from shapeshift.fused_decode.model.families.config import Config
-from shapeshift.fused_decode.model.families.experts import QWEN2, dense_of_qwen, experts_of
+from shapeshift.fused_decode.model.families.experts import QWEN2, STACKED, dense_of_qwen, experts_of
 from shapeshift.fused_decode.model.parts import DeltaNet, Experts, Tensors
 from shapeshift.settings import require
 
@@ -18,7 +18,7 @@ _MOST = 1 << 16
 _KINDS = ("linear_attention", "full_attention")
 # The prediction of further tokens, which nothing here computes.
 _TENSORS = replace(QWEN2, others=("mtp.",))
-_WHOLE = replace(_TENSORS, expert_gate_up=("mlp.experts.gate_up_proj",), expert_down="mlp.experts.down_proj")
+_WHOLE = replace(_TENSORS, expert_gate_up=STACKED.expert_gate_up, expert_down=STACKED.expert_down)
 
 
 def qwen3_5_text(values: Mapping[str, Any]) -> Architecture:
