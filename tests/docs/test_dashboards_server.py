@@ -271,7 +271,7 @@ def test_every_panel_has_data(name: str, prometheus: Prometheus) -> None:
 def test_every_rule_reads_something(prometheus: Prometheus) -> None:
     for rule in rules():
         # What is compared has values whether or not the rule fires.
-        compared = re.sub(r" (?:==|>=|>) [\d.]+(?=\s+or\b|\s*$)", "", rule["expr"])
+        compared = re.sub(r" (?:==|>=|>|<) [\d.]+(?: \* \d+)?(?=\s+or\b|\s*$)", "", rule["expr"])
         assert compared != rule["expr"]
         for expression in re.split(r"\s+or\s+", compared):
             if "gateway" not in expression and CERTIFICATE_EXPIRY not in expression:
