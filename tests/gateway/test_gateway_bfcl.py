@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.long, pytest.mark.server, pytest.mark.timeout(3600)]
 PACKAGE = "bfcl-eval==2026.3.23"
 CATEGORIES = ("simple_python", "multiple", "parallel", "irrelevance")
-CASES, SEED, MOST_TOKENS = 50, 7, 96
+CASES, SEED, MOST_TOKENS = 25, 7, 96
 MODEL, TEMPLATE = "chat_calls", "Qwen-Qwen2.5-7B-Instruct"
 TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
