@@ -109,7 +109,7 @@ def compose(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
     services = Compose(folder, ports, made.stdout.split()[-1])
     # As the comment in it says.
     scraped = folder / "docker" / "observability" / "prometheus.yml"
-    text = scraped.read_text().replace("#   authorization:", "    authorization:")
+    text = scraped.read_text().replace("# authorization:", "authorization:")
     for inside, outside in ports.items():
         text = text.replace(f"localhost:{inside}", f"localhost:{outside}")
     scraped.write_text(text)
