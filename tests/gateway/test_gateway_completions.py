@@ -102,6 +102,8 @@ def test_every_field_reaches_the_generator(client: openai.OpenAI, triton: FakeTr
         "stop_token_ids": [3],
         "ignore_eos": True,
         "bad_words": ["x"],
+        "add_special_tokens": False,
+        "skip_special_tokens": False,
         "structured_outputs": {"choice": ["a", "b"]},
     }
     own = ("latency_ms", "utility", "slo_class", "request_tag")

@@ -74,11 +74,13 @@ class GeneratorFields(ApiRequest):
     temperature: float | None = None
     top_p: float | None = None
     # vLLM's.
+    add_special_tokens: bool | None = None
     bad_words: Strings | None = None
     ignore_eos: bool | None = None
     min_p: float | None = None
     min_tokens: Int32 | None = None
     repetition_penalty: float | None = None
+    skip_special_tokens: bool | None = None
     stop_token_ids: Annotated[list[TokenId], bounded()] | None = None
     structured_outputs: JsonObject | None = None
     top_k: Int32 | None = None
@@ -88,7 +90,6 @@ class SamplingRequest(ModelRequest, GeneratorFields):
     """All fields that completions and chat completions share."""
 
     response_format: ResponseFormat | None = None
-    skip_special_tokens: Annotated[bool | None, not_served(True)] = None
     stop: Stop | None = Field(None, description="a text, or a list of texts")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
