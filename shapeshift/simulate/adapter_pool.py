@@ -17,11 +17,15 @@ _PREFETCH_S = 1.0
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """eviction, prefetch: as in `AdapterCacheSettings`; share: largest share of the pool for adapters."""
+    """eviction, prefetch: as in `AdapterCacheSettings`.
+
+    share: largest share of the pool for adapters; reserve_bytes: of the pool, which adapters alone may hold.
+    """
 
     eviction: str = "gdsf"
     prefetch: bool = False
     share: float = 1.0
+    reserve_bytes: int = 0
 
 
 @dataclass
@@ -71,12 +75,11 @@ class SimulatedPool:
 
     @property
     def total_tokens(self) -> int:
-        return self._bytes // self._token_bytes
+        return (self._bytes - self._options.reserve_bytes) // self._token_bytes
 
     @property
     def free_tokens(self) -> int:
-        used = sum(resident.info.bytes for resident in self._resident.values() if resident.users)
-        return (self._bytes - self._request_bytes - used - self._loading_bytes()) // self._token_bytes
+        return self._granted(0) // self._token_bytes
 
     def resident(self, adapter: str | None) -> bool:
         return adapter is None or adapter in self._resident
@@ -85,8 +88,9 @@ class SimulatedPool:
         if adapter is None:
             return tokens <= self.free_tokens
         resident = self._resident.get(adapter)
-        taken = 0 if resident is None or resident.users else -(-resident.info.bytes // self._token_bytes)
-        if resident is None or tokens > self.free_tokens - taken:
+        if resident is None:
+            return False
+        if tokens > self._granted(0 if resident.users else resident.info.bytes) // self._token_bytes:
             return False
         resident.users += 1
         resident.freq += 1
@@ -122,9 +126,7 @@ class SimulatedPool:
             return True
         info = self._adapters[adapter]
         reserved_bytes = reserved_tokens * self._token_bytes
-        if info.bytes > self.free_tokens * self._token_bytes - reserved_bytes or not self._evict_for(
-            info.bytes, spared
-        ):
+        if self._granted(info.bytes) < reserved_bytes or not self._evict_for(info.bytes, spared):
             return False
         self._link_free = max(self.now, self._link_free) + info.bytes / self._bytes_s
         self._loading[adapter] = self._link_free
@@ -181,6 +183,12 @@ class SimulatedPool:
 
     def _loading_bytes(self) -> int:
         return sum(self._adapters[name].bytes for name in self._loading)
+
+    def _granted(self, more: int) -> int:
+        """Bytes that requests may still take beside the adapters in use, and `more` bytes of adapters."""
+        used = sum(resident.info.bytes for resident in self._resident.values() if resident.users)
+        held = max(self._options.reserve_bytes, used + self._loading_bytes() + more)
+        return self._bytes - self._request_bytes - held
 
     def _free_bytes(self) -> int:
         """Unused bytes; negative when a request has just taken memory of idle adapters."""

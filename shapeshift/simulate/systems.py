@@ -312,12 +312,12 @@ class AdapterSystem:
         most_tokens = max(self.machine.slot_tokens, int((trace.length + trace.output_length).max()))
         infos = {name: AdapterInfo(name, rank, rank * self.law.rank_bytes) for name, rank in self._ranks(trace).items()}
         largest = max((info.bytes for info in infos.values()), default=0)
-        needed = most_tokens * self.machine.token_bytes + largest
-        require(needed <= self.machine.pool_bytes, "pool_bytes", self.machine.pool_bytes, f"at least {needed}")
-        share = min(1.0, self.settings.adapter_mb * 2**20 / self.machine.pool_bytes) if self.is_cache_stated else 1.0
+        reserve_bytes = self.settings.adapter_mb * 2**20 if self.is_cache_stated else 0
         allowed = f"at least {-(-largest // 2**20)}, the largest adapter"
-        require(largest <= int(share * self.machine.pool_bytes), "adapter_mb", self.settings.adapter_mb, allowed)
-        options = CacheOptions(self.settings.eviction, self.settings.prefetch, share)
+        require(largest <= (reserve_bytes or largest), "adapter_mb", self.settings.adapter_mb, allowed)
+        needed = most_tokens * self.machine.token_bytes + max(largest, reserve_bytes)
+        require(needed <= self.machine.pool_bytes, "pool_bytes", self.machine.pool_bytes, f"at least {needed}")
+        options = CacheOptions(self.settings.eviction, self.settings.prefetch, reserve_bytes=reserve_bytes)
         columns = (trace.at_s, trace.lora_name, trace.length, trace.output_length)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         requests = [SimulatedRequest(at, name or None, prompt, answer) for at, name, prompt, answer in rows]

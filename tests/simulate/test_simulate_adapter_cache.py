@@ -114,6 +114,15 @@ def test_a_cache_saves_loads_most_of_all_with_gdsf() -> None:
     assert by_policy["gdsf"] < by_policy["lru"] < by_policy["score"] < none
 
 
+def test_a_reserve_is_for_adapters_alone_and_what_texts_leave_holds_further_ones() -> None:
+    twice = [SimulatedRequest(float(number), f"a{number % 10}", 10, 2) for number in range(20)]
+    got = serve(twice, caching=CacheOptions(reserve_bytes=200), pool_bytes=2_000)
+    assert (got.hits, got.misses, got.loaded_bytes) == (10, 10, 1000)
+    texts = [SimulatedRequest(0.0, None, 20, 20)] * 2
+    together, apart = (serve(texts, caching=CacheOptions(reserve_bytes=kept), pool_bytes=1000) for kept in (200, 201))
+    assert together.last_s[1] == together.last_s[0] < apart.last_s[1] / 1.5
+
+
 def test_loads_ahead_give_way_to_the_request_that_runs() -> None:
     # Its text takes 600 of the pool's bytes; the adapters of those behind it would take all.
     requests = [
