@@ -21,6 +21,7 @@ from shapeshift.cascade import candidates
 from shapeshift.cascade.candidates import Candidate, Gap
 from shapeshift.cascade.policy import routing
 from shapeshift.simulate.cascade import CascadeLaw, SimulationResult, drawn_confidence, run
+from shapeshift.workloads.trace import Trace
 
 CUTOFFS = (0.75, 0.85, 0.95)
 _K = 10.0
@@ -28,6 +29,8 @@ _CONTROL_MS = 1.0
 """The paper states at most 5."""
 _CONTROL = CascadeLaw(candidates="", control_ms=_CONTROL_MS, hop_ms=0.0)
 _QUERIES = 20_000
+_APART = Trace(np.arange(_QUERIES) * 1.0, np.ones(_QUERIES, np.int64))
+"""One query at a time."""
 _TABLE = Path("checkpoints/text-classifiers/candidates")
 _RESULT = Path("bench/results/cascade.json")
 
@@ -82,8 +85,7 @@ def _run(latencies: Sequence[float], confidence: NDArray[np.float64], c: float) 
     candidate = Candidate(
         *("a cascade", levels, (gap,) * (len(levels) - 1), 0.0, 0.0, 0.0, 0.0, tuple(latencies), nothing, 0.0, 0.0)
     )
-    # One query at a time.
-    return run(_CONTROL, candidate, confidence, np.arange(confidence.shape[1]) * 1.0)
+    return run(_CONTROL, candidate, confidence, _APART)
 
 
 def _row(result: SimulationResult) -> dict[str, float]:
@@ -161,7 +163,7 @@ def _cutoffs(findings: Findings, rng: np.random.Generator) -> None:
     confidence = drawn_confidence(table, table.models[0].name, _QUERIES, rng)[None]
     for one in table.candidates:
         if one.gaps:
-            result = _row(run(replace(_CONTROL, control_ms=0.02), one, confidence, np.arange(_QUERIES) * 1.0))
+            result = _row(run(replace(_CONTROL, control_ms=0.02), one, confidence, _APART))
             profiled = {"accuracy": one.accuracy, "early": one.shares[0], "mean ms": one.latency_ms, "p99": one.p99_ms}
             rows.append({"c": one.gaps[0].c, **profiled, **{f"simulated {n}": result[n] for n in ("early", "mean ms")}})
     findings.table("Fig. 8", "CLINC150, our models: profiled, and simulated from their reliability", rows)

@@ -42,7 +42,7 @@ class Events:
 
         self.at(self.now + period_s, again)
 
-    def run(self, at_s: NDArray[np.float64], arrive: Callable[[int], None], progress: Progress | None = None) -> None:
+    def run(self, at_s: NDArray[np.float64], arrive: Callable[[int], object], progress: Progress | None = None) -> None:
         """Call `arrive(index)` at each of the times `at_s`, ascending, and all else when it is due, to the end."""
         due, pop = self._due, heapq.heappop
         self._end = float(at_s[-1]) if len(at_s) else 0.0

@@ -1,7 +1,8 @@
 """The front of texts as discrete events: the queues of the server over workers that take the time of their profile.
 
 Which row waits where, and which rows share a call, is decided by the objects that decide it in the server
-(`polymorph.router.assignment`); `simulate.planner` adds the sidecar.
+(`polymorph.router.assignment`); `simulate.planner` adds the sidecar. Calls take lognormal times by the median and the
+p99 of their profile.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import cycle
+from math import exp
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +28,9 @@ from shapeshift.sidecar.front_config import Front
 from shapeshift.simulate.events import Events
 from shapeshift.workloads.trace import Trace
 
+P99 = 2.326
+"""Of a normal distribution, in standard deviations."""
+_DRAWS = 10007
 SERVED, REFUSED, LATE, UNSERVED = range(4)
 OUTCOMES = ("served", "refused", "late", "unserved")
 """What can become of a text: refused on arrival; its latency_ms ran out while it waited; no worker ever took it."""
@@ -61,21 +67,29 @@ class Worker:
     waiting: int = 0
 
 
-def call_ms(engines: Manifest, edges: Sequence[int]) -> dict[int, list[float]]:
-    """What calls take, by bin (0: on the fastest engine) and tokens in all.
+def call_ms(engines: Manifest, edges: Sequence[int], field: str = "median_ms") -> dict[int, list[float]]:
+    """What calls take, by bin (0: on the fastest engine) and tokens in all: a field of the profile's points.
 
-    Engines are chosen by the best times of the profile, as in the server; a call takes its median one.
+    Engines are chosen by the best times of the profile, as in the server.
     """
     most = engines.pack_tokens
-    median = [_median(entry) for entry in engines.engines]
+
+    def curve(entry: EngineEntry) -> NDArray[np.float64]:
+        points = tuple(replace(point, best_ms=getattr(point, field)) for point in entry.latency)
+        return cost_curve(replace(entry, latency=points), most)
+
     chosen = np.argmin([cost_curve(entry, most) for entry in engines.engines], axis=0)
-    fastest = np.array([cost_curve(entry, most) for entry in median])[chosen, np.arange(most + 1)]
-    of_bins = {edge: cost_curve(_median(entry_of_bin(engines, edge)), most) for edge in edges}
-    return {bin_edge: curve.tolist() for bin_edge, curve in {**of_bins, 0: fastest}.items()}
+    fastest = np.array([curve(entry) for entry in engines.engines])[chosen, np.arange(most + 1)]
+    of_bins = {edge: curve(entry_of_bin(engines, edge)) for edge in edges}
+    return {bin_edge: values.tolist() for bin_edge, values in {**of_bins, 0: fastest}.items()}
 
 
-def _median(entry: EngineEntry) -> EngineEntry:
-    return replace(entry, latency=tuple(replace(point, best_ms=point.median_ms) for point in entry.latency))
+def spreads(engines: Manifest, edges: Sequence[int]) -> dict[int, list[float]]:
+    """The standard deviations of the logarithms of these times, as `call_ms`; {} where every p99 is the median."""
+    median, p99 = (call_ms(engines, edges, field) for field in ("median_ms", "p99_ms"))
+    with np.errstate(invalid="ignore"):
+        by_bin = {one: (np.log(np.array(p99[one]) / median[one]) / P99).clip(min=0) for one in median}
+    return {one: values.tolist() for one, values in by_bin.items()} if any(map(np.nanmax, by_bin.values())) else {}
 
 
 Call = tuple[float, Worker, Sequence[Row], float]
@@ -93,7 +107,8 @@ class SimulatedFront:
         settings = front.settings
         self._events = events
         self._queues, self._times = queues(engines, settings, front.edges)
-        self._call_ms = call_ms(engines, front.edges)
+        self._call_ms, self._spreads = call_ms(engines, front.edges), spreads(engines, front.edges)
+        self._draws = cycle(np.random.default_rng(0).standard_normal(_DRAWS).tolist())
         # Engine threads take a call when the one before has ended; workers have the next one waiting.
         self._depth = 1 if settings.placement == "inline" else MAX_IN_FLIGHT
         self._is_shared = settings.placement != "partitioned"
@@ -113,16 +128,17 @@ class SimulatedFront:
         self._outcome = bytearray([UNSERVED]) * len(trace)
         self._arrived_s = trace.at_s
 
-    def arrive(self, index: int) -> None:
-        """The row `index` of the trace arrives now."""
+    def arrive(self, index: int) -> bool:
+        """The row `index` of the trace arrives now. Returns whether it is taken."""
         latency_ms = 0.0 if self._deadlines is None else self._deadlines[index]
         slo_class = None if self._classes is None else self._classes[index]
         row = Row(index, self._tokens[index], self._events.now, latency_ms, slo_class)
         if self.waiting and not self._is_admitted(row):
             self._outcome[index] = REFUSED
-            return
+            return False
         self.waiting += 1
         self._put(row)
+        return True
 
     def add(self, name: str, bin_edge: int) -> None:
         """A worker joins, and takes texts of up to `bin_edge` tokens; 0: any."""
@@ -219,6 +235,8 @@ class SimulatedFront:
         if rows:
             tokens = rows[0].tokens if len(rows) == 1 else sum(row.tokens for row in rows)
             took_ms = self._call_ms[worker.bin][tokens]
+            if self._spreads:
+                took_ms *= exp(self._spreads[worker.bin][tokens] * next(self._draws))
             worker.calls.append((rows, took_ms))
             self.spent_ms[worker.bin] += took_ms
             worker.free_at = end = (worker.free_at if worker.free_at > now else now) + took_ms / 1e3

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shapeshift.engines.execution.engine_set import row_slots
+from shapeshift.engines.hardware import cores
 from shapeshift.engines.manifest import EngineEntry, Latency, Manifest
 from shapeshift.errors import InvalidInputError
 from shapeshift.sidecar.front_config import Front, read_front
@@ -149,7 +150,7 @@ def front(
         },
     )
     if not settings.has_workers:
-        return replace(settings, workers=settings.settings.engine_threads or 1)
+        return replace(settings, workers=settings.settings.engine_threads or cores())
     return replace(
         settings,
         models=tuple(qualified(f"node{number}" if nodes > 1 else "", NAME) for number in range(nodes)),

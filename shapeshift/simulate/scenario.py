@@ -41,7 +41,8 @@ from shapeshift.workloads.trace import Trace
 
 BASE = "as stated"
 """The name of the system without [compare]'s differences."""
-_PATHS = ("profile", "trace", "candidates")
+_PATHS = ("profile", "profiles", "trace", "candidates")
+_LISTS = ("profiles",)
 
 
 class System(Protocol):
@@ -137,7 +138,10 @@ def texts(data: Any, section: str, classes: Sequence[type], folder: Path) -> dic
     with named(f"[{section}]"):
         settings.refuse_unknown(table(data), settings.names(*classes))
         values = {name: _text(name, value) for name, value in data.items()}
-        return {name: str(folder / text) if name in _PATHS and text else text for name, text in values.items()}
+        for name in [name for name in _PATHS if values.get(name)]:
+            parts = values[name].split(",") if name in _LISTS else [values[name]]
+            values[name] = ",".join(str(folder / part) for part in parts)
+        return values
 
 
 def _text(name: str, value: Any) -> str:

@@ -74,13 +74,26 @@ def test_a_dynamic_engine_takes_its_time_for_the_length() -> None:
 
 
 def test_engines_are_chosen_by_their_best_times_and_take_their_median_ones() -> None:
-    any_length = {"tokens": None, "rows": None, "latency": [[100, 14.0, 15.0, 7.0], [200, 30.0, 31.0, 20.0]]}
+    any_length = {"tokens": None, "rows": None, "latency": [[100, 14.0, 14.0, 7.0], [200, 30.0, 30.0, 20.0]]}
     static = {"tokens": 100, "rows": 1, "latency": [[100, 9.0, 9.0, 8.0]]}
     engines = profile.engines({"engines": [any_length, static]}, [100, 200], packing=False)
     trace = at([0.0, 1.0, 2.0], [100, 60, 200])
     for placement, taken in (("resident", [14.0, 14.0, 30.0]), ("partitioned", [9.0, 9.0, 30.0])):
         front = profile.front({"placement": placement, "workers": 2, "slo_ms": 90}, engines, [100, 200], [1.0, 1.0])
         assert Planner(front, engines, trace).run().latency_ms == pytest.approx(taken), placement
+
+
+def test_calls_take_times_of_the_profiles_median_and_p99() -> None:
+    profiled = {
+        "engines": [{"tokens": None, "rows": None, "latency": [[100, 14.0, 28.0, 7.0], [200, 30.0, 30.0, 20.0]]}]
+    }
+    engines = profile.engines(profiled, [200], packing=False)
+    front = profile.front({"placement": "inline", "engine_threads": 3}, engines, [200], [1.0])
+    trace = at([float(second) for second in range(4000)], [100, 200] * 2000)
+    took_ms = Planner(front, engines, trace).run().latency_ms
+    assert np.percentile(took_ms[::2], [50, 99]) == pytest.approx([14.0, 28.0], rel=0.1)
+    assert took_ms[1::2] == pytest.approx(30.0), "no spread where there is none in the profile"
+    assert (Planner(front, engines, trace).run().latency_ms == took_ms).all()
 
 
 @pytest.mark.parametrize(("placement", "last_ms"), [("inline", [19.0, 29.0]), ("resident", [29.0, 29.0])])
