@@ -1,9 +1,9 @@
 """How well a simulation predicts a server: the same trace served and simulated, front by front.
 
-A real server over the demo's engines. Of each front first come requests one at a time, all at once (its capacity) and a
-Poisson load at half of that; from what the server reports of these follow the times of the simulation. Then another
-trace is served, and simulated as `shapeshift simulate` does it, with nothing fitted to it. build/bench/fidelity has the
-scenarios.
+A real server over the demo's engines. Of each front first come requests one at a time, and all at once (its capacity);
+then three traces of a Poisson load at half of that. From what the server reports of the first and the last follow the
+times of the simulation. The middle one is simulated as `shapeshift simulate` does it, with nothing fitted to it.
+build/bench/fidelity has the scenarios.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from shapeshift.workloads.trace import Trace
 
 _LOAD = 0.5
 """Of the capacity."""
-_AT_ONCE, _MOST = 24, 2500
-"""Requests that make a capacity, and most of a trace."""
+_AT_ONCE, _BURST_S, _MOST = 24, 1.5, 2500
+"""Requests that make a capacity, or as many as are served in that time; and most of a trace."""
 _ALONE, _ALONE_S = 80, 8.0
 """Most requests that come alone, and about how long they take."""
 
@@ -56,29 +56,37 @@ def main() -> int:
 def measure(server: TritonServer, front: Front, seconds: float, seed: int) -> list[Row]:
     """The rows of a front."""
     progress(f"{front.name}: calibration")
-    calibrated, rate = calibrate(server, front, seconds, seed + 1)
-    sections = front.sections(calibrated)
+    loads, most = capacity(server, front, seed + 1)
+    alone = front.send(server, apart(front, loads[0], seed + 1))
+    rate = _LOAD * most
+    lasts_s = min(seconds, _MOST / rate)
+    for kind in range(1, front.mixes):
+        loads.append(front.send(server, front.draw(rate, lasts_s / front.mixes, seed + 1, kind)))
+    # Around the trace that is predicted: a machine becomes faster and slower.
+    before = front.send(server, front.draw(rate, lasts_s / 2, seed + 1))
     progress(f"{front.name}: {rate:.3g} requests a second")
     time.sleep(1.0)
     with ForeignLoad() as foreign:
-        sent = front.send(server, front.draw(rate, min(seconds, _MOST / rate), seed))
-    outcome = comparison.simulated(WORK, front.name, sections, sent.trace)
-    served = {"last ": sent.last_ms}
-    rows = [comparison.row(front.name, served.get(what, sent.first_ms), outcome, what) for what in front.figures]
+        sent = front.send(server, front.draw(rate, lasts_s, seed))
+    after = front.send(server, front.draw(rate, lasts_s / 2, seed + 2))
+    sections = front.sections(Calibration(alone, (before, after), (*loads, before, after)))
+    sections = comparison.with_rest(WORK, front, sections, (before, after))
+    outcome = comparison.simulated(WORK, front.name, sections, sent)
+    rows = [comparison.row(front.name, sent.of_figure(what), outcome, what) for what in front.figures]
     return [{**row, "rate": rate, "foreign": foreign.cores} for row in rows]
 
 
-def calibrate(server: TritonServer, front: Front, seconds: float, seed: int) -> tuple[Calibration, float]:
-    """What follows from the calibration: loads, and the rate that is `_LOAD` of the capacity."""
-    loads = [front.send(server, at_once(front, seed, count)) for count in (1, _AT_ONCE)]
-    burst_ms = loads[-1].last_ms
-    capacity = np.count_nonzero(~np.isnan(burst_ms)) / np.nanmax(burst_ms) * 1e3
-    alone = front.send(server, apart(front, loads[0], seed))
-    rate = float(_LOAD * capacity)
-    lasts_s = min(seconds, _MOST / rate)
-    loads += [front.send(server, front.draw(rate, lasts_s / front.mixes, seed, kind)) for kind in range(1, front.mixes)]
-    loads.append(front.send(server, front.draw(rate, lasts_s, seed)))
-    return Calibration(alone, loads), rate
+def capacity(server: TritonServer, front: Front, seed: int) -> tuple[list[Sent], float]:
+    """What was sent, first one request, and how many requests a second are served where they come at once."""
+    sent = [front.send(server, at_once(front, seed, 1))]
+    count, lasted_s = _AT_ONCE, 0.0
+    while lasted_s < _BURST_S / 2 and count <= _MOST:
+        sent.append(front.send(server, at_once(front, seed, count)))
+        burst_ms = sent[-1].last_ms
+        lasted_s = float(np.nanmax(burst_ms)) / 1e3
+        rate = np.count_nonzero(~np.isnan(burst_ms)) / lasted_s
+        count = int(_BURST_S * rate)
+    return sent, rate
 
 
 def at_once(front: Front, seed: int, count: int) -> Trace:

@@ -13,14 +13,14 @@ from scipy.optimize import nnls
 
 Values = Mapping[str, Any]
 """What an event of a server says."""
-_MEDIAN, _BEST = 1, 3
+_MEDIAN, _P99, _BEST = 1, 2, 3
 """Places in a point of a profile."""
 
 
 def text_profile(profile: Mapping[str, Any], packs: Sequence[Values]) -> dict[str, Any]:
-    """A front's profile, whose medians are the mean times of these calls. The rest, by which a front decides, stays.
+    """A front's profile with the medians and p99s of these calls. The best times, by which a front decides, stay.
 
-    Engines that were not called are as much faster or slower as the others.
+    Engines that were not called are as much faster or slower as the others; all have the same spread.
     """
     statics = {engine["tokens"] for engine in profile["engines"]}
     calls = [(one["size"] if one["size"] in statics else None, one["tokens"], one["ms"]) for one in packs]
@@ -28,6 +28,12 @@ def text_profile(profile: Mapping[str, Any], packs: Sequence[Values]) -> dict[st
         _fitted(engine, [call[1:] for call in calls if call[0] == engine["tokens"]], _MEDIAN)
         for engine in _scaled(profile["engines"], calls, "tokens", _MEDIAN)
     ]
+    means = {engine["tokens"]: np.array(engine["latency"]) for engine in engines}
+    ratios = [ms / np.interp(tokens, means[of][:, 0], means[of][:, _MEDIAN]) for of, tokens, ms in calls]
+    median, p99 = np.percentile(ratios or [1.0], [50, 99]).tolist()
+    for engine in engines:
+        for point in engine["latency"]:
+            point[_MEDIAN], point[_P99] = median * point[_MEDIAN], p99 * point[_MEDIAN]
     return {**profile, "engines": engines}
 
 
@@ -97,24 +103,14 @@ def iteration_times(loads: Sequence[Counted]) -> dict[str, float]:
     return times if work[:, 3].any() else {name: value for name, value in times.items() if name != "rank_s"}
 
 
-def cascade_table(table: Mapping[str, Any], name: str, levels_ms: Sequence[float]) -> dict[str, Any]:
-    """A candidate table with these times of the levels of its candidate `name`."""
-    candidates = [
-        {**one, "model_latencies": list(levels_ms)} if one["name"] == name else one for one in table["candidates"]
-    ]
-    return {**table, "candidates": candidates}
-
-
 def level_times(
     latency_ms: NDArray[np.float64], engine_ms: NDArray[np.float64], level: NDArray[np.int64]
-) -> tuple[float, float, float]:
-    """The mean engine time of a text in the second level; and beside the engines the time of a text that the first
-    level answers, and of a call to the second. engine_ms: [texts], of all levels of a text."""
-    first, second = level == 1, level == 2
-    beside = latency_ms - engine_ms
-    overhead_ms = float(beside[first].mean())
-    later_ms = float(engine_ms[second].mean() - engine_ms[first].mean())
-    return later_ms, overhead_ms, max(0.0, float(beside[second].mean()) - overhead_ms)
+) -> tuple[float, float]:
+    """The time beside the engines of a text that the first level answers, and of a call to the second; of texts that
+    come alone. engine_ms: [texts], of all levels of a text."""
+    beside_ms = latency_ms - engine_ms
+    first_ms = float(beside_ms[level == 1].mean())
+    return first_ms, max(0.0, float(beside_ms[level == 2].mean()) - first_ms)
 
 
 def toml(sections: Mapping[str, Mapping[str, object]]) -> str:

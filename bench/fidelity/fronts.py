@@ -30,11 +30,10 @@ from client.open_loop import PlannedRequest, replay
 from shapeshift.adapter_cache.policy.scheduling import AdapterInfo
 from shapeshift.cascade import candidates
 from shapeshift.engines import manifest
-from shapeshift.engines.hardware import cores
+from shapeshift.engines.text.tokenizer import FILE_NAME, TextTokenizer
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS
 from shapeshift.fused_decode.settings import FusedDecodeSettings
-from shapeshift.serving import events
-from shapeshift.serving.events import RingReader
+from shapeshift.serving.events import SUFFIX, Event, RingReader
 from shapeshift.settings import require
 from shapeshift.triton import model_config
 from shapeshift.triton.embedded.server import TritonServer
@@ -52,8 +51,8 @@ _TIMEOUT_S = 120.0
 _SETTLE_S = 1.5
 """Until a process has exported what it counted."""
 _IMAGE_MS = 1500.0
-_ADAPTERS, _CACHED = 20, 0.4
-"""Adapters of a generator, and the share of their bytes that its cache holds."""
+_ADAPTERS, _CACHED, _KV_TOKENS = 20, 0.4, 2048
+"""Adapters of a generator, the share of their bytes that its memory holds where no text is, and tokens of all texts."""
 _TARGETS = ("q_proj", "o_proj")
 # Of prompts: words, and none that a tokenizer adds.
 _FIRST_ID, _LAST_ID = 1000, 40000
@@ -63,27 +62,40 @@ _FIRST_ID, _LAST_ID = 1000, 40000
 class Sent:
     """A trace that was served. first_ms, last_ms: until the first and the last part of each answer, nan without one.
 
-    events: of the front's process meanwhile. answers: serialised. counted: of a decode loop.
+    events: of the front's process meanwhile; later: of that of a cascade's second level. answers: serialised. counted:
+    of a decode loop; loaded: adapters that were in memory before.
     """
 
     trace: Trace
     first_ms: Times
     last_ms: Times
-    events: Sequence[events.Event] = ()
+    events: Sequence[Event] = ()
+    later: Sequence[Event] = ()
     answers: Sequence[bytes | None] = ()
     counted: Counted | None = None
+    loaded: Sequence[str] = ()
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The events of one kind."""
-        return [event.values for event in self.events if event.kind == kind]
+        return _of(self.events, kind)
+
+    def of_figure(self, what: str) -> Times:
+        """The times of one of `Front.figures`."""
+        return self.last_ms if what == "last " else self.first_ms
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """alone: requests of which none waits for another; loads: all that was sent, the one like the trace last."""
+    """alone: requests of which none waits for another; like: traces that are like the one of the comparison; loads: all
+    that was sent but `alone`."""
 
     alone: Sent
+    like: Sequence[Sent]
     loads: Sequence[Sent]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """The events of one kind in `like`."""
+        return [values for sent in self.like for values in sent.of(kind)]
 
 
 class Front(Protocol):
@@ -106,7 +118,7 @@ class Front(Protocol):
         ...
 
     def sections(self, calibrated: Calibration) -> Sections:
-        """Of the scenario. Writes files that it names to `WORK`."""
+        """Of the scenario, but for the time beside all that is simulated. Writes files that it names to `WORK`."""
         ...
 
 
@@ -139,7 +151,7 @@ class Unary:
             )
         )
         latency_ms = np.where(report.ok, report.latency_s * 1e3, np.nan)
-        return Sent(trace, latency_ms, latency_ms, _events(server, self.model, began), report.answers)
+        return Sent(trace, latency_ms, latency_ms, _events(server, self.model, began), answers=report.answers)
 
 
 class Texts(Unary):
@@ -154,11 +166,10 @@ class Texts(Unary):
     def sections(self, calibrated: Calibration) -> Sections:
         config = model_config.read(BUILD / "repository" / self.name / "config.pbtxt")
         profile = json.loads(model_config.parameters(config)["profile"])
-        packs = calibrated.loads[-1].of("pack")
-        model_config.set_parameter(config, "profile", json.dumps(calibration.text_profile(profile, packs)))
+        profile = calibration.text_profile(profile, calibrated.of("pack"))
+        model_config.set_parameter(config, "profile", json.dumps(profile))
         model_config.write(config, WORK / f"{self.name}.pbtxt")
-        front = {"profile": f"{self.name}.pbtxt", "engine_threads": cores()}
-        return {"polymorph": front, "sidecar": {"overhead_ms": _beside(calibrated.alone, "pack")}}
+        return {"polymorph": {"profile": f"{self.name}.pbtxt"}, "sidecar": {}}
 
 
 class Images(Unary):
@@ -189,8 +200,7 @@ class Images(Unary):
         registry = BUILD / "tasks" / self.name
         folder = registry / json.loads((registry / "registry.json").read_text())["entries"][task]["folder"]
         accuracy = json.loads((folder / "profile.json").read_text())["accuracy"]
-        front = {"profile": file.name, "task": task, "overhead_ms": _beside(calibrated.alone, "batch")}
-        return {"token_adapt": front, f"tasks.{task}": accuracy}
+        return {"token_adapt": {"profile": file.name, "task": task}, f"tasks.{task}": accuracy}
 
 
 class Cascade(Unary):
@@ -198,31 +208,45 @@ class Cascade(Unary):
 
     outputs = ("LEVEL", "ENGINE_MS")
 
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        folder = BUILD / "engines" / zoo.FRONTS[0]
+        self._texts = [text for (text,) in zoo.texts_to_test(zoo.DEMO).texts]
+        tokenizer = TextTokenizer(folder / FILE_NAME, manifest.load(folder).max_tokens)
+        self._lengths = np.array([len(tokenizer.encode(text, truncate=True)) for text in self._texts])
+
     def draw(self, rate: float, seconds: float, seed: int, kind: int = 0) -> Trace:
-        return Load("poisson", rate, seconds).draw(seed)
+        drawn = Load("poisson", rate, seconds).draw(seed)
+        return replace(drawn, length=np.random.default_rng(seed).choice(self._lengths, len(drawn)))
 
     def planned(self, trace: Trace) -> list[PlannedRequest]:
-        texts = zoo.texts_to_test(zoo.DEMO).texts
-        chosen = _contents(trace).integers(len(texts), size=len(trace)).tolist()
-        inputs = [{"TEXT": np.array([[texts[one][0]]], dtype=np.object_)} for one in chosen]
-        return [PlannedRequest(at, one) for at, one in zip(trace.at_s.tolist(), inputs, strict=True)]
+        rng, requests = _contents(trace), []
+        of_length = {length: np.flatnonzero(self._lengths == length) for length in {*self._lengths.tolist()}}
+        for at, length in zip(trace.at_s.tolist(), trace.length.tolist(), strict=True):
+            text = self._texts[int(rng.choice(of_length[length]))]
+            requests.append(PlannedRequest(at, {"TEXT": np.array([[text]], dtype=np.object_)}))
+        return requests
+
+    def send(self, server: TritonServer, trace: Trace) -> Sent:
+        began = time.monotonic()
+        sent = super().send(server, trace)
+        return replace(sent, later=_events(server, zoo.FRONTS[1], began))
 
     def sections(self, calibrated: Calibration) -> Sections:
-        folder = BUILD / "repository" / self.name
-        config = model_config.parameters(model_config.read(folder / "config.pbtxt"))
-        serving = candidates.serving(folder / config["candidates_dir"], config["task"])
-        first_ms = float(np.mean([one["ms"] for one in calibrated.loads[-1].of("pack")]))
-        level, engine_ms = (_column(calibrated.loads[-1], *one) for one in (("LEVEL", "i4"), ("ENGINE_MS", "f4")))
-        later_ms, *_ = calibration.level_times(calibrated.loads[-1].last_ms, engine_ms, level)
+        folder = BUILD / "repository"
+        config = model_config.parameters(model_config.read(folder / self.name / "config.pbtxt"))
+        serving = candidates.serving(folder / self.name / config["candidates_dir"], config["task"])
+        (WORK / f"{self.name}.json").write_text(serving.table.as_json())
+        later = [values for sent in calibrated.like for values in _of(sent.later, "pack")]
+        for model, packs in zip(zoo.FRONTS, (calibrated.of("pack"), later), strict=True):
+            stated = model_config.parameters(model_config.read(folder / model / "config.pbtxt"))["profile"]
+            profile = calibration.text_profile(json.loads(stated), packs)
+            (WORK / f"{model}.json").write_text(json.dumps(profile))
         level, engine_ms = (_column(calibrated.alone, *one) for one in (("LEVEL", "i4"), ("ENGINE_MS", "f4")))
-        _, overhead_ms, hop_ms = calibration.level_times(calibrated.alone.last_ms, engine_ms, level)
-        file = WORK / f"{self.name}.json"
-        name = serving.candidate.name
-        table = calibration.cascade_table(json.loads(serving.table.as_json()), name, (first_ms, later_ms))
-        file.write_text(json.dumps(table))
-        times = {"control_ms": 0.0, "overhead_ms": overhead_ms, "hop_ms": hop_ms}
-        threads = {"engine_threads": cores(), "instances": cores()}
-        return {"cascade": {"candidates": file.name, "candidate": name, **threads, **times}}
+        _, hop_ms = calibration.level_times(calibrated.alone.last_ms, engine_ms, level)
+        named = {"candidates": f"{self.name}.json", "candidate": serving.candidate.name}
+        profiles = [f"{model}.json" for model in zoo.FRONTS]
+        return {"cascade": {**named, "profiles": profiles, "control_ms": 0.0, "hop_ms": hop_ms}}
 
 
 class _Streams(AdapterStreams):
@@ -250,15 +274,19 @@ class Generator:
         self.model = f"{self.name}_cached" if self.is_adapted else self.name
         folder = BUILD / "repository" / self.name
         config = model_config.parameters(model_config.read(folder / "config.pbtxt"))
+        kv_mb = json.loads(config["device_memory"])["KV"]
+        self.token_bytes = int(kv_mb * 2**20 / int(config["kv_cache_tokens"]))
         self.checkpoint = (folder / config["checkpoint"]).resolve()
         self.ranks = adapters.ranks(_ADAPTERS) if self.is_adapted else {}
         self.rank_bytes = random_adapters.bytes_per_rank(self.checkpoint)
         if self.is_adapted:
             infos = {name: AdapterInfo(name, rank, rank * self.rank_bytes) for name, rank in self.ranks.items()}
             files = random_adapters.ensure(WORK / "adapters", self.checkpoint, infos, _TARGETS)
-            cached = int(_CACHED * sum(info.bytes for info in infos.values()) / 2**20)
-            config |= {"adapters_dir": str(files.resolve()), "starter_dir": "", "adapter_mb": str(cached)}
-            config |= {"max_rank": str(max(adapters.RANKS))}
+            held, sizes = _KV_TOKENS * self.token_bytes, [info.bytes for info in infos.values()]
+            # Beside it adapters are held where no text is.
+            reserve_mb = -(-max(*sizes, int(_CACHED * sum(sizes)) - held) // 2**20)
+            config |= {"adapters_dir": str(files.resolve()), "starter_dir": "", "adapter_mb": str(reserve_mb)}
+            config |= {"max_rank": str(max(adapters.RANKS)), "kv_cache_tokens": str(_KV_TOKENS)}
             empty(REPOSITORY)
             shutil.copytree(folder, REPOSITORY / self.model)
             write_front(folder, REPOSITORY / self.model, config)
@@ -281,6 +309,12 @@ class Generator:
             for at, prompt, answer, name in zip(*(column.tolist() for column in columns), strict=True)
         ]
         streams = _Streams(server.grpc_url, server.metrics_url, self.model, self.checkpoint / "tokenizer.json")
+        loaded = list[str]()
+        for event in _events(server, self.model, 0.0):
+            if event.kind == "load":
+                loaded.append(event.values["adapter"])
+            elif event.kind == "evict":
+                loaded.remove(event.values["adapter"])
         before, began = self._page(server), time.monotonic()
         answers = streams.replay(DecodeLoad("", [*requests]))
         time.sleep(_SETTLE_S)
@@ -291,7 +325,12 @@ class Generator:
         times = (answers.first_s, answers.last_s)
         first_ms, last_ms = ((one - answers.arrived_s) * 1e3 for one in times)
         return Sent(
-            trace, first_ms, last_ms, _events(server, self.model, began), (), Counted(iterations, ms, rows, read, ranks)
+            trace,
+            first_ms,
+            last_ms,
+            _events(server, self.model, began),
+            counted=Counted(iterations, ms, rows, read, ranks),
+            loaded=loaded,
         )
 
     def _page(self, server: TritonServer) -> dict[str, float]:
@@ -302,23 +341,17 @@ class Generator:
     def sections(self, calibrated: Calibration) -> Sections:
         counted = [sent.counted for sent in (calibrated.alone, *calibrated.loads) if sent.counted is not None]
         times: dict[str, object] = {**calibration.iteration_times(counted)}
-        assert calibrated.alone.counted is not None
-        # The last tokens come after all iterations.
-        beside_ms = (float(calibrated.alone.last_ms.sum()) - calibrated.alone.counted.ms) / len(calibrated.alone.trace)
-        times["overhead_ms"] = max(0.0, beside_ms)
         times["slots"] = int(self.parameters["max_concurrency"])
         times["prefill_tokens"] = int(self.parameters.get("prefill_tokens", FusedDecodeSettings.prefill_tokens))
         if not self.is_adapted:
             return {"fused_decode": times}
         loads = [one for sent in calibrated.loads for one in sent.of("load")]
         require(bool(loads), "loads", len(loads), "at least one: the cache holds a part of the adapters")
-        tokens = int(self.parameters["kv_cache_tokens"])
-        token_bytes = int(json.loads(self.parameters["device_memory"])["KV"] * 2**20 / tokens)
         adapter_mb = int(self.parameters["adapter_mb"])
         memory = {
             "load_bytes_s": sum(one["bytes"] for one in loads) / sum(one["ms"] for one in loads) * 1e3,
-            "pool_bytes": tokens * token_bytes + adapter_mb * 2**20,
-            "token_bytes": token_bytes,
+            "pool_bytes": _KV_TOKENS * self.token_bytes + adapter_mb * 2**20,
+            "token_bytes": self.token_bytes,
             "slot_tokens": BLOCK_TOKENS,
             "rank_bytes": self.rank_bytes,
             "adapter_mb": adapter_mb,
@@ -332,20 +365,18 @@ def _contents(trace: Trace) -> np.random.Generator:
     return np.random.default_rng((len(trace), int(trace.length.sum())))
 
 
-def _events(server: TritonServer, model: str, since: float) -> list[events.Event]:
+def _events(server: TritonServer, model: str, since: float) -> list[Event]:
     """What the processes of a model recorded since then."""
-    folder, recorded = server.settings.run_directory / "events", list[events.Event]()
-    for file in folder.glob(f"{model}.*{events.SUFFIX}"):
+    folder, recorded = server.settings.run_directory / "events", list[Event]()
+    for file in folder.glob(f"{model}.*{SUFFIX}"):
         reader = RingReader(file)
         recorded += [event for event in reader.read() if event.at >= since]
         reader.close()
     return recorded
 
 
-def _beside(alone: Sent, kind: str) -> float:
-    """Time of requests that wait for nothing, beside the calls for them; ms."""
-    calls = [float(one["ms"]) for one in alone.of(kind)]
-    return max(0.0, float(np.nanmean(alone.last_ms)) - sum(calls) / max(1, len(calls)))
+def _of(recorded: Sequence[Event], kind: str) -> list[dict[str, Any]]:
+    return [event.values for event in recorded if event.kind == kind]
 
 
 def _column(sent: Sent, name: str, kind: str) -> NDArray[Any]:

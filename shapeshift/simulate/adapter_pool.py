@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shapeshift.adapter_cache.policy.eviction import EvictEntry
@@ -19,13 +19,15 @@ _PREFETCH_S = 1.0
 class CacheOptions:
     """eviction, prefetch: as in `AdapterCacheSettings`.
 
-    share: largest share of the pool for adapters; reserve_bytes: of the pool, which adapters alone may hold.
+    share: largest share of the pool for adapters; reserve_bytes: of the pool, which adapters alone may hold; loaded:
+    adapters that are in it at the start, as far as they fit.
     """
 
     eviction: str = "gdsf"
     prefetch: bool = False
     share: float = 1.0
     reserve_bytes: int = 0
+    loaded: Sequence[str] = ()
 
 
 @dataclass
@@ -65,6 +67,9 @@ class SimulatedPool:
         self._clock = 0.0
         self._histograms = GapHistograms()
         self._next_prefetch = 0.0
+        for name in options.loaded:
+            if adapters[name].bytes <= self._free_bytes():
+                self._resident[name] = _Resident(adapters[name])
 
     @property
     def now(self) -> float:

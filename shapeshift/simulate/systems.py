@@ -264,12 +264,14 @@ def _gamma(entry: Mapping[str, Any], slower: float) -> GammaProfile:
 class AdapterLaw:
     """The adapters of a simulated generator. rank_bytes: of each rank of one; predictor: mean, or oracle:SHARE.
 
-    overhead_ms: of each request beside wait and iterations: network, reading, answering.
+    overhead_ms: of each request beside wait and iterations: network, reading, answering. loaded: adapters that are in
+    memory at the start, separated by commas.
     """
 
     rank_bytes: int = 2 * 2**20
     predictor: str = "mean"
     overhead_ms: float = 0.0
+    loaded: str = ""
 
 
 @dataclass(frozen=True)
@@ -310,14 +312,18 @@ class AdapterSystem:
         """See `scenario.System`."""
         require(bool((trace.output_length > 0).all()), "output_length", 0, "at least 1 of each request")
         most_tokens = max(self.machine.slot_tokens, int((trace.length + trace.output_length).max()))
-        infos = {name: AdapterInfo(name, rank, rank * self.law.rank_bytes) for name, rank in self._ranks(trace).items()}
+        loaded = [name for name in self.law.loaded.split(",") if name]
+        ranks = {**self._ranks(loaded, "loaded"), **self._ranks(trace.lora_name.tolist(), "lora_name")}
+        infos = {name: AdapterInfo(name, rank, rank * self.law.rank_bytes) for name, rank in ranks.items()}
         largest = max((info.bytes for info in infos.values()), default=0)
         reserve_bytes = self.settings.adapter_mb * 2**20 if self.is_cache_stated else 0
         allowed = f"at least {-(-largest // 2**20)}, the largest adapter"
         require(largest <= (reserve_bytes or largest), "adapter_mb", self.settings.adapter_mb, allowed)
         needed = most_tokens * self.machine.token_bytes + max(largest, reserve_bytes)
         require(needed <= self.machine.pool_bytes, "pool_bytes", self.machine.pool_bytes, f"at least {needed}")
-        options = CacheOptions(self.settings.eviction, self.settings.prefetch, reserve_bytes=reserve_bytes)
+        options = CacheOptions(
+            self.settings.eviction, self.settings.prefetch, reserve_bytes=reserve_bytes, loaded=loaded
+        )
         columns = (trace.at_s, trace.lora_name, trace.length, trace.output_length)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         requests = [SimulatedRequest(at, name or None, prompt, answer) for at, name, prompt, answer in rows]
@@ -336,14 +342,14 @@ class AdapterSystem:
         }
         return Outcome(figures, first_ms)
 
-    def _ranks(self, trace: Trace) -> dict[str, int]:
+    def _ranks(self, named: Sequence[str], field: str) -> dict[str, int]:
         """The rank of each adapter that is named: `r8-03` has rank 8."""
         ranks = {}
-        for name in sorted({*trace.lora_name.tolist()} - {""}):
+        for name in sorted({*named} - {""}):
             rank = name.partition("-")[0].removeprefix("r")
             is_named = rank.isdecimal() and 0 < int(rank) <= self.settings.max_rank
             most = self.settings.max_rank
             allowed = f"names that begin with their rank, such as r{adapters.RANKS[0]}-00, at most {most}"
-            require(is_named, "lora_name", name, allowed)
+            require(is_named, field, name, allowed)
             ranks[name] = int(rank)
         return ranks

@@ -11,6 +11,7 @@ import pytest
 
 from bench.fidelity import calibration, comparison
 from bench.fidelity.calibration import Counted
+from bench.fidelity.fronts import Sections, Sent, Texts
 from shapeshift.workloads.trace import Trace
 
 PROFILE: dict[str, Any] = {
@@ -37,7 +38,11 @@ def test_a_profile_gets_the_times_of_calls_and_keeps_what_decides() -> None:
     assert long[0, 1] == pytest.approx(160.0, rel=0.01), "no call: as much slower as the others"
     before = [np.array(engine["latency"]) for engine in PROFILE["engines"]]
     for old, new in zip(before, (any_length, short, long), strict=True):
-        assert new[:, [0, 2, 3]].tolist() == old[:, [0, 2, 3]].tolist()
+        assert new[:, [0, 3]].tolist() == old[:, [0, 3]].tolist()
+        assert new[:, 2] == pytest.approx(new[:, 1], rel=0.01), "equal calls took equally long"
+    spread = [pack(20, ms, 20) for ms in np.linspace(8.0, 16.0, 101).tolist()]
+    short = np.array(calibration.text_profile(PROFILE, spread)["engines"][1]["latency"])
+    assert short[0, 1:3] == pytest.approx([12.0, 15.92], rel=0.02)
 
 
 def test_images_have_times_by_gamma_and_batch() -> None:
@@ -62,23 +67,32 @@ def test_iterations_are_divided_into_their_work() -> None:
     assert without == pytest.approx({"base_s": 0.02, "row_s": 0.002, "token_s": 0.0005})
 
 
-def test_a_cascades_levels_are_told_apart() -> None:
+def test_a_call_to_a_cascades_second_level_is_told_apart() -> None:
     level, engine_ms = np.array([1, 2, 1, 2]), np.array([2.0, 12.0, 2.0, 12.0])
     times = calibration.level_times(engine_ms + np.array([1.0, 3.0, 1.5, 3.5]), engine_ms, level)
-    assert times == pytest.approx((10.0, 1.25, 2.0))
-    table = {"candidates": [{"name": name, "model_latencies": [1.0, 5.0]} for name in ("a", "b")], "task": "t"}
-    assert [one["model_latencies"] for one in calibration.cascade_table(table, "b", (2.0, 10.0))["candidates"]] == [
-        [1.0, 5.0],
-        [2.0, 10.0],
-    ]
+    assert times == pytest.approx((1.25, 2.0))
+
+
+def test_what_requests_take_beside_the_simulation_is_measured_on_other_traces(tmp_path: Path) -> None:
+    (tmp_path / "profile.json").write_text(json.dumps({"lengths": [10, 100], "latency_ms": [20.0, 20.0]}))
+    trace = Trace(np.arange(4.0), np.full(4, 50))
+    took_ms = [np.array([took, took, took, np.nan]) for took in (26.0, 28.0)]
+    like = [Sent(trace, took, took) for took in took_ms]
+    stated: Sections = {"polymorph": {"profile": "profile.json"}, "sidecar": {"change_s": 2.0}}
+    sections = comparison.with_rest(tmp_path, Texts("encode"), stated, like)
+    assert sections["sidecar"] == {"change_s": 2.0, "overhead_ms": pytest.approx(7.0)}
+    for sent in like:
+        sent.last_ms[:] = 1.0
+    assert comparison.with_rest(tmp_path, Texts("encode"), stated, like)["sidecar"]["overhead_ms"] == 0.0
 
 
 def test_a_row_says_how_far_the_simulation_is_off(tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text(json.dumps({"lengths": [10, 100], "latency_ms": [20.0, 20.0]}))
     trace = Trace(np.array([0.0, 1.0, 2.0]), np.array([10, 50, 100]))
     sections: dict[str, dict[str, object]] = {"polymorph": {"profile": "profile.json"}, "sidecar": {"overhead_ms": 5.0}}
-    outcome = comparison.simulated(tmp_path, "encode", sections, trace)
-    row = comparison.row("encode", np.array([20.0, 20.0, np.nan]), outcome)
+    took_ms = np.array([20.0, 20.0, np.nan])
+    outcome = comparison.simulated(tmp_path, "encode", sections, Sent(trace, took_ms, took_ms))
+    row = comparison.row("encode", took_ms, outcome)
     assert row == pytest.approx(
         {
             "front": "encode",

@@ -224,6 +224,7 @@ def test_a_system_must_be_able_to_serve_the_trace(run: Run, tmp_path: Path) -> N
         (ADAPTERS, "base_s = 0.002", "base_s = inf", "base_s: got inf; 0 or more"),
         (ADAPTERS, "rank_bytes", "slot_tokens = 100000\nrank_bytes", "pool_bytes: got 40000000; at least 101280000"),
         (ADAPTERS, "rank_bytes", "adapter_mb = 1\nrank_bytes", "adapter_mb: got 1; at least 2, the largest adapter"),
+        (ADAPTERS, "rank_bytes", "loaded = ['x']\nrank_bytes", "loaded: got 'x'; names that begin with their rank"),
         (IMAGES[0], '"-8" = 0.9', '"-8" = 9', "tasks.EuroSAT.-8: got 9; an accuracy, 0 to 1"),
         (ADAPTERS, 'predictor = "mean"', 'predictor = "oracle:7"', "predictor: got 'oracle:7'; mean, or oracle:"),
     ):

@@ -118,6 +118,8 @@ def test_a_reserve_is_for_adapters_alone_and_what_texts_leave_holds_further_ones
     twice = [SimulatedRequest(float(number), f"a{number % 10}", 10, 2) for number in range(20)]
     got = serve(twice, caching=CacheOptions(reserve_bytes=200), pool_bytes=2_000)
     assert (got.hits, got.misses, got.loaded_bytes) == (10, 10, 1000)
+    got = serve(twice, caching=CacheOptions(loaded=[f"a{number}" for number in range(7)]), pool_bytes=2_000)
+    assert (got.hits, got.misses, got.loaded_bytes) == (17, 3, 300)
     texts = [SimulatedRequest(0.0, None, 20, 20)] * 2
     together, apart = (serve(texts, caching=CacheOptions(reserve_bytes=kept), pool_bytes=1000) for kept in (200, 201))
     assert together.last_s[1] == together.last_s[0] < apart.last_s[1] / 1.5
