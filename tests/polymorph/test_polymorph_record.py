@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,11 +16,17 @@ import tritonclient.grpc as grpc_client
 from PIL import Image
 
 from shapeshift.cli.main import main
+from shapeshift.engines.execution.executor import EngineExecutor, ExecutorSettings
+from shapeshift.engines.execution.request import TextRequest
 from shapeshift.polymorph.front import TextFront
 from shapeshift.serving import events
+from shapeshift.simulate import scenario
+from shapeshift.simulate.systems import TextSystem
 from shapeshift.triton.embedded.server import TritonServer
 from shapeshift.workloads import trace
 from tests.fakes import ids_request
+from tests.simulate.test_served_and_simulated import simulated
+from tests.waiting import wait_for
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -100,6 +107,80 @@ def test_a_plan_may_begin_with_a_record(
     # Of twelve at once 98% must be answered, after at most three calls.
     assert answer["best"]["workers"] >= 2 and answer["best"]["cost"] == 2 * answer["best"]["workers"]
     assert {*trace.read(recording / "run" / "front.trace.csv").length.tolist()} == {50}
+
+
+class HeldCalls:
+    """Engines of one kind whose calls end when the test says so. A text is a row of ids, each its index + 1."""
+
+    def __init__(self) -> None:
+        self.texts: list[list[int]] = []
+        self._ends: list[threading.Event] = []
+
+    def open(self, *_: object) -> HeldCalls:
+        return self
+
+    engine = open
+    rows = tokens = None
+
+    def used_mb(self) -> float:
+        return 0.0
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if inputs["INPUT_IDS"].any():
+            number = len(self._ends)
+            self._ends.append(threading.Event())
+            self.texts.append([int(index) - 1 for index in dict.fromkeys(inputs["INPUT_IDS"][0].tolist())])
+            assert self._ends[number].wait(60)
+        return {"EMBEDDING": np.zeros((len(inputs["ROWS"]), 1), np.float32)}
+
+    def end(self, texts: list[int]) -> None:
+        self._ends[self.texts.index(texts)].set()
+
+
+def test_a_recorded_trace_is_simulated_as_an_inline_front_serves_it(
+    recording: Path,
+    tmp_path: Path,
+    make_front: Callable[..., TextFront],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    front, draw = make_front(), random.Random(0)
+    with sending(lambda: front.execute([ids_request([101] * draw.randint(2, 60))]), 0.005):
+        assert main(["record", "front", str(tmp_path / "t.csv"), "--seconds", "1", "--build", str(recording)]) == 0
+    # So slow that texts wait, and share calls.
+    (tmp_path / "p.json").write_text(json.dumps({"lengths": [8, 512], "latency_ms": [20.0, 160.0]}))
+    (tmp_path / "s.toml").write_text("[load]\nrate = 1\n[polymorph]\nprofile = 'p.json'\nengine_threads = 2\n")
+    capsys.readouterr()
+    assert main(["simulate", str(tmp_path / "s.toml"), "--trace", str(tmp_path / "t.csv"), "--json"]) == 0
+    recorded = trace.read(tmp_path / "t.csv")
+    assert json.loads(capsys.readouterr().out)["as stated"]["requests"] == len(recorded) > 50
+
+    system = scenario.read(tmp_path / "s.toml").systems[scenario.BASE]
+    assert isinstance(system, TextSystem)
+    log = simulated(system.front([1.0]), system.engines, recorded, {"engine-0": 0, "engine-1": 0})
+    held, waiting = HeldCalls(), dict[str, list[int]]()
+    monkeypatch.setattr("shapeshift.engines.execution.executor.PROVIDERS", {"emulated": held})
+    executor = EngineExecutor(system.engines, tmp_path, ExecutorSettings(engine_threads=2, max_queue_ms=0.0), print)
+    assert executor.wait_loaded(60)
+    answered: list[TextRequest] = []
+    expected: list[list[int]] = []
+    try:
+        for kind, entry in log:
+            if kind == "call":
+                worker, waiting[worker] = entry[0], entry[1]
+                expected.append(entry[1])
+                continue
+            wait_for(lambda: len(held.texts) >= len(expected))
+            assert sorted(held.texts) == sorted(expected)
+            if kind == "end":
+                held.end(waiting[entry])
+            else:
+                ids = np.full(int(recorded.length[entry]), entry + 1)
+                executor.submit(TextRequest([ids], answered.append))
+        assert max(map(len, held.texts)) > 1 and sorted(sum(held.texts, [])) == [*range(len(recorded))]
+        wait_for(lambda: len(answered) == len(recorded))
+    finally:
+        executor.close()
 
 
 def test_a_model_that_records_nothing_is_named(

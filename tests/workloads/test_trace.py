@@ -86,6 +86,10 @@ def test_until_keeps_requests_before_the_end(file: Path) -> None:
         (f"at_s,length\n0,1{'0' * 20}\n", ["line 2", "column length", "1 to 2147483647"]),
         (f"at_s,length,output_length\n0,1,1{'0' * 20}\n", ["line 2", "column output_length", "0 to 2147483647"]),
         ("at_s,length\n1700000000.5,5\n", ["line 2", "column at_s", "seconds from the start"]),
+        # A gap: in a row, and of the end of one that is still being written.
+        ("at_s,length\n0,5\n,5\n2,5\n", ["line 3", "column at_s", "''", "those of the row above (0.0) to"]),
+        ("at_s,length\n0,5\n1,5\n2", ["line 4", "'2'", "must have 2 columns, has 1"]),
+        (AZURE.replace("396", ""), ["line 3", "column ContextTokens", "''", "1 to 2147483647"]),
         ("at_s,length\n", ["no rows"]),
         ("", ["line 1"]),
         (AZURE.replace("396", "3.5"), ["line 3", "column ContextTokens", "'3.5'"]),
