@@ -239,8 +239,8 @@ class Cascade(Unary):
         (WORK / f"{self.name}.json").write_text(serving.table.as_json())
         later = [values for sent in calibrated.like for values in _of(sent.later, "pack")]
         for model, packs in zip(zoo.FRONTS, (calibrated.of("pack"), later), strict=True):
-            stated = model_config.parameters(model_config.read(folder / model / "config.pbtxt"))["profile"]
-            profile = calibration.text_profile(json.loads(stated), packs)
+            config = model_config.parameters(model_config.read(folder / model / "config.pbtxt"))
+            profile = calibration.text_profile(json.loads(config["profile"]), packs)
             (WORK / f"{model}.json").write_text(json.dumps(profile))
         level, engine_ms = (_column(calibrated.alone, *one) for one in (("LEVEL", "i4"), ("ENGINE_MS", "f4")))
         _, hop_ms = calibration.level_times(calibrated.alone.last_ms, engine_ms, level)
