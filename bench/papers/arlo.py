@@ -40,23 +40,6 @@ _DYNAMIC_SLOWER = 1.3
 _DRIFT_S = 300.0
 
 
-def measure(findings: Findings, seed: int) -> None:
-    """All of them."""
-    scale = findings.scale
-    _solver(findings, seed)
-    _systems(findings, "Fig. 6", 10, Traffic(0.26, drift=0.1, duration_s=120 * scale), seed)
-    _loads(findings, seed)
-    _autoscaling(findings, seed)
-    _dispatcher(findings, seed)
-    for curve, workers, load in ((BASE, 90, 0.23), (LARGE, 300, 0.55)):
-        traffic = Traffic(load, bursty=True, drift=0.1, duration_s=20 * scale)
-        _systems(findings, "Fig. 10", workers, traffic, seed, curve)
-    _runtimes(findings, seed)
-    _allocations(findings, seed)
-    _dispatches(findings, seed)
-    _best(findings, seed)
-
-
 def _run(system: System, curve: LatencyCurve, workers: int, trace: Trace, **parameters: object) -> Served:
     return system.over(curve, workers, trace, slo_ms=SLO_MS[curve], **parameters)
 
@@ -317,3 +300,18 @@ def _best(findings: Findings, seed: int) -> None:
         "loads of 60, 70, 80%: " + ", ".join(f"{share:.2f}" for share in shares),
         verdict(*(share <= 0.5 for share in shares)),
     )
+
+
+def _small(findings: Findings, seed: int) -> None:
+    """Fig. 6."""
+    _systems(findings, "Fig. 6", 10, Traffic(0.26, drift=0.1, duration_s=120 * findings.scale), seed)
+
+
+def _large(findings: Findings, seed: int) -> None:
+    """Fig. 10."""
+    for curve, workers, load in ((BASE, 90, 0.23), (LARGE, 300, 0.55)):
+        traffic = Traffic(load, bursty=True, drift=0.1, duration_s=20 * findings.scale)
+        _systems(findings, "Fig. 10", workers, traffic, seed, curve)
+
+
+STEPS = (_solver, _small, _loads, _autoscaling, _dispatcher, _large, _runtimes, _allocations, _dispatches, _best)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench.common.output import Output, Row
+from bench.common.output import Row, table
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
@@ -28,23 +29,35 @@ class Claim:
 
 
 class Findings:
-    """The findings on one paper. scale: factor on the simulated time."""
+    """The findings on one paper. scale: factor on the simulated time; texts: all of them, to be printed."""
 
-    def __init__(self, paper: str, output: Output, scale: float = 1.0) -> None:
+    def __init__(self, paper: str, scale: float = 1.0) -> None:
         self.scale = scale
-        self._paper, self._output = paper, output
+        self.texts: list[str] = []
+        self.tables: list[dict[str, object]] = []
+        self.claims: list[Claim] = []
+        self._paper = paper
 
     def table(self, where: str, title: str, rows: Sequence[Row]) -> None:
-        """Print a table, and keep it."""
-        self._output.table(f"{self._paper}, {where}: {title}", rows)
-        entry = {"paper": self._paper, "where": where, "title": title, "rows": [*rows]}
-        self._output.data.setdefault("tables", []).append(entry)
+        """Keep a table."""
+        self.texts.append(table(f"{self._paper}, {where}: {title}", rows))
+        self.tables.append({"paper": self._paper, "where": where, "title": title, "rows": [*rows]})
 
     def claim(self, where: str, claim: str, ours: str, holds: str, why: str = "") -> None:
-        """Print a verdict, and keep it."""
-        verdict = Claim(self._paper, where, claim, ours, holds, why)
-        self._output.say(f"{where}: {claim}\n  here: {ours}\n  reproduced: {holds}" + (f"; {why}" if why else ""))
-        self._output.data.setdefault("claims", []).append(asdict(verdict))
+        """Keep a verdict."""
+        self.texts.append(f"{where}: {claim}\n  here: {ours}\n  reproduced: {holds}" + (f"; {why}" if why else ""))
+        self.claims.append(Claim(self._paper, where, claim, ours, holds, why))
+
+
+Step = Callable[[Findings, int], None]
+"""Measures a part of a paper; the number is a seed."""
+
+
+def measured(step: Step, paper: str, scale: float, seed: int) -> tuple[Findings, float]:
+    """What a step finds, and the seconds of processor time that it takes."""
+    began, findings = time.process_time(), Findings(paper, scale)
+    step(findings, seed)
+    return findings, time.process_time() - began
 
 
 def verdict(*held: bool) -> str:
