@@ -201,9 +201,9 @@ def test_prometheus_reads_the_server_and_the_gateway(compose: Compose, tmp_path:
     if program is None:
         pytest.skip("no Prometheus is installed (Debian: apt-get install prometheus)")
     shutil.copy(program, tmp_path)
-    (tmp_path / "Dockerfile").write_text(
-        f'FROM {NAME}\nCOPY prometheus /bin/\nWORKDIR /tmp\nENTRYPOINT ["/bin/prometheus"]\n'
-    )
+    # Where Debian's keeps its data.
+    lines = f"FROM {NAME}", "COPY prometheus /bin/", "USER 0", "RUN mkdir --parents /var/lib/prometheus/metrics2"
+    (tmp_path / "Dockerfile").write_text("\n".join((*lines, 'ENTRYPOINT ["/bin/prometheus"]\n')))
     subprocess.run(["docker", "build", "--tag", PROMETHEUS, tmp_path], check=True)
     compose("--profile=observability", "up", "--detach", "prometheus")
 
