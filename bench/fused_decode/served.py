@@ -79,6 +79,8 @@ class TritonStreams:
                 raise UnsupportedError(f"{self._model}: {answer.error_message}")
             stamps += [time.perf_counter() - start] * _tokens(answer.infer_response)
         await call.done_writing()
+        # Triton 24.10 keeps what belongs to a stream that its client gives up.
+        await call.read()
         return stamps
 
 

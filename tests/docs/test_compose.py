@@ -98,10 +98,15 @@ def compose(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
         *(one for one in (folder / "build").rglob("*") if one.is_dir() or one.name == "gateway_keys"),
     ]:
         os.chown(path, 1000, 1000)
-    ports = dict(zip((8000, 8001, 8002, 8080, 9090), free_ports(5), strict=True))
-    text = (PROJECT / "docker" / "compose.cpu.yaml").read_text().replace(":9090", f":{ports[9090]}")
-    for inside, outside in ports.items():
-        text = text.replace(f"127.0.0.1:{inside}:", f"127.0.0.1:{outside}:")
+    ports = dict(zip((8000, 8001, 8002, 8080, 8090, 9090), free_ports(6), strict=True))
+    text = (PROJECT / "docker" / "compose.cpu.yaml").read_text()
+    # Those of the server are the same inside, where the live page reads them.
+    serves = [f"--{name}-port={ports[port]}" for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002))]
+    text = text.replace("[serve,", f"[serve, {', '.join(serves)},").replace("[live]", f"[live, --port={ports[8090]}]")
+    text = text.replace("127.0.0.1:8080:", f"127.0.0.1:{ports[8080]}:").replace(":9090", f":{ports[9090]}")
+    for port in (8000, 8001, 8002):
+        text = text.replace(f":{port}:{port}", f":{ports[port]}:{ports[port]}")
+        text = text.replace(f"triton:{port}", f"triton:{ports[port]}")
     shutil.copytree(PROJECT / "docker" / "observability", folder / "docker" / "observability")
     (folder / "docker" / "compose.cpu.yaml").write_text(text)
     limits = {"services": {"triton": LIMITS, "gateway": LIMITS}}
@@ -221,3 +226,19 @@ def test_prometheus_reads_the_server_and_the_gateway(compose: Compose, tmp_path:
         waiting.wait_for(lambda: targets() == {"triton": "up", "gateway": "up"}, PATIENCE_S, 1.0)
     except AssertionError:
         raise AssertionError(targets(), compose("logs", "--tail=20", "prometheus")) from None
+
+
+def test_the_live_page_shows_what_is_served(compose: Compose) -> None:
+    compose("--profile=live", "up", "--detach", "live")
+
+    def page() -> str:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{compose.ports[8090]}/", timeout=TIMEOUT_S) as answer:
+                return str(answer.read(), "utf-8")
+        except OSError:
+            return ""
+
+    try:
+        waiting.wait_for(lambda: "encode" in page(), PATIENCE_S, 1.0)
+    except AssertionError:
+        raise AssertionError(page(), compose("logs", "--tail=20", "live")) from None
