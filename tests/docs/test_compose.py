@@ -1,11 +1,12 @@
 """compose.cpu.yaml, started: the server and the gateway as containers that are restarted in turn, under load.
 
 Needs Docker with docker-compose, and the image `shapeshift` (`make image`); Prometheus where it is installed, whose
-program stands in for its image. SHAPESHIFT_REQUESTS: how many are sent.
+program stands in for its image, and Chromium. SHAPESHIFT_REQUESTS: how many are sent.
 """
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -26,6 +27,7 @@ import yaml
 from docker.image import NAME
 from tests import waiting
 from tests.docs.docs_pages import PROJECT
+from tests.live import chromium
 
 pytestmark = [pytest.mark.long, pytest.mark.server, pytest.mark.timeout(3600)]
 REQUESTS = int(os.environ.get("SHAPESHIFT_REQUESTS", "20000"))
@@ -229,16 +231,24 @@ def test_prometheus_reads_the_server_and_the_gateway(compose: Compose, tmp_path:
 
 
 def test_the_live_page_shows_what_is_served(compose: Compose) -> None:
+    if chromium.BINARY is None:
+        pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
     compose("--profile=live", "up", "--detach", "live")
+    url = f"http://127.0.0.1:{compose.ports[8090]}/"
 
-    def page() -> str:
+    def answers() -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{compose.ports[8090]}/", timeout=TIMEOUT_S) as answer:
-                return str(answer.read(), "utf-8")
+            return urllib.request.urlopen(url, timeout=TIMEOUT_S).status == 200
         except OSError:
-            return ""
+            return False
+
+    async def look() -> None:
+        async with chromium.browser() as tab:
+            await tab.open(url)
+            await tab.until("document.querySelector('#encode .drawn .tiles')?.textContent", PATIENCE_S)
 
     try:
-        waiting.wait_for(lambda: "encode" in page(), PATIENCE_S, 1.0)
-    except AssertionError:
-        raise AssertionError(page(), compose("logs", "--tail=20", "live")) from None
+        waiting.wait_for(answers, PATIENCE_S, 0.5)
+        asyncio.run(look())
+    except (AssertionError, TimeoutError):
+        raise AssertionError(compose("logs", "--tail=20", "live")) from None
