@@ -1,10 +1,12 @@
 """Asks a gateway with clients of other makers: run by the interpreter of their environment, see `bench.peers.venv`.
 
-Arguments: the gateway's URL, its model of embeddings, its model of conversations. Prints what each client got, in JSON.
+Arguments: the gateway's URL, its model of embeddings, its model of conversations; of `kserve` the server's HTTP URL and
+gRPC address, and the model of embeddings. Prints what each client got, in JSON.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable
@@ -124,6 +126,29 @@ def anthropic(url: str, embedder: str, chat: str) -> dict[str, Any]:
     }
 
 
+def kserve(http: str, grpc: str, embedder: str) -> dict[str, Any]:
+    """KServe's clients of the server itself: whether the model is ready, and vectors."""
+    import numpy as np
+    from kserve import InferenceGRPCClient, InferenceRESTClient, InferInput, InferRequest, RESTConfig
+
+    async def answers(client: Any, *base: str) -> list[list[float]]:
+        assert await client.is_model_ready(*base, model_name=embedder)
+        given = InferInput("TEXT", [len(TEXTS), 1], "BYTES")
+        given.set_data_from_numpy(np.array(TEXTS, dtype=object)[:, None])
+        answer = await client.infer(
+            *base, InferRequest(embedder, [given]), **({"model_name": embedder} if base else {})
+        )
+        vectors: list[list[float]] = answer.outputs[0].as_numpy().tolist()
+        await client.close()
+        return vectors
+
+    async def both() -> dict[str, Any]:
+        over_http = await answers(InferenceRESTClient(RESTConfig(protocol="v2")), http)
+        return {"http": over_http, "grpc": await answers(InferenceGRPCClient(grpc))}
+
+    return asyncio.run(both())
+
+
 CLIENTS: dict[str, Callable[[str, str, str], dict[str, Any]]] = {
     client.__name__: client for client in (langchain, litellm, cohere, openai, anthropic)
 }
@@ -131,4 +156,4 @@ CLIENTS: dict[str, Callable[[str, str, str], dict[str, Any]]] = {
 
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:]
-    print(json.dumps(CLIENTS[name](*arguments)))
+    print(json.dumps({**CLIENTS, "kserve": kserve}[name](*arguments)))

@@ -55,20 +55,20 @@ def peer() -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(
-    peer: Path,
-    make_server: Callable[..., TritonServer],
-    free_ports: Callable[[int], list[int]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
+def triton(
+    peer: Path, make_server: Callable[..., TritonServer], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
     folder = tmp_path_factory.mktemp("clients")
     with_template(
         "chat", TOOLS, (llama_cpp_source.models() / "templates" / TEMPLATE).read_text(), folder / "repository"
     )
-    with (
-        serving(make_server, MODELS, folder / "run", folder / "repository") as server,
-        gateway(server, free_ports(1)[0], len(MODELS)) as address,
-    ):
+    with serving(make_server, MODELS, folder / "run", folder / "repository") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def served(triton: TritonServer, free_ports: Callable[[int], list[int]]) -> Iterator[str]:
+    with gateway(triton, free_ports(1)[0], len(MODELS)) as address:
         yield address
 
 
@@ -101,19 +101,36 @@ def expected(served: str) -> dict[str, Any]:
     }
 
 
+def answers_of(peer: Path, *arguments: str) -> dict[str, Any]:
+    """What the clients print."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command: list[Any] = [peer / "python", SCRIPT, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=clean)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def assert_close(vectors: list[list[float]], expected: list[list[float]]) -> None:
+    # In bf16 a vector differs a little by the texts that share its engine call.
+    np.testing.assert_allclose(np.einsum("ij,ij->i", vectors, expected), 1.0, atol=1e-3)
+
+
 @pytest.mark.server
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_client_gets_what_the_gateway_says(peer: Path, served: str, expected: dict[str, Any], client: str) -> None:
-    command: list[Any] = [peer / "python", SCRIPT, client, served, "encode", TOOLS]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=clean)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = answers_of(peer, client, served, "encode", TOOLS)
     if "vectors" in found:
-        # In bf16 a vector differs a little by the texts that share its engine call.
-        cosines = np.einsum("ij,ij->i", found.pop("vectors"), expected["vectors"])
-        np.testing.assert_allclose(cosines, 1.0, atol=1e-3)
+        assert_close(found.pop("vectors"), expected["vectors"])
     assert found == {name: expected[name] for name in found} and found
+
+
+@pytest.mark.server
+def test_kserves_clients_call_the_server(peer: Path, triton: TritonServer, expected: dict[str, Any]) -> None:
+    found = answers_of(peer, "kserve", f"http://{triton.http_url}", triton.grpc_url, "encode")
+    assert found.keys() == {"http", "grpc"}
+    for vectors in found.values():
+        assert_close(vectors, expected["vectors"])
 
 
 @pytest.mark.server
