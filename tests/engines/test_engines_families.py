@@ -203,6 +203,14 @@ def test_a_text_that_fills_the_limit_is_compared_too(tmp_path: Path) -> None:
         reference.require_texts(CutsTheBeginning(folder / "tokenizer.json", limit))
 
 
+def test_of_texts_with_the_librarys_ids_two_are_computed(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "bert")
+    reference, calls = reference_of(folder, "EMBEDDING"), list[int]()
+    reference.module().model.register_forward_hook(lambda *_: calls.append(1))
+    reference.require_texts(TextTokenizer(folder / "tokenizer.json", 48))
+    assert len(calls) == 4
+
+
 def test_a_tokenizer_whose_tokens_the_model_lacks_is_refused(tmp_path: Path) -> None:
     """As BERT's own class in transformers, which adds its special tokens where a checkpoint has none."""
     folder = save_model(tmp_path / "model", "bert")
