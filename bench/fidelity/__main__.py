@@ -10,19 +10,30 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.cascade import zoo
 from bench.common.foreign_load import ForeignLoad
 from bench.common.output import BUILD, Output, Row, empty, parser, program, progress
 from bench.common.server import loaded_server
-from bench.fidelity import comparison, fronts
-from bench.fidelity.fronts import REPOSITORY, WORK, Calibration, Front, Sent
+from bench.fidelity import comparison
+from bench.fidelity.fronts import REPOSITORY, WORK, Calibration, Cascade, Front, Generator, Images, Sent, Texts
+from shapeshift.engines import manifest
 from shapeshift.triton.embedded.server import TritonServer
 from shapeshift.workloads.trace import Trace
 
+FRONTS: Mapping[str, Callable[[str], Front]] = {
+    "encode": Texts,
+    "classify_image": Images,
+    "classify_text": Cascade,
+    "generate": Generator,
+    "generate_lora": partial(Generator, is_adapted=True),
+}
 _LOAD = 0.5
 """Of the capacity."""
 _AT_ONCE, _BURST_S, _MOST = 24, 1.5, 2500
@@ -34,23 +45,31 @@ _ALONE, _ALONE_S = 80, 8.0
 @program
 def main() -> int:
     """Measure, print, and write the table to build/bench/."""
-    names = ("encode", "classify_image", "classify_text", "generate", "generate_lora")
-    parse = parser("fidelity", __doc__, "under 3 minutes: short traces", names)
+    parse = parser("fidelity", __doc__, "under 3 minutes: short traces", tuple(FRONTS))
     parse.add_argument("--seconds", type=float, default=50.0, help="of each trace (%(default)g)")
     options = parse.parse_args()
     seconds = 8.0 if options.quick else options.seconds
     empty(WORK)
     output = Output("fidelity", {"seed": options.seed, "seconds": f"{seconds:g}", "load": f"{_LOAD:.0%} of capacity"})
-    chosen = [front for front in fronts.every() if front.name in options.parts]
+    chosen = [FRONTS[name](name) for name in options.parts]
     progress("loading the models")
     rows: list[Row] = []
-    with loaded_server(fronts.models(chosen), (BUILD / "repository", REPOSITORY)) as server:
+    with loaded_server(models(chosen), (BUILD / "repository", REPOSITORY)) as server:
         for front in chosen:
             rows += measure(server, front, seconds, options.seed)
     output.table("served and simulated (below 0: simulated faster)", rows)
     output.data["rows"] = rows
     output.save()
     return 0
+
+
+def models(fronts: Sequence[Front]) -> dict[str, int]:
+    """The models to load, and how many engines each has."""
+    names = [front.model for front in fronts]
+    names += [zoo.FRONTS[-1]] if "classify_text" in names else []
+    # The others do not say how many they have loaded.
+    counted = ("encode", zoo.FRONTS[-1])
+    return {name: len(manifest.load(BUILD / "engines" / name).engines) if name in counted else 0 for name in names}
 
 
 def measure(server: TritonServer, front: Front, seconds: float, seed: int) -> list[Row]:

@@ -77,7 +77,7 @@ class Sent:
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The events of one kind."""
-        return _of(self.events, kind)
+        return [event.values for event in self.events if event.kind == kind]
 
     def of_figure(self, what: str) -> Times:
         """The times of one of `Front.figures`."""
@@ -237,7 +237,7 @@ class Cascade(Unary):
         config = model_config.parameters(model_config.read(folder / self.name / "config.pbtxt"))
         serving = candidates.serving(folder / self.name / config["candidates_dir"], config["task"])
         (WORK / f"{self.name}.json").write_text(serving.table.as_json())
-        later = [values for sent in calibrated.like for values in _of(sent.later, "pack")]
+        later = [event.values for sent in calibrated.like for event in sent.later if event.kind == "pack"]
         for model, packs in zip(zoo.FRONTS, (calibrated.of("pack"), later), strict=True):
             config = model_config.parameters(model_config.read(folder / model / "config.pbtxt"))
             profile = calibration.text_profile(json.loads(config["profile"]), packs)
@@ -375,10 +375,6 @@ def _events(server: TritonServer, model: str, since: float) -> list[Event]:
     return recorded
 
 
-def _of(recorded: Sequence[Event], kind: str) -> list[dict[str, Any]]:
-    return [event.values for event in recorded if event.kind == kind]
-
-
 def _column(sent: Sent, name: str, kind: str) -> NDArray[Any]:
     """An output of one number, of each request."""
     values = []
@@ -388,23 +384,3 @@ def _column(sent: Sent, name: str, kind: str) -> NDArray[Any]:
         place = [output.name for output in message.outputs].index(name)
         values.append(np.frombuffer(message.raw_output_contents[place], kind)[0])
     return np.array(values)
-
-
-def every() -> list[Front]:
-    """All fronts."""
-    return [
-        Texts("encode"),
-        Images("classify_image"),
-        Cascade("classify_text"),
-        Generator("generate"),
-        Generator("generate_lora", is_adapted=True),
-    ]
-
-
-def models(fronts: Sequence[Front]) -> dict[str, int]:
-    """The models to load, and how many engines each has."""
-    names = [front.model for front in fronts]
-    names += [zoo.FRONTS[-1]] if "classify_text" in names else []
-    # The others do not say how many they have loaded.
-    counted = ("encode", zoo.FRONTS[-1])
-    return {name: len(manifest.load(BUILD / "engines" / name).engines) if name in counted else 0 for name in names}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from math import exp
@@ -84,9 +84,8 @@ def call_ms(engines: Manifest, edges: Sequence[int], field: str = "median_ms") -
     return {bin_edge: values.tolist() for bin_edge, values in {**of_bins, 0: fastest}.items()}
 
 
-def spreads(engines: Manifest, edges: Sequence[int]) -> dict[int, list[float]]:
-    """The standard deviations of the logarithms of these times, as `call_ms`; {} where every p99 is the median."""
-    median, p99 = (call_ms(engines, edges, field) for field in ("median_ms", "p99_ms"))
+def spreads(median: Mapping[int, list[float]], p99: Mapping[int, list[float]]) -> dict[int, list[float]]:
+    """The standard deviations of the logarithms of times, as `call_ms`; {} where every p99 is the median."""
     with np.errstate(invalid="ignore"):
         by_bin = {one: (np.log(np.array(p99[one]) / median[one]) / P99).clip(min=0) for one in median}
     return {one: values.tolist() for one, values in by_bin.items()} if any(map(np.nanmax, by_bin.values())) else {}
@@ -107,7 +106,8 @@ class SimulatedFront:
         settings = front.settings
         self._events = events
         self._queues, self._times = queues(engines, settings, front.edges)
-        self._call_ms, self._spreads = call_ms(engines, front.edges), spreads(engines, front.edges)
+        self._call_ms = call_ms(engines, front.edges)
+        self._spreads = spreads(self._call_ms, call_ms(engines, front.edges, "p99_ms"))
         self._draws = cycle(np.random.default_rng(0).standard_normal(_DRAWS).tolist())
         # Engine threads take a call when the one before has ended; workers have the next one waiting.
         self._depth = 1 if settings.placement == "inline" else MAX_IN_FLIGHT

@@ -219,10 +219,10 @@ def test_prometheus_reads_the_server_and_the_gateway(compose: Compose, tmp_path:
         url = f"http://127.0.0.1:{compose.ports[9090]}/api/v1/targets"
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
-                found = json.load(answer)["data"]["activeTargets"]
+                listed = json.load(answer)["data"]["activeTargets"]
         except OSError:
             return {}
-        return {one["labels"]["job"]: one["lastError"] or one["health"] for one in found}
+        return {one["labels"]["job"]: one["lastError"] or one["health"] for one in listed}
 
     try:
         waiting.wait_for(lambda: targets() == {"triton": "up", "gateway": "up"}, PATIENCE_S, 1.0)

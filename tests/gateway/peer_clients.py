@@ -133,10 +133,10 @@ def kserve(http: str, grpc: str, embedder: str) -> dict[str, Any]:
 
     async def answers(client: Any, *base: str) -> list[list[float]]:
         assert await client.is_model_ready(*base, model_name=embedder)
-        given = InferInput("TEXT", [len(TEXTS), 1], "BYTES")
-        given.set_data_from_numpy(np.array(TEXTS, dtype=object)[:, None])
+        texts = InferInput("TEXT", [len(TEXTS), 1], "BYTES")
+        texts.set_data_from_numpy(np.array(TEXTS, dtype=object)[:, None])
         answer = await client.infer(
-            *base, InferRequest(embedder, [given]), **({"model_name": embedder} if base else {})
+            *base, InferRequest(embedder, [texts]), **({"model_name": embedder} if base else {})
         )
         vectors: list[list[float]] = answer.outputs[0].as_numpy().tolist()
         await client.close()

@@ -107,8 +107,8 @@ def answers_of(peer: Path, *arguments: str) -> dict[str, Any]:
     command: list[Any] = [peer / "python", SCRIPT, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=clean)
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    answers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answers
 
 
 def assert_close(vectors: list[list[float]], expected: list[list[float]]) -> None:
@@ -127,9 +127,9 @@ def test_a_client_gets_what_the_gateway_says(peer: Path, served: str, expected: 
 
 @pytest.mark.server
 def test_kserves_clients_call_the_server(peer: Path, triton: TritonServer, expected: dict[str, Any]) -> None:
-    found = answers_of(peer, "kserve", f"http://{triton.http_url}", triton.grpc_url, "encode")
-    assert found.keys() == {"http", "grpc"}
-    for vectors in found.values():
+    answers = answers_of(peer, "kserve", f"http://{triton.http_url}", triton.grpc_url, "encode")
+    assert answers.keys() == {"http", "grpc"}
+    for vectors in answers.values():
         assert_close(vectors, expected["vectors"])
 
 
