@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -234,3 +236,26 @@ def test_a_text_whose_beginning_is_cut_off_is_bounded(demo_checkpoint: Path, tmp
     assert len(tokenizer.encode(b"a b " * 256, truncate=True)) == 8
     with pytest.raises(InvalidInputError, match="TEXT: got '1028 bytes'; at most 1024 bytes"):
         tokenizer.encode(b"a b " * 257, truncate=True)
+
+
+def test_tokenising_leaves_other_threads_running(tokenizer: TextTokenizer) -> None:
+    text = b"one " * 50_000
+    tokenizer.max_bytes = len(text)
+    entered, left = threading.Event(), threading.Event()
+
+    def look() -> bool:
+        entered.wait()
+        return not left.is_set()
+
+    interval = sys.getswitchinterval()
+    # Nobody takes Python's lock from a thread that runs: `look` goes on once a call frees it.
+    sys.setswitchinterval(600)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            looked = pool.submit(look)
+            entered.set()
+            tokenizer.encode(text, truncate=True)
+            left.set()
+            assert looked.result()
+    finally:
+        sys.setswitchinterval(interval)

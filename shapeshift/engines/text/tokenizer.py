@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import copy
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ _TRUNCATES = "parameter truncate_prompt_tokens"
 
 def open_tokenizer(file: Path) -> Any:
     """The tokenizer in a tokenizer.json, with what `read_config` says; it does not truncate, and pads for PADS only."""
+    # A call has one text: handing it to threads of the library would only cost.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from tokenizers import Tokenizer
 
     tokenizer, config = Tokenizer.from_file(str(file)), read_config(file)
@@ -189,7 +192,7 @@ class TextTokenizer:
 
     def encode_piece(self, text: str) -> list[int]:
         """The ids of a piece of a text, without special tokens; none for an empty text."""
-        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False).ids]
+        return [int(token) for token in self._tokenize(text, add_special_tokens=False).ids]
 
     def encode_with_offsets(
         self,
@@ -203,7 +206,7 @@ class TextTokenizer:
 
         Truncation removes tokens from the longer text of a pair, as the strategy longest_first of transformers.
         """
-        tokens = self._encoded(text, pair, row, truncate, prompt)
+        tokens = self._encoded(text, pair, row, truncate, prompt, offsets=True)
         ids = tokens.ids
         if self._type_stride:
             ids += np.asarray(tokens.encoding.type_ids, dtype=np.int64)[tokens.chosen] * self._type_stride
@@ -235,10 +238,11 @@ class TextTokenizer:
         truncate: bool,
         prompt: str,
         add_special_tokens: bool = True,
+        offsets: bool = False,
     ) -> _Tokens:
         first = prompt + self._decode(text, self._field, row, truncate)
         second = None if pair is None else self._decode(pair, f"{self._field}_PAIR", row, truncate)
-        encoding = self._tokenizer.encode(first, second, add_special_tokens=add_special_tokens)
+        encoding = self._tokenize(first, second, add_special_tokens, offsets)
         ids = np.asarray(encoding.ids, dtype=np.int64)
         if not len(ids):
             raise InvalidInputError(self._field, first, "at least one token", row)
@@ -248,6 +252,15 @@ class TextTokenizer:
             chosen = self._fitting(encoding.sequence_ids)
         self._check_known(ids[chosen], row)
         return _Tokens(ids[chosen], chosen, encoding, first, second)
+
+    def _tokenize(
+        self, first: str, second: str | None = None, add_special_tokens: bool = True, offsets: bool = False
+    ) -> Any:
+        """The library's encoding; without `offsets` all of those are 0."""
+        # Only the calls for lists free Python's lock: engines and streams go on meanwhile.
+        library = self._tokenizer
+        encode = library.encode_batch if offsets else library.encode_batch_fast
+        return encode([first if second is None else (first, second)], add_special_tokens=add_special_tokens)[0]
 
     def _fitting(self, sequences: Sequence[int | None]) -> npt.NDArray[np.bool_]:
         """Which tokens stay of a text or pair that is too long; sequences: the text of each, None for special tokens.
