@@ -18,7 +18,8 @@ from shapeshift.workloads import lengths
 from shapeshift.workloads.text import TextMaker
 
 Entry: TypeAlias = Mapping[str, Any]
-"""One request in perf_analyzer's form: a list of values, or {"b64": the tensor}, by the name of the input."""
+"""One request in perf_analyzer's form, by the name of the input: a list of values, {"b64": the tensor}, or
+{"content": a list of values, "shape": theirs}, which an input of open length needs."""
 LAWS = {"short": lengths.short(), "long": lengths.long()}
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 _PIXELS = 224
@@ -98,7 +99,8 @@ def _made_texts(choice: Choice) -> list[str]:
 def _prompts(choice: Choice, adapters: Sequence[str], decoupled: bool) -> tuple[list[Entry], str]:
     entries: list[Entry] = []
     for number, text in enumerate(_made_texts(choice)):
-        entry: dict[str, Any] = {"text_input": [text], "max_tokens": [choice.tokens], "ignore_eos": [True]}
+        prompt = {"content": [text], "shape": [1]}
+        entry: dict[str, Any] = {"text_input": prompt, "max_tokens": [choice.tokens], "ignore_eos": [True]}
         if decoupled:
             entry["stream"] = [True]
         if adapters:

@@ -46,7 +46,7 @@ def measure(
 ) -> ClosedLoopResult:
     """Send `count` requests from `concurrency` closed loops over gRPC, after a warm-up of a tenth.
 
-    inputs: sent in turn, each a list of values by the name of the input; streaming: whether the model is decoupled.
+    inputs: sent in turn, as `load_inputs.Entry` says; streaming: whether the model is decoupled.
 
     perf_analyzer sometimes sleeps forever after all its requests are answered (seen on a busy machine). A run that
     takes longer than `timeout_s`, if given, is ended and repeated, at most twice. Raises NotFoundError if perf_analyzer

@@ -43,6 +43,7 @@ def test_prompts(server: Any, decoupled: bool) -> None:
     url = ask(server, "text_input", "stream", backend="fused_decode", decoupled=decoupled)
     made = make(url, "generate", FEW)
     assert made.streaming == decoupled
+    assert {tuple(entry["text_input"]["shape"]) for entry in made.entries} == {(1,)}
     assert all(
         entry["max_tokens"] == [5] and entry.get("stream") == ([True] if decoupled else None) for entry in made.entries
     )

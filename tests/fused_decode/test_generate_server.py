@@ -23,7 +23,7 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
-from client import generate_answers
+from client import generate_answers, loadtest
 from shapeshift.errors import EngineError
 from shapeshift.triton import model_config
 from shapeshift.triton.control import ModelControl
@@ -578,6 +578,15 @@ def test_a_full_queue_refuses_at_once(
 
 
 # The example client.
+
+
+@pytest.mark.parametrize("model", ["generate", "generate_unary"])
+def test_the_load_test_measures_it(server: TritonServer, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--requests=8", "--tokens=3", "--concurrency=2", f"--build={BUILD}"]
+    assert loadtest.main([f"--url={server.grpc_url}", f"--model={model}", *options]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"concurrency +2: +[\d.]+ requests/s", said)
+    assert ("first response ms" in said) == (model == "generate")
 
 
 def test_the_example_retries_and_ends_unfinished_requests(

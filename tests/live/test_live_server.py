@@ -30,10 +30,11 @@ PATIENCE_S = 90.0
 LOAD_S = 20.0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def served(
     server_settings: Callable[..., ServerSettings], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
+    """One for each try: the page counts what came since it began, the server all."""
     models = [*FRONTS, "classify_text_large"]
     missing = [model for model in models if not (BUILD / "repository" / model).is_dir()]
     if missing:
