@@ -19,8 +19,9 @@ class TextEngineSettings:
     """Parameters that `make engines` reads. It resolves `auto` and writes the result into the generated config.pbtxt.
 
     checkpoint        folder (absolute, under build/checkpoints or checkpoints/) or hub id
-    provider          auto (on an NVIDIA GPU torch, or TensorRT where it is installed and faster; else openvino),
-                      native, openvino, onnxruntime, torch, tensorrt or emulated
+    provider          auto (on an NVIDIA GPU torch, or TensorRT where it is installed and faster; else openvino, or
+                      native where it has kernels for the model, is faster, and `bins` lists no lengths), native,
+                      openvino, onnxruntime, torch, tensorrt or emulated
     precision         auto (bf16 if the hardware computes it natively, else f16 on a GPU and f32 on a CPU), f32, bf16,
                       or f16 on a GPU
     pooling           of POOLINGS, several with commas: their vectors are joined; auto: as the modules of the checkpoint

@@ -313,7 +313,7 @@ def test_only_engines_that_are_faster_over_their_bin_are_kept() -> None:
 def rival(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> Provider:
     made = Provider()
     made.name = "tensorrt"
-    monkeypatch.setattr(lookup, "rival", lambda requested, gpus: made)
+    monkeypatch.setattr(lookup, "rival", lambda requested, gpus, config: made)
     return made
 
 

@@ -21,7 +21,9 @@ from shapeshift.engines.providers import lookup
 from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.engines.verify import MIN_COSINE, Deviation, ReferenceTexts, VerificationError, compare
 from shapeshift.errors import InvalidInputError, UnsupportedError
+from shapeshift.kernels import kernel_build
 
+BERT = {"model_type": "bert"}
 CPUINFO = """processor\t: 0
 cpu family\t: 25
 model\t\t: 17
@@ -216,11 +218,30 @@ def test_profile_runs_at_least_three_rounds() -> None:
 
 
 def test_tensorrt_competes_where_auto_may_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lookup.rival("auto", [0]) is None, "it is not installed"
+    assert lookup.rival("auto", [0], BERT) is None, "it is not installed"
     monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__="10.9"))
-    found = lookup.rival("auto", [0])
+    found = lookup.rival("auto", [0], BERT)
     assert found is not None and found.name == "tensorrt"
-    assert lookup.rival("auto", []) is None and lookup.rival("torch", [0]) is None
+    assert lookup.rival("torch", [0], BERT) is None
+
+
+def test_native_competes_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = lookup.rival("auto", [], BERT)
+    assert found is not None and found.name == "native"
+    assert lookup.rival("openvino", [], BERT) is None
+    assert lookup.rival("auto", [], {"model_type": "deberta"}) is None, "it has no kernels for it"
+    monkeypatch.setattr(kernel_build, "COMPILER", "no-such-compiler")
+    assert lookup.rival("auto", [], BERT) is None and not lookup.is_native_faster(BERT)
+
+
+@pytest.mark.parametrize(("flags", "known"), [("avx2", True), ("avx2 avx512f", True), ("avx512f amx_tile", False)])
+def test_native_is_taken_unmeasured_where_it_was_measured(
+    monkeypatch: pytest.MonkeyPatch, flags: str, known: bool
+) -> None:
+    monkeypatch.setattr(hardware, "gpus", lambda: 0)
+    monkeypatch.setattr(kernel_build, "cpu_flags", lambda: flags)
+    assert lookup.is_native_faster(BERT) == known
+    assert not lookup.is_native_faster({"model_type": "deberta"})
 
 
 def test_a_build_keeps_rows_and_what_the_reference_makes_of_them() -> None:

@@ -162,7 +162,10 @@ def plan(front: TextFrontConfig, paths: BuildPaths) -> Plan:
     provider, gpus = provider_of(front.folder, settings.provider)
     resolved = hardware.resolve_precision(settings.precision, provider.name, next(iter(gpus), None))
     head = find_head(settings.head, paths) if settings.head else None
-    return Plan(front, checkpoint, modules, provider, resolved, head, gpus, lookup.rival(settings.provider, gpus))
+    # Who lists lengths wants an engine for each, and native has one for all.
+    listed = not gpus and settings.explicit_edges()
+    rival = None if listed else lookup.rival(settings.provider, gpus, checkpoint.config)
+    return Plan(front, checkpoint, modules, provider, resolved, head, gpus, rival)
 
 
 def _checkpoint(front: TextFrontConfig, paths: BuildPaths) -> tuple[Checkpoint, SentenceModules]:
