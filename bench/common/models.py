@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.common.output import BUILD
+from bench.common.output import BUILD, progress
+from shapeshift.build_engines.paths import BuildPaths
+from shapeshift.build_engines.repository import read
+from shapeshift.build_engines.text.config import TextFrontConfig
+from shapeshift.build_engines.text.front import publish
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.triton import model_config
 
@@ -26,6 +30,20 @@ def write_front(source: Path, folder: Path, parameters: Mapping[str, object], ke
         model_config.set_parameter(config, field, str(value))
     (folder / "1").mkdir(parents=True, exist_ok=True)
     model_config.write(config, folder / "config.pbtxt")
+
+
+def build_encoder(place: Path, name: str, checkpoint: Path, parameters: Mapping[str, str]) -> BuildPaths:
+    """Build a text model `name` over the checkpoint, with these parameters; where its engines and its front are."""
+    source = place / "model_repository" / name
+    write_front(SHIPPED / "encode", source, {"checkpoint": checkpoint.absolute(), **parameters}, keeps=False)
+    (place / "build").mkdir(exist_ok=True)
+    if not (kernels := place / "build" / "kernels").exists():
+        kernels.symlink_to(KERNELS.absolute())
+    paths = BuildPaths(place, place / "build", place / "model_repository")
+    front = read(source)
+    assert isinstance(front, TextFrontConfig)
+    publish(front, paths, progress)
+    return paths
 
 
 def generator(checkpoint: Path, precision: str, slots: int, max_length: int) -> dict[str, object]:

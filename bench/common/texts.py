@@ -26,6 +26,7 @@ from client import perf_analyzer
 from client.open_loop import INFER, PlannedRequest, replay, serialise
 from shapeshift.errors import ShapeshiftError, UnsupportedError
 from shapeshift.workloads import lengths
+from shapeshift.workloads.arrivals import poisson
 from shapeshift.workloads.text import TextMaker
 
 CHECKPOINT = BUILD / "checkpoints" / "all-MiniLM-L6-v2"
@@ -144,11 +145,10 @@ class HttpServer:
 class InProcess:
     """The engine set of a folder in a process of its own, `bench.encode.worker`, which encodes without a server."""
 
-    name = "in-process"
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "in-process") -> None:
+        self.name = name
         command = [sys.executable, "-m", "bench.encode.worker", str(folder)]
-        self._worker = Worker(self.name, command, FOLDER / "run" / "in-process.log")
+        self._worker = Worker(name, command, FOLDER / "run" / f"{name.replace(' ', '-')}.log")
         self._worker.wait_ready()
         self.stop = self._worker.stop
 
@@ -163,17 +163,23 @@ class TextBench:
     def __init__(self, seed: int, requests: int, rounds: int) -> None:
         self.cells = Cells(figures, seed)
         self.texts = short_texts(seed)
-        self._requests, self._rounds = requests, rounds
+        self._seed, self._requests, self._rounds = seed, requests, rounds
 
     def closed(self, systems: Sequence[System], clients: Sequence[int]) -> None:
         """Run closed loops of each number of clients."""
         for count in clients:
             self._measure(f"closed {count}", count, {system.name: system.closed for system in systems})
 
-    def analyzed(self, fronts: Sequence[TritonModel], bare: System, clients: Sequence[int]) -> None:
+    def open(self, fronts: Sequence[TritonModel], rate: float) -> None:
+        """Send the texts at random instants, so many a second on average."""
+        instants = poisson(rate, 2 * self._requests / rate, np.random.default_rng(self._seed))
+        calls = {front.name: partial(front.open, self.texts, instants) for front in fronts}
+        self.cells.measure(f"open, {rate:.0f}/s", calls, self._rounds)
+
+    def analyzed(self, fronts: Sequence[TritonModel], bare: Sequence[System], clients: Sequence[int]) -> None:
         """Run perf_analyzer on the fronts, and the bare engines on the same texts."""
         for count in clients:
-            calls = {**{front.name: front.analyzed for front in fronts}, bare.name: bare.closed}
+            calls = {front.name: front.analyzed for front in fronts} | {one.name: one.closed for one in bare}
             self._measure(f"perf_analyzer {count}", count, calls)
 
     def _measure(self, load: str, clients: int, calls: Mapping[str, Closed]) -> None:

@@ -1,12 +1,14 @@
 """`make bench`: the `encode` front against its own baselines and against infinity, short texts, in one run.
 
     engine set    the front as shipped, through Triton
+    native        the same checkpoint on the project's own kernels, through Triton
     DT            one engine for any shape, a text a call, through Triton
     ST            every text padded to the longest length, through Triton; not of engines that compute no padding
-    in-process    the engine set and its queue in a process without Triton
+    in-process    the engine set and its queue in a process without Triton; "in-process native" those of native
     infinity ...  its servers over HTTP, in f32 (not with --quick; its packages go into build/peers)
 
-Ratios are between medians over the rounds. `foreign` is the number of cores that other processes used meanwhile.
+In the open loop texts come at random instants, at 80% of what DT answers with 8 in flight. Ratios are between medians
+over the rounds. `foreign` is the number of cores that other processes used meanwhile.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from contextlib import ExitStack
 
 from bench.common.cells import Cells
 from bench.common.front_variants import ENGINES, baselines, publish_variant
+from bench.common.models import build_encoder
 from bench.common.output import BUILD, FOLDER, Output, Row, empty, parser, program
 from bench.common.server import loaded_server
 from bench.common.texts import CHECKPOINT, InProcess, Outcome, TextBench, TritonModel
 from bench.peers.infinity import Engine, infinity_servers
 from shapeshift.engines import manifest
 
-OURS, DYNAMIC, STATIC = "engine set", "DT", "ST"
+OURS, NATIVE, DYNAMIC, STATIC = "engine set", "native", "DT", "ST"
 COMPARED = ("per_second", "p50_ms", "p98_ms", "processor_ms")
 
 
@@ -56,19 +59,24 @@ def run(bench: TextBench, built: manifest.Manifest, clients: Sequence[int], peer
     """Start all systems, measure them, stop them."""
     repository = FOLDER / "repository"
     empty(repository)
+    parameters = {"provider": "native", "precision": built.precision, "bins": "none"}
+    native = build_encoder(FOLDER / "encode_native", "encode_native", CHECKPOINT, parameters)
     variants = {f"encode_{name}": entries for name, entries in baselines(built).items()}
     for name, entries in variants.items():
         publish_variant(name, entries, repository)
     with ExitStack() as stack:
-        engines = {"encode": len(built.engines), **dict.fromkeys(variants, 1)}
-        server = stack.enter_context(loaded_server(engines, (BUILD / "repository", repository)))
-        names = {"encode": OURS, "encode_dt": DYNAMIC, "encode_st": STATIC}
+        engines = {"encode": len(built.engines), "encode_native": 1, **dict.fromkeys(variants, 1)}
+        repositories = (BUILD / "repository", native.generated, repository)
+        server = stack.enter_context(loaded_server(engines, repositories))
+        names = {"encode": OURS, "encode_native": NATIVE, "encode_dt": DYNAMIC, "encode_st": STATIC}
         fronts = [TritonModel(names[model], server.grpc_url, model) for model in engines]
-        bare = InProcess(ENGINES)
-        stack.callback(bare.stop)
+        bare = [InProcess(ENGINES), InProcess(native.engines / "encode_native", "in-process native")]
+        for one in bare:
+            stack.callback(one.stop)
         others = stack.enter_context(infinity_servers(peers, CHECKPOINT, BUILD))
-        bench.analyzed(fronts[:1], bare, (1, 8))
-        bench.closed([*fronts, bare, *others], clients)
+        bench.analyzed(fronts[:2], bare, (1, 8))
+        bench.closed([*fronts, *bare, *others], clients)
+        bench.open(fronts[:3], 0.8 * bench.cells.figure("closed 8", DYNAMIC, "per_second"))
 
 
 def ratios(cells: Cells[Outcome]) -> list[Row]:
@@ -76,12 +84,14 @@ def ratios(cells: Cells[Outcome]) -> list[Row]:
     return [
         {
             "load": load,
+            "of": ours,
             "over": other,
-            **{name: cells.over(load, OURS, other, name) for name in COMPARED},
+            **{name: cells.over(load, ours, other, name) for name in COMPARED},
         }
         for load in cells.loads
+        for ours in (OURS, NATIVE)
         for other in cells.systems(load)
-        if other != OURS
+        if other not in (ours, NATIVE)
     ]
 
 

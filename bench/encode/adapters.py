@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.cells import Cells
-from bench.common.output import BUILD, FOLDER, Output, empty, parser, program
+from bench.common.models import build_encoder
+from bench.common.output import FOLDER, Output, parser, program
 from bench.common.texts import CHECKPOINT, Outcome, figures, short_texts
 from bench.encode.worker import Encoder
 from shapeshift.kernels import kernel_build
@@ -25,6 +26,7 @@ TARGETS = {
         *("attention.output.dense", "intermediate.dense", "output.dense"),
     ),
 }
+PLACE = FOLDER / "encode_adapters"
 BASE, ADAPTERS, RANK, CLIENTS = "no adapter", 32, 16, 32
 
 
@@ -38,7 +40,8 @@ def main() -> int:
     settings = {"precision": chosen.precision, "adapters": ADAPTERS, "rank": RANK, "in flight": CLIENTS}
     output = Output("encode.adapters", {**settings, "rounds": rounds, "requests": requests, "seed": chosen.seed})
     kernel_build.limit_spinning()
-    engines = build(chosen.precision)
+    parameters = {"precision": chosen.precision, "adapter_mb": "64", "max_tokens": "256"}
+    engines = build_encoder(PLACE / chosen.precision, "encode", CHECKPOINT, parameters).engines / "encode"
     texts, cells = short_texts(chosen.seed), Cells(figures, chosen.seed)
     memory = {}
     encoders = {BASE: Encoder(engines)}
@@ -71,29 +74,6 @@ def outcome(encoder: Encoder, texts: Sequence[str], count: int) -> Outcome:
     return Outcome(np.array(answer["latency_ms"]), float(str(answer["per_second"])))
 
 
-def build(precision: str) -> Path:
-    """The folder of the engines of the demo encoder, of provider native."""
-    from shapeshift.build_engines.paths import BuildPaths
-    from shapeshift.build_engines.repository import read
-    from shapeshift.build_engines.text.config import TextFrontConfig
-    from shapeshift.build_engines.text.front import publish
-
-    place = FOLDER / "encode_adapters" / precision
-    model = place / "model_repository" / "encode"
-    empty(model)
-    values = {"checkpoint": str(CHECKPOINT.absolute()), "precision": precision, "adapter_mb": "64", "max_tokens": "256"}
-    entries = ", ".join(f'{{ key: "{key}" value {{ string_value: "{text}" }} }}' for key, text in values.items())
-    (model / "config.pbtxt").write_text(f'name: "encode" backend: "polymorph" parameters [ {entries} ]')
-    (place / "build").mkdir(parents=True, exist_ok=True)
-    if not (kernels := place / "build" / "kernels").exists():
-        kernels.symlink_to((BUILD / "kernels").absolute())
-    paths = BuildPaths(place, place / "build", place / "model_repository")
-    front = read(model)
-    assert isinstance(front, TextFrontConfig)
-    publish(front, paths, lambda step: None)
-    return paths.engines / "encode"
-
-
 def load(engines: Path, precision: str, targets: Sequence[str]) -> tuple[list[Any], Any, int]:
     """Random adapters in memory: their records, what engines need of them, and their bytes."""
     import torch
@@ -106,7 +86,7 @@ def load(engines: Path, precision: str, targets: Sequence[str]) -> tuple[list[An
     from shapeshift.adapter_cache.text.base import TYPES, PackAdapters, base_model
 
     base, dtype = base_model(engines, {CHECKPOINT.name}, RANK, CHECKPOINT), TYPES[precision]
-    folders = [FOLDER / "encode_adapters" / f"{len(targets)}-{number}" for number in range(ADAPTERS)]
+    folders = [PLACE / f"{len(targets)}-{number}" for number in range(ADAPTERS)]
     for number, folder in enumerate(folders):
         write(folder, base.adaptable, targets, number)
     records = [make_adapter(one.name, "", peft.read(one, base), dtype.itemsize) for one in folders]

@@ -35,7 +35,7 @@ def measure(bench: TextBench, built: Manifest, folder: Path, clients: Sequence[i
         fronts = [TritonModel(names[front], server.grpc_url, front) for front in names]
         bare = InProcess(ENGINES)
         stack.callback(bare.stop)
-        bench.analyzed(fronts[:2], bare, (1,))
+        bench.analyzed(fronts[:2], [bare], (1,))
         bench.closed([*fronts, bare], clients)
 
 
