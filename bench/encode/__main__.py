@@ -90,6 +90,7 @@ def ratios(cells: Cells[Outcome]) -> list[Row]:
         }
         for load in cells.loads
         for ours in (OURS, NATIVE)
+        if ours in cells.systems(load)
         for other in cells.systems(load)
         if other not in (ours, NATIVE)
     ]
