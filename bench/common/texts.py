@@ -143,11 +143,10 @@ class HttpServer:
 
 
 class InProcess:
-    """The engine set of a folder in a process of its own, `bench.encode.worker`, which encodes without a server."""
+    """A process of its own that encodes without a server, and answers as `bench.encode.worker` does."""
 
-    def __init__(self, folder: Path, name: str = "in-process") -> None:
+    def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
-        command = [sys.executable, "-m", "bench.encode.worker", str(folder)]
         self._worker = Worker(name, command, FOLDER / "run" / f"{name.replace(' ', '-')}.log")
         self._worker.wait_ready()
         self.stop = self._worker.stop
@@ -155,6 +154,11 @@ class InProcess:
     def closed(self, texts: Sequence[str], clients: int, count: int) -> Outcome:
         answer = self._worker.ask(texts=list(texts), clients=clients, count=count)
         return Outcome(np.array(answer["latency_ms"]), answer["per_second"])
+
+
+def engines_alone(folder: Path, name: str = "in-process") -> InProcess:
+    """The engine set of a folder."""
+    return InProcess(name, [sys.executable, "-m", "bench.encode.worker", str(folder)])
 
 
 class TextBench:

@@ -10,7 +10,7 @@ from bench.common.cells import Cells
 from bench.common.front_variants import ENGINES, baselines, publish_variant
 from bench.common.output import BUILD, Row, empty
 from bench.common.server import wait_loaded
-from bench.common.texts import InProcess, Outcome, TextBench, TritonModel
+from bench.common.texts import Outcome, TextBench, TritonModel, engines_alone
 from bench.polymorph.fleet import running_fleet
 from shapeshift.engines.manifest import Manifest
 
@@ -33,7 +33,7 @@ def measure(bench: TextBench, built: Manifest, folder: Path, clients: Sequence[i
         server = stack.enter_context(running_fleet(folder, (BUILD / "repository", repository), workers))
         wait_loaded(server.metrics_url, (1 + _WORKERS) * len(built.engines) + len(variants))
         fronts = [TritonModel(names[front], server.grpc_url, front) for front in names]
-        bare = InProcess(ENGINES)
+        bare = engines_alone(ENGINES)
         stack.callback(bare.stop)
         bench.analyzed(fronts[:2], [bare], (1,))
         bench.closed([*fronts, bare], clients)
