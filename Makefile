@@ -81,7 +81,7 @@ bench: .venv/.test engines ## measure ours against others, python -m bench.$$BEN
 simulate: .venv/.test ## the tables and figures of the papers beside ours, in simulation (15 minutes; ARGS=--quick, or "--parts arlo,flover")
 	@$(BIN)/python -m bench.papers $(ARGS)
 
-gpu: ## the tests that need an NVIDIA GPU, then every figure of the GPU path (25 minutes; ARGS="--parts engines,decode"); without a GPU a rehearsal. Needs torch, transformers, peft and timm
+gpu: ## the tests that need an NVIDIA GPU, then every figure of the GPU path (29 minutes; ARGS="--parts engines,decode"); without a GPU a rehearsal. Needs torch, transformers, peft and timm
 	@if $(GPU_PYTHON) -c 'import pytest' 2>/dev/null; \
 	  then $(GPU_PYTHON) -m pytest -m gpu $$(grep -rl --include='test_*.py' 'mark\.gpu' tests); \
 	  else echo "gpu: pytest is not installed, so the tests are left out"; fi

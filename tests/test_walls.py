@@ -86,7 +86,7 @@ def misplaced_triton(root: Path) -> list[str]:
     found = []
     for file in sources(root):
         name = name_of(file, root)
-        is_backend = name.startswith("backends/") or ("tests/" in name and "/backends/" in name)
+        is_backend = name.startswith("backends/") or (name.startswith(("tests/", "bench/")) and "/backends/" in name)
         is_library = name.startswith(("shapeshift/", "backends/")) and not name.startswith("shapeshift/triton/")
         for module, line in imports(file, root):
             top = module.partition(".")[0]
@@ -242,6 +242,7 @@ def broken_project(tmp_path: Path) -> Path:
         "backends/x/model.py": "import triton_python_backend_utils\nfrom tritonclient import utils",
         "client/x.py": "import tritonclient.grpc",
         "tests/triton/backends/y/model.py": "import triton_python_backend_utils",
+        "bench/peers/backends/plain.py": "import triton_python_backend_utils",
         "tests/test_x.py": "import tritonclient.grpc\nimport triton_python_backend_utils",
         "build/peers/z.py": "import triton_python_backend_utils",
     }

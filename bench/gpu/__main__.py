@@ -1,7 +1,7 @@
 """Every figure of the GPU path: `make gpu`, or `python -m bench.gpu --parts engines,decode`.
 
-It needs torch, transformers, peft and timm, no Triton and no network. Without a GPU it rehearses: the same parts with
-small sizes on the CPU, in seconds. Rehearsals write to build/bench/gpu/, measurements to profiles/.
+It needs torch, transformers, peft and timm, no network, and Triton for the part `served` alone. Without a GPU it
+rehearses: the same parts with small sizes on the CPU. Rehearsals write to build/bench/gpu/, measurements to profiles/.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.common.output import FOLDER, parser, progress
-from bench.gpu import adapters, decode, engines, images, memory, onnx, trace
+from bench.gpu import adapters, decode, engines, images, memory, onnx, served, trace
 from bench.gpu.device import Device
 from bench.gpu.part import Part, Row
 from client.report import head
 from shapeshift.engines import hardware
+from shapeshift.files import replace_text
 
 PARTS: dict[str, Part[Any]] = {
     "engines": engines.PART,
@@ -31,11 +32,12 @@ PARTS: dict[str, Part[Any]] = {
     "images": images.PART,
     "memory": memory.PART,
     "trace": trace.PART,
+    "served": served.PART,
 }
 
 
 def main(arguments: list[str] | None = None, parts: Mapping[str, Part[Any]] = PARTS) -> int:
-    """Measure the parts, print each row when it is there, and write a profile for each part."""
+    """Measure the parts, and print and write each row when it is there: a profile for each part."""
     parse = parser("gpu", __doc__, parts=tuple(parts))
     parse.add_argument("--device", type=int, default=0, help="number of the GPU (%(default)s)")
     parse.add_argument("--minutes", type=float, default=math.inf, help="of each part at most; what it says of itself")
@@ -49,44 +51,46 @@ def main(arguments: list[str] | None = None, parts: Mapping[str, Part[Any]] = PA
     print(head({"settings": about, "hardware": device.describe()}), flush=True)
     failed = []
     for name in options.parts:
+        described = {**about, "hardware": device.describe(), "part": name}
+        file = profile_of(FOLDER / "gpu" / "rehearsal" if is_rehearsal else Path("profiles"), described)
+        rows: list[Row] = []
         try:
-            rows = run(parts[name], device, options.seed, options.minutes)
+            for row in run(parts[name], device, options.seed, options.minutes):
+                rows.append(row)
+                # What ends this process does not cost the rows before.
+                replace_text(file, json.dumps({**described, "rows": rows}, indent=1) + "\n")
         except Exception:  # noqa: BLE001  a part that fails must not cost the others
             traceback.print_exc()
             failed.append(name)
             device.free()
             continue
-        folder = FOLDER / "gpu" / "rehearsal" if is_rehearsal else Path("profiles")
-        print(f"written: {write(folder, name, {**about, 'hardware': device.describe()}, rows)}")
+        print(f"written: {file}")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def run(part: Part[Any], device: Device, seed: int, minutes: float = math.inf) -> list[Row]:
+def run(part: Part[Any], device: Device, seed: int, minutes: float = math.inf) -> Iterator[Row]:
     """The rows of a part, printed. No row is begun after its minutes, at most `minutes`; then it says so."""
     print(f"{part.what}:", flush=True)
     minutes = min(minutes, part.minutes)
-    rows, end = [], time.monotonic() + 60 * minutes
+    end = time.monotonic() + 60 * minutes
     for row in part.measure(device, part.rehearsal if device.number is None else part.full, seed):
         progress()
         # Without the columns that the row does not have.
         print("  " + ", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
-        rows.append(row)
+        yield row
         if time.monotonic() > end:
             print(f"  stopped after {minutes:g} minutes; what is left is not measured", flush=True)
             break
     device.free()
-    return rows
 
 
-def write(folder: Path, part: str, head: dict[str, Any], rows: list[Row]) -> Path:
-    """Write the profile of a part, which is named after it and its hardware; returns the file."""
-    name = str(head["hardware"].get("gpu") or head["hardware"]["cpu"]).partition(",")[0]
+def profile_of(folder: Path, described: Mapping[str, Any]) -> Path:
+    """The file of a part's profile, which is named after it and its hardware; makes the folder."""
+    name = str(described["hardware"].get("gpu") or described["hardware"]["cpu"]).partition(",")[0]
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"gpu-{part}-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
-    file.write_text(json.dumps({**head, "part": part, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    return file
+    return folder / f"gpu-{described['part']}-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
 
 
 if __name__ == "__main__":
