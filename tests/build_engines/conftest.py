@@ -28,7 +28,8 @@ def hub(running_hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hu
     """
     from huggingface_hub import constants
 
-    for kept in (running_hub.repositories, running_hub.asked, running_hub.cut):
+    hub = running_hub
+    for kept in (hub.repositories, hub.asked, hub.cut, hub.sent, hub.hashes):
         kept.clear()
     template = running_hub.url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "ENDPOINT", running_hub.url)

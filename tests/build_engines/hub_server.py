@@ -29,7 +29,7 @@ class Hub:
     """A running hub. asked: method and path of each request; cut: names of files that end half-way, once each.
 
     silent: repositories whose files are begun and never sent until `resumed`; sent: contents that are sent in place of
-    those of the files with these names; stated: sizes that are stated in place of theirs.
+    those of the files with these names; stated, hashes: sizes and hashes that are stated in place of theirs.
     """
 
     url: str = ""
@@ -40,6 +40,7 @@ class Hub:
     resumed: threading.Event = field(default_factory=threading.Event)
     sent: dict[str, bytes] = field(default_factory=dict)
     stated: dict[str, int] = field(default_factory=dict)
+    hashes: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, folder: Path, revision: str = "main", gated: bool = False) -> str:
         """Publish `folder` as a revision of the repository `name`; returns the commit, a hash of what it holds."""
@@ -113,7 +114,12 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             names = [path.relative_to(folder).as_posix() for path in files]
             if tree:
                 entries = [
-                    {"type": "file", "path": own, "size": hub.stated.get(own, path.stat().st_size), "oid": _etag(path)}
+                    {
+                        "type": "file",
+                        "path": own,
+                        "size": hub.stated.get(own, path.stat().st_size),
+                        "oid": git_hash(path.read_bytes()),
+                    }
                     for own, path in zip(names, files, strict=True)
                 ]
                 self._send(json.dumps(entries).encode())
@@ -127,10 +133,11 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 self._fail(404, "EntryNotFound")
                 return
             content = hub.sent.get(name, file.read_bytes())
+            etag = hub.hashes.get(name, git_hash(file.read_bytes()))
             start = 0
             if stated := self.headers.get("Range"):
                 start = int(stated.removeprefix("bytes=").partition("-")[0])
-            headers = {"ETag": f'"{_etag(file)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+            headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
             if name in hub.stated:
                 headers["X-Linked-Size"] = str(hub.stated[name])
             if start:
@@ -158,7 +165,6 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def _etag(file: Path) -> str:
-    """As Git names the content."""
-    content = file.read_bytes()
+def git_hash(content: bytes) -> str:
+    """As Git names it."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()

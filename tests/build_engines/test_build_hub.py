@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from shapeshift.build_engines.hub.sources import base_names, find_checkpoint
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.engines import manifest
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError, ShapeshiftError, UnsupportedError
-from tests.build_engines.hub_server import TOKEN, Hub
+from tests.build_engines.hub_server import TOKEN, Hub, git_hash
 
 PROJECT = Path(__file__).resolve().parents[2]
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
@@ -152,6 +153,64 @@ def test_an_interrupted_download_is_told_and_continued(hub: Hub, repository: Pat
     hub.cut.clear()
     found = find_checkpoint("owner/model", paths)
     assert (found.folder / "model.safetensors").read_bytes() == (repository / "model.safetensors").read_bytes()
+
+
+SHA256 = "model.safetensors"
+
+
+@pytest.mark.parametrize("name", ["config.json", "1_Pooling/config.json", SHA256])
+def test_a_file_with_another_hash_than_the_hub_states_is_refused_and_removed(
+    hub: Hub, repository: Path, paths: BuildPaths, name: str
+) -> None:
+    """Small files have the hash of Git, others SHA-256; every bad file is gone, and a later try gets the right ones."""
+    whole = (repository / SHA256).read_bytes()
+    hub.hashes[SHA256] = hashlib.sha256(whole).hexdigest()
+    commit = hub.add("owner/model", repository)
+    content = (repository / name).read_bytes()
+    sent = content[:-2] + b" }" if name != SHA256 else content[:-4] + b"\0\0\0\0"
+    hub.sent |= {name: sent, "tokenizer.json": b"{}"}
+    stated = hub.hashes[SHA256] if name == SHA256 else git_hash(content)
+    received = hashlib.sha256(sent).hexdigest() if name == SHA256 else git_hash(sent)
+    with pytest.raises(InvalidInputError) as refused:
+        find_checkpoint("owner/model", paths)
+    assert f"hub id owner/model: {name}: got '{received}'; the hash that the hub states, {stated}" in str(refused.value)
+    cached = [file for file in (paths.root / "hf").rglob("*") if file.is_file() and "blobs" in file.parts]
+    assert cached and all(file.name in (git_hash(file.read_bytes()), hub.hashes[SHA256]) for file in cached)
+    assert not (paths.build / RECORD).exists()
+    hub.sent.clear()
+    folder = find_checkpoint("owner/model", paths).folder
+    assert folder.name == commit and (folder / SHA256).read_bytes() == whole
+    assert (folder / name).read_bytes() == content
+
+
+def test_a_file_of_which_the_hub_states_no_hash_is_refused(hub: Hub, repository: Path, paths: BuildPaths) -> None:
+    hub.hashes[SHA256] = "version-3"
+    hub.add("owner/model", repository)
+    expected = "hub id owner/model: model.safetensors: got 'version-3'; a hub that states hashes of files"
+    with pytest.raises(InvalidInputError, match=expected):
+        find_checkpoint("owner/model", paths)
+    assert not list((paths.root / "hf").rglob("version-3")) and not list((paths.root / "hf").rglob(SHA256))
+
+
+def test_a_lie_that_leads_out_of_the_cache_removes_nothing_there(hub: Hub, repository: Path, paths: BuildPaths) -> None:
+    precious = paths.root / "precious"
+    precious.write_text("mine")
+    hub.hashes["tokenizer.json"] = "../../../../precious"
+    hub.add("owner/model", repository)
+    with pytest.raises(InvalidInputError, match=r"tokenizer.json: got 'precious'; a hub that states hashes"):
+        find_checkpoint("owner/model", paths)
+    assert precious.read_text() == "mine"
+
+
+def test_a_cache_without_links_is_refused(
+    hub: Hub, repository: Path, paths: BuildPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", True)
+    hub.add("owner/model", repository)
+    with pytest.raises(InvalidInputError, match=r"json: got 'no link'; HF_HOME where links can be"):
+        find_checkpoint("owner/model", paths)
 
 
 def test_no_network(hub: Hub, paths: BuildPaths, monkeypatch: pytest.MonkeyPatch, free_ports: Any) -> None:

@@ -5,7 +5,6 @@ It ends with the server that started it, is nice to it, and can write no file ab
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import resource
@@ -15,14 +14,14 @@ from pathlib import Path
 from shapeshift.adapter_cache.registry import store
 from shapeshift.build_engines.hub import needed_files
 from shapeshift.build_engines.hub.download import HubId, fetch
+from shapeshift.build_engines.hub.stated_hashes import require_hashes
 from shapeshift.child_process import at_end_of_input
-from shapeshift.errors import InvalidInputError, NotFoundError, ShapeshiftError
+from shapeshift.errors import NotFoundError, ShapeshiftError
 from shapeshift.serving.error_codes import code_name
 from shapeshift.settings import require
 
 _NICE = 10
 _RECORD_BYTES = 1 << 20
-_DIGESTS = {40: hashlib.sha1, 64: hashlib.sha256}
 
 
 def main(name: str, most_bytes: int, record: Path, folders: list[Path]) -> dict[str, str]:
@@ -55,28 +54,9 @@ def _of_hub(hub_id: HubId, most_bytes: int, record: Path) -> Path:
     record.mkdir(parents=True, exist_ok=True)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes + _RECORD_BYTES, most_bytes + _RECORD_BYTES))
     folder = fetch(hub_id, needed_files.of_adapter, record, most_bytes).folder
-    for name in store.FILES:
-        _require_hash(hub_id, folder / name)
+    # Also those that were in the cache before.
+    require_hashes(str(hub_id), folder, store.FILES)
     return folder
-
-
-def _require_hash(hub_id: HubId, file: Path) -> None:
-    """Raise the error for a file that is not what the hub states. Its cache names files by their hashes: SHA-256, and
-    for small ones that of Git; they may be links again, to what several repositories share under other names."""
-    blob = file.parent / file.readlink() if file.is_symlink() else file
-    require(len(blob.name) in _DIGESTS, f"hub id {hub_id}: {file.name}", blob.name, "a hub that states hashes of files")
-    digest = _DIGESTS[len(blob.name)]()
-    if len(blob.name) == 40:
-        digest.update(f"blob {blob.stat().st_size}\0".encode())
-    with blob.open("rb") as stream:
-        while piece := stream.read(1 << 20):
-            digest.update(piece)
-    if digest.hexdigest() != blob.name:
-        # Both: else the cache would serve it.
-        file.unlink()
-        blob.unlink()
-        allowed = f"the hash that the hub states, {blob.name}; what it sent is removed"
-        raise InvalidInputError(f"hub id {hub_id}: {file.name}", digest.hexdigest(), allowed)
 
 
 if __name__ == "__main__":

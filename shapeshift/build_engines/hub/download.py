@@ -19,6 +19,7 @@ from pathlib import Path
 
 from shapeshift import files
 from shapeshift.build_engines.hub.needed_files import Read
+from shapeshift.build_engines.hub.stated_hashes import require_hashes
 from shapeshift.errors import EngineError, InvalidInputError, NotFoundError, ShapeshiftError, UnsupportedError
 from shapeshift.settings import require
 
@@ -74,7 +75,8 @@ def fetch(hub_id: HubId, choose: Choose, build: Path, most_bytes: int | None = N
     """The files of `hub_id` that `choose` wants, downloaded unless the cache of HF_HOME has them.
 
     most_bytes: of a download; None: as much as the disk holds.
-    Raises ShapeshiftError, in one line with the remedy. After any error the record and earlier files are unchanged.
+    Raises ShapeshiftError, in one line with the remedy, also where a file has another hash than the hub states. After
+    any error the record and earlier files are unchanged.
     """
     try:
         import huggingface_hub
@@ -92,6 +94,7 @@ def fetch(hub_id: HubId, choose: Choose, build: Path, most_bytes: int | None = N
         resolved, folder = _in_cache(hub_id, recorded, choose) if recorded or _is_offline() else (None, None)
         if resolved is None or folder is None:
             resolved, folder = _download(hub_id, recorded, choose, most_bytes)
+            require_hashes(str(hub_id), folder, resolved.files, build / files.HASHES)
     if resolved != recorded:
         with files.exclusive_lock(build / _LOCK):
             record = {**_read_record(build), str(hub_id): resolved}
@@ -140,7 +143,9 @@ def _download(
         names = sorted(hub.list_repo_files(hub_id.repository, revision=commit))
 
         def read(name: str) -> str:
-            return Path(hf_hub_download(hub_id.repository, name, revision=commit)).read_text(encoding="utf-8")
+            file = Path(hf_hub_download(hub_id.repository, name, revision=commit))
+            require_hashes(str(hub_id), file.parents[name.count("/")], [name])
+            return file.read_text(encoding="utf-8")
 
         recorded = _Resolved(commit, choose(names, read))
     planned = snapshot_download(
