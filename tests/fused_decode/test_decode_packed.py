@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import shutil
@@ -267,6 +268,129 @@ def test_a_linear_of_fp8_needs_its_scales_and_a_plain_one_none(tiny: Callable[[s
     save_file(tensors, file)
     weight, _ = WeightFiles(file.parent, Architecture.read(file.parent)).linear(1, "qkv", torch.float32)
     assert (weight[:64] == 1.0).all()
+
+
+# As published: by llm-compressor in several releases, Qwen, Mistral, AutoFP8 and OpenAI.
+_ARGS = {"observer_kwargs": {}, "block_structure": None, "group_size": None, "actorder": None}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "W8A8": {
+        "config_groups": {
+            "group_0": {
+                "input_activations": {**_ARGS, "num_bits": 8, "dynamic": True, "strategy": "token", "type": "int"},
+                "output_activations": None,
+                "targets": ["Linear"],
+                "weights": {
+                    **_ARGS,
+                    "dynamic": False,
+                    "num_bits": 8,
+                    "observer": "minmax",
+                    "strategy": "channel",
+                    "symmetric": True,
+                    "type": "int",
+                },
+            }
+        },
+        "format": "int-quantized",
+        "global_compression_ratio": 1.4571,
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "quant_method": "compressed-tensors",
+        "quantization_status": "frozen",
+        "sparsity_config": {"format": "dense", "global_sparsity": 0.1, "registry_requires_subclass": False},
+    },
+    "FP8 blocks": {
+        "config_groups": {
+            "group_0": {
+                "format": "float-quantized",
+                "input_activations": {**_ARGS, "num_bits": 8, "dynamic": True, "strategy": "group", "type": "float"},
+                "output_activations": None,
+                "targets": ["Linear"],
+                "weights": {
+                    **_ARGS,
+                    "block_structure": [128, 128],
+                    "dynamic": False,
+                    "num_bits": 8,
+                    "observer": "static_minmax",
+                    "scale_dtype": None,
+                    "strategy": "block",
+                    "symmetric": True,
+                    "type": "float",
+                    "zp_dtype": None,
+                },
+            }
+        },
+        "format": "float-quantized",
+        "global_compression_ratio": None,
+        "ignore": ["lm_head", "re:.*mlp.gate$"],
+        "kv_cache_scheme": None,
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+        "sparsity_config": {},
+        "transform_config": {},
+        "version": "0.12.3.a20251114",
+    },
+    "Qwen3": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"],
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    },
+    "Ministral 3": {
+        "activation_scheme": "static",
+        "dequantize": False,
+        "modules_to_not_convert": ["model.vision_tower", "model.multi_modal_projector", "lm_head"],
+        "quant_method": "fp8",
+        "weight_block_size": None,
+    },
+    "AutoFP8": {"activation_scheme": "static", "ignored_layers": ["lm_head"], "quant_method": "fp8"},
+    "gpt-oss": {"modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"], "quant_method": "mxfp4"},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations_are_read(name: str) -> None:
+    assert packing_of({"quantization_config": PUBLISHED[name]}) is not None
+
+
+def test_configurations_that_transformers_saves_are_read() -> None:
+    from transformers.utils import quantization_config
+
+    for config in (quantization_config.FineGrainedFP8Config(), quantization_config.Mxfp4Config()):
+        assert packing_of({"quantization_config": json.loads(config.to_json_string(use_diff=False))})
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "message"),
+    [
+        (
+            "W8A8",
+            "permutation",
+            "quantization_config.permutation: got 'x'; absent or null: it is not read, only .*config",
+        ),
+        ("Qwen3", "modules_to_convert", "quantization_config.modules_to_convert: got 'x'; absent or null: .*blo.*fmt"),
+        ("gpt-oss", "rotation", "quantization_config.rotation: got 'x'; absent or null: .*modules_to_not_convert"),
+    ],
+)
+def test_a_field_that_nobody_reads_is_refused(name: str, field: str, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        packing_of({"quantization_config": {**PUBLISHED[name], field: "x"}})
+    assert packing_of({"quantization_config": {**PUBLISHED[name], field: None}}) is not None
+
+
+@pytest.mark.parametrize("place", ["", "weights."])
+def test_a_field_of_a_group_that_nobody_reads_is_refused(place: str) -> None:
+    stated = copy.deepcopy(PUBLISHED["W8A8"])
+    group = stated["config_groups"]["group_0"]
+    (group["weights"] if place else group)["rotation"] = "hadamard"
+    message = rf"config_groups\.group_0\.{place}rotation: got 'hadamard'; absent or null: it is not read, only"
+    with pytest.raises(InvalidInputError, match=message):
+        packing_of({"quantization_config": stated})
+
+
+@pytest.mark.parametrize("stated", [AWQ, GPTQ])
+def test_what_authors_add_to_awq_and_gptq_is_accepted(stated: dict[str, Any]) -> None:
+    assert packing_of({"quantization_config": {**stated, "model_name_or_path": "x", "meta": {"quantizer": "a:1"}}})
 
 
 @pytest.mark.parametrize(

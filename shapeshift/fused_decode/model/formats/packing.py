@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,21 @@ PLAIN = ("F32", "F16", "BF16")
 """The dtypes of numbers, as safetensors calls them."""
 FP8_DTYPE = "F8_E4M3"
 _METHODS = "awq, gptq, compressed-tensors, fp8 or mxfp4"
+# Fields that are read, and such as say how weights were made, which of them are plain, or how activations are rounded.
+_OF_COMPRESSED = (
+    *("quant_method", "format", "config_groups", "sparsity_config"),
+    *("ignore", "quantization_status", "global_compression_ratio", "version"),
+)
+_OF_GROUP = ("targets", "weights", "format", "input_activations", "output_activations")
+_OF_WEIGHTS = (
+    *("num_bits", "type", "symmetric", "strategy", "group_size", "block_structure", "actorder"),
+    *("dynamic", "observer", "observer_kwargs", "scale_dtype", "zp_dtype"),
+)
+_OF_FP8 = (
+    *("quant_method", "weight_block_size", "fmt", "scale_fmt", "expert_dtype"),
+    *("activation_scheme", "modules_to_not_convert", "ignored_layers", "dequantize"),
+)
+_OF_MXFP4 = ("quant_method", "modules_to_not_convert", "dequantize")
 _STEP = 32
 """A group has a multiple of so many inputs."""
 _MXFP4_GROUP = 32
@@ -191,11 +206,17 @@ def _group(group: object, field: str) -> int:
     return max(0, int(str(group)))
 
 
+def _require_read(fields: Mapping[str, Any], place: str, names: Collection[str]) -> None:
+    """Raise InvalidInputError for a field that is set and is none of `names`; place: what stands before its name."""
+    for key, value in fields.items():
+        allowed = f"absent or null: it is not read, only {', '.join(names)} are"
+        require(not value or key in names, place + key, value, allowed)
+
+
 def _compressed(fields: Mapping[str, Any]) -> Packing:
     """Of compressed-tensors. Activations are quantised as ours, whatever the file says of them."""
     place = "quantization_config."
-    for key in ("kv_cache_scheme", "transform_config", "moe_sparsity_config"):
-        require(not fields.get(key), place + key, fields.get(key), "null: it is not read")
+    _require_read(fields, place, _OF_COMPRESSED)
     sparsity = fields.get("sparsity_config") or {}
     form = sparsity.get("format", "dense") if isinstance(sparsity, dict) else sparsity
     require(form == "dense", place + "sparsity_config.format", form, "dense or absent")
@@ -206,6 +227,8 @@ def _compressed(fields: Mapping[str, Any]) -> Packing:
     weights = group.get("weights") if isinstance(group, dict) else None
     require(isinstance(weights, dict), place + "weights", weights, "a JSON object")
     weights = dict(weights or {})
+    _require_read(group, place, _OF_GROUP)
+    _require_read(weights, f"{place}weights.", _OF_WEIGHTS)
     require(group.get("targets") == ["Linear"], place + "targets", group.get("targets"), "Linear alone: layers alike")
     form = group.get("format") or fields.get("format")
     kind, bits, place = weights.get("type", "int"), weights.get("num_bits"), place + "weights."
@@ -228,6 +251,7 @@ def _compressed(fields: Mapping[str, Any]) -> Packing:
 
 def _fp8_of(fields: Mapping[str, Any]) -> Packing:
     """Of transformers' finegrained fp8, as DeepSeek, Qwen and Mistral write it, and of AutoFP8, which has no blocks."""
+    _require_read(fields, "quantization_config.", _OF_FP8)
     for key, *values in (("scale_fmt", "float"), ("expert_dtype", FP8), ("fmt", "e4m3", "float8_e4m3fn")):
         allowed = f"{', '.join(values)} or absent"
         require(fields.get(key) in (*values, None), f"quantization_config.{key}", fields.get(key), allowed)
@@ -245,6 +269,7 @@ def _blocks(blocks: object, field: str) -> tuple[int, ...]:
 
 
 def _mxfp4_of(fields: Mapping[str, Any]) -> Packing:
+    _require_read(fields, "quantization_config.", _OF_MXFP4)
     return Packing(MXFP4, 8, _MXFP4_GROUP, centred=True)
 
 
