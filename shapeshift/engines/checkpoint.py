@@ -154,15 +154,15 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(whole - set(folder.glob(_DUPLICATES)) or whole)
 
 
-def tensor_names(folder: Path) -> set[str]:
-    """The names of the tensors in the files of weights; without those of a file that is not whole."""
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The tensors in the files of weights, by name; without those of a file that is not whole."""
     from safetensors import SafetensorError, safe_open
 
-    names = {*gguf_tensors.read_index(folder)}
-    for file in () if names else weight_files(folder):
+    shapes = {name: entry.shape for name, entry in gguf_tensors.read_index(folder).items()}
+    for file in () if shapes else weight_files(folder):
         with contextlib.suppress(SafetensorError, OSError), safe_open(str(file), framework="np") as opened:
-            names |= {*opened.keys()}
-    return names
+            shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    return shapes
 
 
 def require_content(file: Path) -> None:

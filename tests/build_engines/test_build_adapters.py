@@ -128,7 +128,7 @@ def test_a_mixture_of_experts_is_no_base_of_adapters(project: Project) -> None:
     shutil.copy(checkpoints / "small" / "tokenizer.json", base)
     project.change(checkpoint="mixture", extra_tokens="true", starter_dir="")
     status, _, err = project.make()
-    assert status == 1 and "num_experts: got 6; 0 in a base model of adapters: qwen3_moe is a mixture" in err
+    assert status == 1 and "num_local_experts: got 6; 0 in a base model of adapters: qwen3_moe is a mixture" in err
 
 
 def test_registry_in_another_folder(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -13,7 +13,7 @@ from gguf.quants import dequantize, quantize
 
 from shapeshift.build_engines.hub.sources import find_checkpoint
 from shapeshift.build_engines.paths import BuildPaths
-from shapeshift.engines.checkpoint import open_checkpoint, tensor_names
+from shapeshift.engines.checkpoint import open_checkpoint, tensor_shapes
 from shapeshift.engines.gguf import folder as gguf
 from shapeshift.engines.gguf import tensors
 from shapeshift.errors import InvalidInputError, NotFoundError
@@ -57,7 +57,7 @@ def test_the_folder_is_a_checkpoint(file: Path) -> None:
     assert config["eos_token_id"] == [END - 2, END], "<|endoftext|> and <|im_end|> end an answer"
     assert (folder / "chat_template.jinja").read_text() == gguf_models.TEMPLATE
     assert (folder / "model.gguf").resolve() == file.resolve()
-    assert len(tensor_names(folder)) == 2 + 9 * gguf_models.LAYERS
+    assert len(tensor_shapes(folder)) == 2 + 9 * gguf_models.LAYERS
     assert "quantization_config" not in config
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -287,13 +289,21 @@ def test_mxfp4_is_what_transformers_reads(kernel_cache: Path, tmp_path: Path, mo
         ({"num_experts": 1 << 20}, "num_experts: got 1048576; at most 1024 experts"),
         ({"num_experts": 1024, "num_hidden_layers": 1000}, "num_experts: got 1024; at most 131 experts"),
         ({"num_local_experts": 4}, r"num_experts_per_tok: got 8; at most num_local_experts \(4\)"),
+        ({"num_local_experts": 2000}, "num_local_experts: got 2000; at most 1024 experts"),
+        ({**CASES["glm4_moe"], "n_routed_experts": 2}, r"num_experts_per_tok: got 3; at most n_routed_experts \(2\)"),
+        ({**CASES["ernie4_5_moe"], "moe_num_experts": 2000}, "moe_num_experts: got 2000; at most 1024 experts"),
+        ({**CASES["ernie4_5_moe"], "moe_k": 9}, r"moe_k: got 9; at most moe_num_experts \(6\)"),
+        (
+            {**CASES["gemma4_text, with experts"], "top_k_experts": 9},
+            r"top_k_experts: got 9; .* num_experts \(6\)",
+        ),
         ({"scoring_func": "sigmoid"}, "scoring_func: got 'sigmoid'; softmax"),
         ({"n_group": 4}, "n_group: got 4; 1: no router of groups"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step: got 0; a whole number of at least 1"),
         ({"mlp_only_layers": [3]}, r"mlp_only_layers: got \[3\]; numbers of layers, 0 to 2"),
         ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv: got 8.0; null"),
         ({"model_type": "deepseek_v3", "kv_lora_rank": 8}, "model_type: got 'deepseek_v3'; this one has latent"),
-        ({**CASES["glm4_moe"], "n_group": 4}, "n_group: got 4; a divisor of the 6 experts"),
+        ({**CASES["glm4_moe"], "n_group": 4}, r"n_group: got 4; a divisor of n_routed_experts \(6\)"),
         ({**CASES["glm4_moe"], "topk_group": 4}, r"topk_group: got 4; at most n_group \(3\)"),
         ({**CASES["glm4_moe"], "topk_group": 1}, "topk_group: got 1; .* room for 3 experts"),
         ({**CASES["glm4_moe"], "scoring_func": "softmax"}, "scoring_func: got 'softmax'; sigmoid"),
@@ -318,6 +328,19 @@ def test_what_is_not_served_of_a_mixture_is_refused(changes: dict[str, Any], mes
         stored_parts(from_config({**MOE_CONFIG, **changes}))
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe", "ernie4_5_moe", "gpt_oss", "glm4_moe", "qwen3_vl_moe"])
+def test_a_count_that_the_weights_do_not_have_is_named_as_in_config_json(
+    family: Callable[[str], Tiny], tmp_path: Path, name: str
+) -> None:
+    key = {"ernie4_5_moe": "moe_num_experts", "glm4_moe": "n_routed_experts"}.get(name, "num_local_experts")
+    shutil.copytree(family(name).folder, tmp_path / "copy")
+    text = (tmp_path / "copy" / "config.json").read_text()
+    count = int(re.findall(rf'"{key}": (\d+)', text)[0])
+    (tmp_path / "copy" / "config.json").write_text(text.replace(f'"{key}": {count}', f'"{key}": {count + 6}'))
+    with pytest.raises(InvalidInputError, match=f"{key}: got {count + 6}; {count}: the weights hold so many experts"):
+        Architecture.read(tmp_path / "copy")
+
+
 @pytest.mark.parametrize("change", ["more", "fewer"])
 def test_experts_that_config_json_does_not_count_are_named(
     family: Callable[[str], Tiny], tmp_path: Path, change: str
@@ -336,5 +359,5 @@ def test_experts_that_config_json_does_not_count_are_named(
 
 
 def test_experts_are_for_cpus(family: Callable[[str], Tiny]) -> None:
-    with pytest.raises(InvalidInputError, match="num_experts: got 6; 0 on a GPU: the experts of qwen3_moe"):
+    with pytest.raises(InvalidInputError, match="num_local_experts: got 6; 0 on a GPU: the experts of qwen3_moe"):
         GraphedModel.load_on("cpu", family("qwen3_moe").folder, slots=1, max_length=32)

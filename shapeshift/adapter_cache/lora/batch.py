@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.interfaces import (
     DOWN,
     GATE_UP,
@@ -118,8 +119,9 @@ def adaptable_of_decoder(a: Architecture) -> Adaptable:
 
 def require_plain_layers(a: Architecture) -> None:
     """Raise InvalidInputError for a base model whose layers have several MLPs, or are not alike."""
-    experts = 0 if a.experts is None else a.experts.count
-    require(not experts, "num_experts", experts, f"0 in a base model of adapters: {a.family} is a mixture of experts")
+    if a.experts is not None:
+        allowed = f"0 in a base model of adapters: {a.family} is a mixture of experts"
+        raise InvalidInputError(a.experts.key, a.experts.count, allowed)
     require(not a.varied, "model_type", a.family, "a base model of adapters whose layers are alike")
 
 

@@ -6,12 +6,12 @@ A layer is two branches over one residual state, attention and MLP. Each has a n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shapeshift.engines.checkpoint import tensor_names
+from shapeshift.engines.checkpoint import tensor_shapes
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.formats.packing import GGUF, Packing, packing_of
 from shapeshift.fused_decode.model.parts import DeltaNet, Experts, Rope, Tensors
@@ -168,24 +168,36 @@ class Architecture:
         require(self.packing is None, "tensor_parallel_size", ranks, "1 for a checkpoint that is quantised")
         return replace(self, **{key: getattr(self, key) // ranks for key in _SPLIT})
 
-    def with_tensors(self, names: Collection[str]) -> Architecture:
-        """As the files with tensors of these names have it: as in transformers, what config.json ties but two tensors
-        hold is not tied, and the one that there is serves for both. Experts may have tensors of their own.
+    def with_tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> Architecture:
+        """As the files with these tensors have it: as in transformers, what config.json ties but two tensors hold is
+        not tied, and the one that there is serves for both. Experts may have tensors of their own.
+
+        Raises InvalidInputError for another count of experts than config.json has.
         """
         gate_up, down = Tensors.expert_gate_up, Tensors.expert_down
-        present = {self.tensors.today(name) for name in names}
+        present = {self.tensors.today(name): shape for name, shape in shapes.items()}
+        if self.experts is not None:
+            self._require_count(self.experts, present)
         apart = f"{self.tensors.layers}.0.{down.format(0)}.weight" in present
         if self.experts is not None and self.experts.whole and apart:
             tensors = replace(self.tensors, expert_gate_up=gate_up, expert_down=down)
             experts = replace(self.experts, whole=False, columns=False, alternating=False)
-            return replace(self, experts=experts, tensors=tensors).with_tensors(names)
+            return replace(self, experts=experts, tensors=tensors).with_tensors(shapes)
         table, head = f"{self.tensors.embedding}.weight", f"{self.tensors.head}.weight"
         if not self.tied or head not in present:
             return self
-        if present & {table, table.removeprefix(self.tensors.prefix)}:
+        if present.keys() & {table, table.removeprefix(self.tensors.prefix)}:
             return replace(self, tied=False)
         older = ((name, table if today == head else today) for name, today in self.tensors.renamed)
         return replace(self, tensors=replace(self.tensors, renamed=((head, table), *older)))
+
+    def _require_count(self, experts: Experts, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """By the routers: before the shape of each tensor is looked at, of which the first one may be any."""
+        for layer in range(self.layers):
+            shape = shapes.get(f"{self.tensors.layers}.{layer}.{self.tensors.router}.weight")
+            scored = shape[0] if shape else experts.count
+            allowed = f"{scored}: the weights hold so many experts in layer {layer}"
+            require(scored == experts.count, experts.key, experts.count, allowed)
 
     @classmethod
     def read(cls, folder: Path) -> Architecture:
@@ -197,7 +209,7 @@ class Architecture:
         config = _json(folder / "config.json")
         generation = folder / "generation_config.json"
         extra = _json(generation).get("eos_token_id") if generation.is_file() else None
-        return from_config(config, extra).with_tensors(tensor_names(folder))
+        return from_config(config, extra).with_tensors(tensor_shapes(folder))
 
 
 # What kernels/network.cpp does not compute unless it is as in Llama.

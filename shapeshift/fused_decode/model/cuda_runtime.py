@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from shapeshift.engines import cuda_device
+from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.interfaces import BLOCK_TOKENS, GraphHook, StepBatch, blocks_of
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.assembly import LinearMakers, assemble
@@ -129,8 +130,9 @@ class GraphedModel(DecodeModel):
             cuda_device.require_usable(torch.device(device).index or 0)
         require(precision in DTYPES, "precision", precision, f"one of {', '.join(DTYPES)}")
         architecture, dtype = Architecture.read(checkpoint_dir), DTYPES[precision]
-        experts = 0 if architecture.experts is None else architecture.experts.count
-        require(not experts, "num_experts", experts, f"0 on a GPU: the experts of {architecture.family} are for CPUs")
+        if (experts := architecture.experts) is not None:
+            allowed = f"0 on a GPU: the experts of {architecture.family} are for CPUs"
+            raise InvalidInputError(experts.key, experts.count, allowed)
         varied = "model_type", architecture.family, "a decoder whose layers are alike on a GPU"
         require(not architecture.varied, *varied)
         files = WeightFiles(checkpoint_dir, architecture)

@@ -170,6 +170,7 @@ class Experts:
     count   of a layer
     chosen  for a token
     width   of the MLP of an expert
+    key     what config.json calls their count
     sigmoid  scores become weights by a sigmoid of each; otherwise by a softmax over all
     shares  whether the weights of the chosen are divided by their sum
     scale   factor of these weights
@@ -188,6 +189,7 @@ class Experts:
     count: int
     chosen: int
     width: int
+    key: str = "num_experts"
     sigmoid: bool = False
     shares: bool = True
     scale: float = 1.0

@@ -33,8 +33,12 @@ class Config:
         self.values = values
         self.keys = keys
 
+    def name(self, key: str) -> str:
+        """What the file calls the key."""
+        return self.keys.get(key, key)
+
     def get(self, key: str, default: Any = None) -> Any:
-        return self.values.get(self.keys.get(key, key), default)
+        return self.values.get(self.name(key), default)
 
     def count(self, key: str, default: int | None = None, least: int = 1) -> int:
         """A whole number of at least `least`; null counts as not stated where there is a default."""
@@ -42,18 +46,18 @@ class Config:
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             allowed = f"a whole number of at least {least} (config.json)"
-            raise InvalidInputError(self.keys.get(key, key), value, allowed)
+            raise InvalidInputError(self.name(key), value, allowed)
         return value
 
     def layers(self) -> int:
         """`num_hidden_layers`, with a bound: of each layer there are tuples, before the weights are looked at."""
         key = "num_hidden_layers"
         layers = self.count(key)
-        require(layers <= _MOST_LAYERS, self.keys.get(key, key), layers, f"at most {_MOST_LAYERS} (config.json)")
+        require(layers <= _MOST_LAYERS, self.name(key), layers, f"at most {_MOST_LAYERS} (config.json)")
         return layers
 
     def positive(self, key: str, default: float | None = None) -> float:
-        return positive(self.values, self.keys.get(key, key), default)
+        return positive(self.values, self.name(key), default)
 
     def cap(self, key: str, default: float | None = None) -> float:
         """A soft cap; 0 for null."""
@@ -62,18 +66,18 @@ class Config:
     def flag(self, key: str, default: bool = False) -> bool:
         """Whether it is set; null is false, and as in Python so is 0, and other numbers are true."""
         value = self.get(key, default)
-        require(value is None or isinstance(value, int), self.keys.get(key, key), value, "true or false (config.json)")
+        require(value is None or isinstance(value, int), self.name(key), value, "true or false (config.json)")
         return bool(value)
 
     def refuse(self, key: str, reason: str) -> None:
         """Refuse a value that is set."""
-        require(not self.get(key), key, self.get(key), reason)
+        require(not self.get(key), self.name(key), self.get(key), reason)
 
     def activation(self, key: str = "hidden_act", default: str = "silu", *allowed: str) -> str:
         """The activation as `network.ACTIVATIONS` calls it; `allowed`: those of the family, empty for all."""
         name = self.get(key) or default
         names = allowed or tuple(_ACTIVATIONS)
-        require(name in names, self.keys.get(key, key), name, f"one of {', '.join(names)}")
+        require(name in names, self.name(key), name, f"one of {', '.join(names)}")
         return _ACTIVATIONS[name]
 
     def size(self) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def _routed_by_groups(config: Config, count: int | None, chosen: int | None, wid
     width = config.count("moe_intermediate_size", width)
     experts = experts_of(config, width, count=count, chosen=chosen, scoring="sigmoid")
     groups = config.count("n_group", 1)
-    allowed = f"a divisor of the {experts.count} experts, with 2 or more in a group"
+    allowed = f"a divisor of {experts.key} ({experts.count}), with 2 or more experts in a group"
     require(experts.count % groups == 0 and experts.count // groups > 1, "n_group", groups, allowed)
     most = config.count("topk_group", 1)
     allowed = f"at most n_group ({groups}), with room for {experts.chosen} experts"

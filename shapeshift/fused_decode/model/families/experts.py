@@ -280,9 +280,9 @@ def experts_of(config: Config, width: int, count: int | None, chosen: int | None
     require(groups in (1, None) or scoring == "sigmoid", "n_group", groups, "1: no router of groups is served")
     # transformers writes another name than it reads in older files.
     key = next((key for key in ("num_local_experts", "n_routed_experts") if key in config.values), "num_experts")
-    count = config.count(key, count)
+    count, name = config.count(key, count), config.name(key)
     most = min(_MOST, _MOST_TOGETHER // config.layers())
-    require(count <= most, key, count, f"at most {most} experts")
+    require(count <= most, name, count, f"at most {most} experts")
     chosen = config.count("num_experts_per_tok", chosen)
-    require(chosen <= count, "num_experts_per_tok", chosen, f"at most {key} ({count})")
-    return Experts(count, chosen, width, sigmoid=scoring == "sigmoid")
+    require(chosen <= count, config.name("num_experts_per_tok"), chosen, f"at most {name} ({count})")
+    return Experts(count, chosen, width, key=name, sigmoid=scoring == "sigmoid")
