@@ -419,6 +419,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gpt_neox, one branch after the other": {**_NEOX, "model_type": "gpt_neox", "use_parallel_residual": False},
     "gpt2, head of its own": {**_GPT, "model_type": "gpt2", "tie_word_embeddings": False},
 }
+VARIANTS["qwen3_vl_moe, saved anew"] = VARIANTS["qwen3_vl_moe"]
 CASES = {**{name: {**options, "model_type": name} for name, options in CONFIGS.items()}, **VARIANTS}
 
 

@@ -234,6 +234,27 @@ def test_a_file_is_opened_once_for_the_tensors_of_all_experts(
     assert len(opened) == 1
 
 
+@pytest.mark.parametrize("width", [24, 48], ids=["square gate and up", "square down"])
+@pytest.mark.parametrize("columns", [True, False], ids=["as published", "saved anew"])
+def test_tensors_of_all_experts_are_read_either_way_around(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int, columns: bool
+) -> None:
+    """One of the two is square, and lies as the other does."""
+    case = CASES["qwen3_vl_moe"]
+    text = {**case["text_config"], "moe_intermediate_size": width, "tie_word_embeddings": False}
+    monkeypatch.setitem(CASES, "square", {**case, "text_config": text})
+    tiny = make("square", tmp_path)
+    if columns:
+        file = tmp_path / "model.safetensors"
+        tensors = {key: one.mT.contiguous() if ".experts." in key else one for key, one in load_file(file).items()}
+        save_file(tensors, file, {"format": "pt"})
+    architecture = Architecture.read(tmp_path)
+    assert architecture.experts is not None and architecture.experts.columns == columns
+    files, experts = WeightFiles(tmp_path, architecture), tiny.reference.model.language_model.layers[2].mlp.experts
+    for name in ("gate_up", "down"):
+        assert torch.equal(files.linear(2, f"{name}.3", torch.float32)[0], getattr(experts, f"{name}_proj")[3])
+
+
 # MXFP4.
 
 

@@ -170,19 +170,17 @@ class Architecture:
 
     def with_tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> Architecture:
         """As the files with these tensors have it: as in transformers, what config.json ties but two tensors hold is
-        not tied, and the one that there is serves for both. Experts may have tensors of their own.
+        not tied, and the one that there is serves for both. Experts may have tensors of their own, and those of all
+        experts may be the other way around.
 
         Raises InvalidInputError for another count of experts than config.json has.
         """
-        gate_up, down = Tensors.expert_gate_up, Tensors.expert_down
         present = {self.tensors.today(name): shape for name, shape in shapes.items()}
         if self.experts is not None:
             self._require_count(self.experts, present)
-        apart = f"{self.tensors.layers}.0.{down.format(0)}.weight" in present
-        if self.experts is not None and self.experts.whole and apart:
-            tensors = replace(self.tensors, expert_gate_up=gate_up, expert_down=down)
-            experts = replace(self.experts, whole=False, columns=False, alternating=False)
-            return replace(self, experts=experts, tensors=tensors).with_tensors(shapes)
+            here = self._with_experts(self.experts, present)
+            if here != self:
+                return here.with_tensors(shapes)
         table, head = f"{self.tensors.embedding}.weight", f"{self.tensors.head}.weight"
         if not self.tied or head not in present:
             return self
@@ -190,6 +188,24 @@ class Architecture:
             return replace(self, tied=False)
         older = ((name, table if today == head else today) for name, today in self.tensors.renamed)
         return replace(self, tensors=replace(self.tensors, renamed=((head, table), *older)))
+
+    def _with_experts(self, experts: Experts, shapes: Mapping[str, tuple[int, ...]]) -> Architecture:
+        """Of gate_up and down at most one is square, so that no shapes of both fit both ways around."""
+        if not experts.whole:
+            return self
+        names, module = self.tensors, self.tensors.expert_down.rpartition(".")[0]
+        gate, up, down = (f"{module}.{{}}.{part}_proj" for part in ("gate", "up", "down"))
+        if any(f".{down.format(0)}." in name for name in shapes):
+            tensors = replace(names, expert_gate_up=(gate, up), expert_down=down)
+            experts = replace(experts, whole=False, columns=False, alternating=False)
+            return replace(self, experts=experts, tensors=tensors)
+        both = (*names.expert_gate_up, names.expert_down)
+        pairs = [[shapes.get(f"{names.layers}.{layer}.{name}") for name in both] for layer in range(self.layers)]
+        rows = [(experts.count, 2 * experts.width, self.hidden), (experts.count, self.hidden, experts.width)]
+        columns = [(count, inputs, outputs) for count, outputs, inputs in rows]
+        if not experts.alternating and (rows in pairs) != (columns in pairs):
+            return replace(self, experts=replace(experts, columns=columns in pairs))
+        return self
 
     def _require_count(self, experts: Experts, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """By the routers: before the shape of each tensor is looked at, of which the first one may be any."""
