@@ -339,7 +339,7 @@ def test_mxfp4_is_what_transformers_reads(kernel_cache: Path, tmp_path: Path, mo
         ({**LLAMA4, "moe_layers": [3]}, r"moe_layers: got \[3\]; numbers of layers, 0 to 2"),
         ({**LLAMA4, "layer_types": ["sliding_attention"]}, "layer_types: got .*; 3 of chunked_attention"),
         (
-            {**CASES["gpt_oss"], "quantization_config": {"quant_method": "fp8"}},
+            {**CASES["gpt_oss"], "quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}},
             "quant_method: got 'fp8'; not with a gpt_oss",
         ),
     ],

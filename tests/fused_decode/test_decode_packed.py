@@ -58,6 +58,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "fp8, blocks": BLOCKS,
     "fp8, one scale": TENSOR,
     "fp8, AutoFP8": {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+    "fbgemm": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
     "compressed, an output": compressed("float-quantized", 8, type="float"),
     "compressed, one scale": compressed("float-quantized", 8, type="float", strategy="tensor"),
     "compressed, blocks": compressed("float-quantized", 8, type="float", strategy="block", block_structure=[48, 32]),
@@ -135,7 +136,7 @@ def pack_numbers(weight: torch.Tensor, stated: Mapping[str, Any]) -> tuple[dict[
     name = "weight_scale_inv" if "weight_block_size" in stated else "weight_scale"
     blocks = fields.get("block_structure") if fields else stated.get("weight_block_size")
     outputs, inputs = weight.shape
-    whole = not blocks and fields.get("strategy") != "channel"
+    whole = not blocks and fields.get("strategy") != "channel" and stated["quant_method"] != "fbgemm_fp8"
     blocks = blocks or ([outputs, inputs] if whole else [1, inputs])
     rows, columns = torch.arange(outputs) // blocks[0], torch.arange(inputs) // blocks[1]
     largest = torch.zeros(int(rows.max()) + 1, int(columns.max()) + 1)
@@ -148,7 +149,7 @@ def pack_numbers(weight: torch.Tensor, stated: Mapping[str, Any]) -> tuple[dict[
 
 
 def is_numbers(stated: Mapping[str, Any]) -> bool:
-    return stated["quant_method"] == "fp8" or stated.get("format") == "float-quantized"
+    return stated["quant_method"] in ("fp8", "fbgemm_fp8") or stated.get("format") == "float-quantized"
 
 
 def packed_copy(source: Path, folder: Path, stated: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -348,9 +349,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_configurations_are_read(name: str) -> None:
-    assert packing_of({"quantization_config": PUBLISHED[name]}) is not None
+@pytest.mark.parametrize("stated", PUBLISHED.values(), ids=PUBLISHED)
+def test_published_configurations_are_read(stated: dict[str, Any]) -> None:
+    assert packing_of({"quantization_config": stated}) is not None
 
 
 def test_configurations_that_transformers_saves_are_read() -> None:
@@ -457,7 +458,10 @@ def test_other_kinds_of_fp8_are_refused(changes: dict[str, Any], message: str) -
         ({"group_size": True}, "quantization_config.group_size: got True"),
         ({"quant_method": "awq", "version": "gemv"}, "quantization_config.version: got 'gemv'; .*gemm"),
         ({"quant_method": "awq", "bits": 8}, "quantization_config.bits: got 8; .*4 with awq"),
-        ({"quant_method": "bitsandbytes"}, "quantization_config: got .*awq, gptq, compressed-tensors, fp8 or mxfp4"),
+        (
+            {"quant_method": "bitsandbytes"},
+            "quantization_config: got .*awq, gptq, compressed-tensors, fp8, fbgemm_fp8 or mxfp4",
+        ),
         ({"modules_to_not_convert": ["o_proj"]}, "modules_to_not_convert: got .*all layers alike"),
         ({"lm_head": True}, "quantization_config.lm_head: got True"),
     ],

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from shapeshift.fused_decode.model.architecture import Architecture
-from shapeshift.fused_decode.model.formats.packing import GGUF, MXFP4, Part
+from shapeshift.fused_decode.model.formats.packing import FP8, GGUF, MXFP4, Part
 from shapeshift.fused_decode.model.parts import DELTA, DeltaNet
 from shapeshift.fused_decode.settings import COMPUTED_BYTES, HEAD_BITS, QUANTISED, WEIGHT_BITS, computed, group_of
 from shapeshift.settings import require
@@ -41,7 +41,7 @@ class Stacked:
         if self.place is None:
             return f"{module}.{part}"
         # Those of all experts are parameters of one module.
-        return module if part == "weight" else f"{module}_{part}"
+        return module if part == "weight" else f"{module}_{part.removeprefix('weight_')}"
 
 
 def linears(architecture: Architecture) -> dict[str, Stacked]:
@@ -173,7 +173,8 @@ def stored_parts(architecture: Architecture) -> dict[str, Part]:
     if a.packing is None or a.packing.method == GGUF:
         return result
     require(not a.tensors.columns, "quantization_config", a.packing.method, f"not with a {a.family}")
-    fits = (a.packing.method == MXFP4) == (a.experts is not None and a.experts.whole)
+    whole, by_output = a.experts is not None and a.experts.whole, a.packing.method == FP8 and not a.packing.blocks
+    fits = by_output or (a.packing.method == MXFP4) == whole
     require(fits, "quantization_config.quant_method", a.packing.method, f"not with a {a.family}")
     for layer, one in all_linears(a):
         if a.packing.method == MXFP4 and one.place is None:
@@ -182,8 +183,18 @@ def stored_parts(architecture: Architecture) -> dict[str, Part]:
             module = f"{a.tensors.layers}.{layer}.{name}"
             result.pop(one.tensor(module, "weight"), None)
             for key, part in a.packing.parts(outputs, one.inputs).items():
-                result[one.tensor(module, key)] = replace(part, shape=(*_experts(a, one), *part.shape))
+                result[one.tensor(module, key)] = part if one.place is None else _of_all(a, one, part)
     return result
+
+
+def _of_all(a: Architecture, linear: Stacked, part: Part) -> Part:
+    """A part as it is in the tensors of all experts, where those in fp8 lie as plain ones do, and their scales as rows
+    or as columns."""
+    shape, turned = part.shape, part.shape[::-1]
+    if linear.columns and a.packing is not None and a.packing.method == FP8:
+        shape, turned = turned, shape
+    count = _experts(a, linear)
+    return replace(part, shape=(*count, *shape), others=((*count, *turned),) if part.optional else ())
 
 
 def _experts(a: Architecture, linear: Stacked) -> tuple[int, ...]:

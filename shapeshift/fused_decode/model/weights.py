@@ -108,12 +108,15 @@ class WeightFiles:
 
     def _part(self, module: str, linear: Stacked, part: str, dtype: torch.dtype) -> torch.Tensor:
         """The weight or the bias as the files have it, a weight in fp8 times its scales."""
-        name, packing = linear.tensor(module, part), self._architecture.packing
-        scale = f"{module}.{packing.scale}" if packing is not None and packing.method == FP8 else ""
+        name, packing, place = linear.tensor(module, part), self._architecture.packing, linear.place
+        scale = linear.tensor(module, packing.scale) if packing is not None and packing.method == FP8 else ""
         if part == "weight" and packing is not None and scale in self._scales:
-            weight: torch.Tensor = UNPACKED["scaled"](self._stored(name), self._stored(scale), packing.blocks).to(dtype)
+            scales = self._stored(scale, place)
+            if place is not None:
+                scales = scales.view(1, -1) if linear.columns else scales.view(-1, 1)
+            weight: torch.Tensor = UNPACKED["scaled"](self._stored(name, place), scales, packing.blocks).to(dtype)
             return weight
-        return self.read(name, dtype) if linear.place is None else self._stored(name, linear.place).to(dtype)
+        return self.read(name, dtype) if place is None else self._stored(name, place).to(dtype)
 
     def _bias(self, layer: int, linear: Stacked, dtype: torch.dtype) -> torch.Tensor | None:
         if not linear.biased:
@@ -197,7 +200,9 @@ class WeightFiles:
             allowed += ": take the checkpoint before quantisation"
         require(dtype in expected.dtypes, name, dtype, allowed)
         if dtype == FP8_DTYPE and a.packing is not None:
-            self._scales.add(f"{name.removesuffix('.weight')}.{a.packing.scale}")
+            module, scale = name.removesuffix(".weight"), a.packing.scale
+            # Those of all experts are no module.
+            self._scales.add(f"{module}.{scale}" if module != name else f"{name}_{scale.removeprefix('weight_')}")
 
 
 def _files(folder: Path) -> list[Path]:

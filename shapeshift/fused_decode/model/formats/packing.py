@@ -15,7 +15,7 @@ WORD_BITS = 32
 PLAIN = ("F32", "F16", "BF16")
 """The dtypes of numbers, as safetensors calls them."""
 FP8_DTYPE = "F8_E4M3"
-_METHODS = "awq, gptq, compressed-tensors, fp8 or mxfp4"
+_METHODS = "awq, gptq, compressed-tensors, fp8, fbgemm_fp8 or mxfp4"
 # Fields that are read, and such as say how weights were made, which of them are plain, or how activations are rounded.
 _OF_COMPRESSED = (
     *("quant_method", "format", "config_groups", "sparsity_config"),
@@ -30,6 +30,7 @@ _OF_FP8 = (
     *("quant_method", "weight_block_size", "fmt", "scale_fmt", "expert_dtype"),
     *("activation_scheme", "modules_to_not_convert", "ignored_layers", "dequantize"),
 )
+_OF_FBGEMM = ("quant_method", "activation_scale_ub", "modules_to_not_convert")
 _OF_MXFP4 = ("quant_method", "modules_to_not_convert", "dequantize")
 _STEP = 32
 """A group has a multiple of so many inputs."""
@@ -268,6 +269,12 @@ def _blocks(blocks: object, field: str) -> tuple[int, ...]:
     return tuple(blocks) if isinstance(blocks, list) else ()
 
 
+def _fbgemm_of(fields: Mapping[str, Any]) -> Packing:
+    """Of FBGEMM: a scale for each output."""
+    _require_read(fields, "quantization_config.", _OF_FBGEMM)
+    return Packing(FP8, 0, 0)
+
+
 def _mxfp4_of(fields: Mapping[str, Any]) -> Packing:
     _require_read(fields, "quantization_config.", _OF_MXFP4)
     return Packing(MXFP4, 8, _MXFP4_GROUP, centred=True)
@@ -279,5 +286,6 @@ _METHOD_READERS: dict[str, Callable[[Mapping[str, Any]], Packing]] = {
     GGUF: _older,
     "compressed-tensors": _compressed,
     FP8: _fp8_of,
+    "fbgemm_fp8": _fbgemm_of,
     MXFP4: _mxfp4_of,
 }
