@@ -57,7 +57,7 @@ def apart(name: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], tor
     """Each expert with linears of its own, as llm-compressor writes them."""
     numbers, scales, meant = rows_in_fp8(weight.mT)
     module, _, last = name.rpartition(".")
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for number, both in enumerate(zip(numbers, scales, strict=True)):
         for part, tensor in zip(("weight", "weight_scale"), both, strict=True):
             halves = tensor.chunk(2) if last == "gate_up_proj" else [tensor]

@@ -272,7 +272,7 @@ def test_a_linear_of_fp8_needs_its_scales_and_a_plain_one_none(tiny: Callable[[s
 
 
 # As published: by llm-compressor in several releases, Qwen, Mistral, AutoFP8 and OpenAI.
-_ARGS = {"observer_kwargs": {}, "block_structure": None, "group_size": None, "actorder": None}
+_ARGS: dict[str, Any] = {"observer_kwargs": {}, "block_structure": None, "group_size": None, "actorder": None}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "W8A8": {
         "config_groups": {
