@@ -29,8 +29,9 @@ def hub(running_hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hu
     from huggingface_hub import constants
 
     hub = running_hub
-    for kept in (hub.repositories, hub.asked, hub.cut, hub.sent, hub.hashes):
+    for kept in (hub.repositories, hub.asked, hub.cut, hub.sent, hub.hashes, hub.silent):
         kept.clear()
+    hub.resumed.clear()
     template = running_hub.url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "ENDPOINT", running_hub.url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

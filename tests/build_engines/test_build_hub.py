@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -219,6 +220,25 @@ def test_no_network(hub: Hub, paths: BuildPaths, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_ports(1)[0]}")
     with pytest.raises(EngineError, match=r"cannot reach http://127.0.0.1:\d+ .*set HF_ENDPOINT to a mirror"):
         find_checkpoint("owner/model", paths)
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["to all but files", "to nothing"])
+def test_a_hub_that_hangs(
+    hub: Hub, repository: Path, paths: BuildPaths, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+    hub.add("owner/model", repository)
+    hub.silent.add("owner/model")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        if not answers:
+            monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(
+            EngineError, match=r"127.0.0.1:\d+ sent nothing for HF_HUB_DOWNLOAD_TIMEOUT, 0.2 s; run the"
+        ):
+            find_checkpoint("owner/model", paths)
+    hub.resumed.set()
 
 
 def test_a_disk_that_is_or_becomes_full(

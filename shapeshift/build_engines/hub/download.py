@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from shapeshift import files
@@ -86,6 +87,8 @@ def fetch(hub_id: HubId, choose: Choose, build: Path, most_bytes: int | None = N
         raise EngineError("a hub id needs huggingface_hub; run `pip install huggingface_hub`") from None
     # Requests for files report nothing else about this machine. In place of the variable: the library reads it once.
     constants.HF_HUB_DISABLE_TELEMETRY = True
+    # The default is to wait without end.
+    huggingface_hub.get_session().timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
     logging.getLogger(huggingface_hub.__name__).setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         disable_progress_bars()
@@ -139,6 +142,8 @@ def _download(
 
     if recorded is None:
         hub = HfApi()
+        # It is asked within the next line, without a limit.
+        hub.repo_info = partial(hub.repo_info, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)  # type: ignore[method-assign]
         commit = hub.resolve_revision(hub_id.repository, revision=hub_id.revision or None).resolved
         names = sorted(hub.list_repo_files(hub_id.repository, revision=commit))
 
@@ -230,6 +235,9 @@ def _translated(hub_id: str, error: Exception) -> ShapeshiftError:
         return EngineError(
             f"{start}: cannot reach {endpoint} ({reason}); check the network, set HF_ENDPOINT to a mirror, {_FOLDER}"
         )
+    if isinstance(error, httpx2.TimeoutException):
+        limit = f"HF_HUB_DOWNLOAD_TIMEOUT, {constants.HF_HUB_DOWNLOAD_TIMEOUT} s"
+        return EngineError(f"{start}: {endpoint} sent nothing for {limit}; {again}, or set a longer one")
     if isinstance(error, OSError) and error.errno is not None:
         return EngineError(f"{start}: {constants.HF_HUB_CACHE} cannot be used ({error.strerror}); set HF_HOME")
     return EngineError(f"{start}: the download from {endpoint} ended early ({reason}); {again}")
