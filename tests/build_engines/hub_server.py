@@ -28,8 +28,9 @@ class Repository:
 class Hub:
     """A running hub. asked: method and path of each request; cut: names of files that end half-way, once each.
 
-    silent: repositories whose files are begun and never sent until `resumed`; sent: contents that are sent in place of
-    those of the files with these names; stated, hashes: sizes and hashes that are stated in place of theirs.
+    silent: repositories whose files are begun and never sent until `resumed`, and /tree/ for the lists of all; sent:
+    contents that are sent in place of those of the files with these names; stated, hashes: sizes and hashes that are
+    stated in place of theirs.
     """
 
     url: str = ""
@@ -103,6 +104,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             elif (commit := found.commits.get(parts[3] if len(parts) > 3 else "main")) is None:
                 self._fail(404, "RevisionNotFound")
             elif path.startswith("/api/models"):
+                if "/tree/" in path and "/tree/" in hub.silent:
+                    hub.resumed.wait()
                 self._describe("/".join(parts[:2]), commit, found.folders[commit], parts[2:3] == ["tree"])
             else:
                 if self.command == "GET" and "/".join(parts[:2]) in hub.silent:

@@ -222,18 +222,18 @@ def test_no_network(hub: Hub, paths: BuildPaths, monkeypatch: pytest.MonkeyPatch
         find_checkpoint("owner/model", paths)
 
 
-@pytest.mark.parametrize("answers", [True, False], ids=["to all but files", "to nothing"])
+@pytest.mark.parametrize("silent", ["owner/model", "/tree/", "everything"])
 def test_a_hub_that_hangs(
-    hub: Hub, repository: Path, paths: BuildPaths, monkeypatch: pytest.MonkeyPatch, answers: bool
+    hub: Hub, repository: Path, paths: BuildPaths, monkeypatch: pytest.MonkeyPatch, silent: str
 ) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
     hub.add("owner/model", repository)
-    hub.silent.add("owner/model")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        if not answers:
-            monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+    hub.silent.add(silent)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        if silent == "everything":
+            monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listening.getsockname()[1]}")
         with pytest.raises(
             EngineError, match=r"127.0.0.1:\d+ sent nothing for HF_HUB_DOWNLOAD_TIMEOUT, 0.2 s; run the"
         ):

@@ -15,8 +15,8 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from shapeshift import files
 from shapeshift.build_engines.hub.needed_files import Read
@@ -87,8 +87,8 @@ def fetch(hub_id: HubId, choose: Choose, build: Path, most_bytes: int | None = N
         raise EngineError("a hub id needs huggingface_hub; run `pip install huggingface_hub`") from None
     # Requests for files report nothing else about this machine. In place of the variable: the library reads it once.
     constants.HF_HUB_DISABLE_TELEMETRY = True
-    # The default is to wait without end.
-    huggingface_hub.get_session().timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    hooks = huggingface_hub.get_session().event_hooks["request"]
+    hooks += [] if _limit in hooks else [_limit]
     logging.getLogger(huggingface_hub.__name__).setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         disable_progress_bars()
@@ -104,6 +104,14 @@ def fetch(hub_id: HubId, choose: Choose, build: Path, most_bytes: int | None = N
             text = json.dumps({name: asdict(one) for name, one in sorted(record.items())}, indent=1)
             files.replace_text(build / RECORD, text + "\n")
     return Source(folder, f"{hub_id.repository}@{resolved.commit}")
+
+
+def _limit(request: Any) -> None:
+    """Limit the time of a request: the library sends many that would wait without end."""
+    from huggingface_hub import constants
+
+    limits = request.extensions["timeout"].items()
+    request.extensions["timeout"] = {kind: seconds or constants.HF_HUB_DOWNLOAD_TIMEOUT for kind, seconds in limits}
 
 
 def _is_offline() -> bool:
@@ -142,8 +150,6 @@ def _download(
 
     if recorded is None:
         hub = HfApi()
-        # It is asked within the next line, without a limit.
-        hub.repo_info = partial(hub.repo_info, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)  # type: ignore[method-assign]
         commit = hub.resolve_revision(hub_id.repository, revision=hub_id.revision or None).resolved
         names = sorted(hub.list_repo_files(hub_id.repository, revision=commit))
 
