@@ -9,7 +9,8 @@
 constexpr int64_t kBlock = 32;  // inputs of a tile
 constexpr int64_t kStep = kBlock * kWide;
 constexpr int64_t kPairRows = 12;  // rows of a tile of vectors
-constexpr int64_t kPlainPairRows = kLanes == 16 ? kPairRows : 4;  // the same without dot products
+constexpr int64_t kPlainPairRows = kLanes == 16 ? kPairRows : 6;  // the same without dot products
+constexpr int64_t kAheadPairs = 8;  // of inputs, between two fetches of these
 constexpr int64_t kAhead = 4096;  // elements between what tiles read and what they fetch into the cache
 constexpr int64_t kFetchInputs = 8;  // inputs between two fetches of vectors
 constexpr int64_t kFetchBytes = kFetchInputs * kWide * static_cast<int64_t>(sizeof(BFloat));
@@ -103,6 +104,7 @@ inline void sum_by_tiles(const Panels<BFloat>& own, const BFloat* panel, const B
 }
 #endif
 
+#if defined(__AVX512BF16__)
 // Two adjacent inputs of a row; the second is 0 where there is none.
 inline uint32_t pair_of(const BFloat* row, int64_t input, int64_t inputs) {
   uint32_t both = row[input].bits;
@@ -110,7 +112,6 @@ inline uint32_t pair_of(const BFloat* row, int64_t input, int64_t inputs) {
   return both;
 }
 
-#if defined(__AVX512BF16__)
 template <int64_t kRows>
 void sum_pairs(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, Fetch next, float* sums) {
   __m512 held[kRows][kTiles] = {};
@@ -153,42 +154,62 @@ void sum_pairs(const Panels<BFloat>& own, const BFloat* panel, const BFloat* fro
 
 typedef uint32_t Bits __attribute__((vector_size(kLanes * sizeof(uint32_t)), aligned(sizeof(uint16_t)), may_alias));
 
-// held += two inputs of kRows rows, pair(row), times the weights of two vectors of outputs.
-template <int64_t kRows, typename Pair>
-__attribute__((always_inline)) inline void add_pair(Vector (&held)[kRows][2], const Bits* weights, const Pair& pair) {
-  Vector one[2], other[2];
-  for (int64_t v = 0; v < 2; ++v) {
-    one[v] = reinterpret_cast<Vector>(weights[v] << 16), other[v] = reinterpret_cast<Vector>(weights[v] & 0xffff0000u);
-    hold(one[v]), hold(other[v]);
-  }
-  for (int64_t row = 0; row < kRows; ++row) {
-    Vector both = reinterpret_cast<Vector>(Bits{} + pair(row));
-    hold(both);  // else each half is moved to its lanes apart
-    const Vector near = reinterpret_cast<Vector>(reinterpret_cast<Bits>(both) << 16);
-    const Vector far = reinterpret_cast<Vector>(reinterpret_cast<Bits>(both) & 0xffff0000u);
-    for (int64_t v = 0; v < 2; ++v) held[row][v] += near * one[v];
-    for (int64_t v = 0; v < 2; ++v) held[row][v] += far * other[v];
+// sums [kRows, kWide] = (first ? 0 : sums) + rows [kRows, 2 pairs], `stride` apart, times the weights of `pairs` pairs
+// of inputs, while `bytes` at `ahead` are fetched. Few rows take all outputs at once, so that memory brings one after
+// another.
+template <int64_t kRows>
+void multiply_pairs(const float* rows, int64_t stride, const BFloat* panel, int64_t pairs, bool first, float* sums,
+                    const char* ahead, int64_t bytes) {
+  constexpr int64_t kAll = kWide / kLanes, kVectors = kRows * kAll <= 8 ? kAll : 2, kTurns = kAll / kVectors;
+  const int64_t step = bytes * kAheadPairs / (pairs * kTurns);
+  for (int64_t turn = 0; turn < kTurns; ++turn, sums += kVectors * kLanes) {
+    Vector held[kRows][kVectors];
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t v = 0; v < kVectors; ++v) {
+        held[row][v] = first ? Vector{} : *reinterpret_cast<Vector*>(sums + row * kWide + v * kLanes);
+      }
+    }
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+      if (pair % kAheadPairs == 0) fetch(ahead, step), ahead += step;
+      const Bits* both = reinterpret_cast<const Bits*>(panel + 2 * (pair * kWide + turn * kVectors * kLanes));
+#pragma GCC unroll 2
+      for (int64_t input = 0; input < 2; ++input) {
+        Vector weights[kVectors];
+        for (int64_t v = 0; v < kVectors; ++v) {
+          weights[v] = reinterpret_cast<Vector>(input == 0 ? both[v] << 16 : both[v] & 0xffff0000u);
+          hold(weights[v]);
+        }
+        for (int64_t row = 0; row < kRows; ++row) {
+          for (int64_t v = 0; v < kVectors; ++v) held[row][v] += rows[row * stride + 2 * pair + input] * weights[v];
+        }
+      }
+    }
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t v = 0; v < kVectors; ++v) {
+        *reinterpret_cast<Vector*>(sums + row * kWide + v * kLanes) = held[row][v];
+      }
+    }
   }
 }
 
-// A tile of kRows rows and two vectors of outputs stays in registers.
-template <int64_t kRows>
-void sum_plain(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, float* sums) {
-  for (int64_t first = 0; first < kWide; first += 2 * kLanes) {
-    Vector held[kRows][2] = {};
-    int64_t input = 0;
-    const auto weights = [&] { return reinterpret_cast<const Bits*>(panel + input * kWide + 2 * first); };
-    for (; input + 1 < own.inputs; input += 2) {
-      add_pair(held, weights(), [&](int64_t row) {
-        uint32_t both;
-        std::memcpy(&both, from + row * own.inputs + input, sizeof both);
-        return both;
-      });
+// As sum_by_tiles, for any number of inputs: rows are widened once, weights for each tile of rows.
+inline void sum_plain(const Panels<BFloat>& own, const BFloat* panel, const BFloat* from, int64_t rows, float* sums) {
+  alignas(kLine) static thread_local float widened[kMostRows * kInputs];
+  for (int64_t start = 0; start < own.inputs; start += kInputs, panel += kInputs * kWide) {
+    const int64_t count = std::min(kInputs, own.inputs - start), pairs = (count + 1) / 2;
+    for (int64_t row = 0; row < rows; ++row) {
+      const BFloat* given = from + row * own.inputs + start;
+      float* target = widened + row * kInputs;
+#pragma omp simd
+      for (int64_t i = 0; i < count; ++i) target[i] = widen(given[i]);
+      if (count % 2 == 1) target[count] = 0.0f;
     }
-    if (input < own.inputs) add_pair(held, weights(), [&](int64_t row) { return from[row * own.inputs + input].bits; });
-    for (int64_t row = 0; row < kRows; ++row) {
-      for (int64_t v = 0; v < 2; ++v) *reinterpret_cast<Vector*>(sums + row * kWide + first + v * kLanes) = held[row][v];
-    }
+    in_numbered_parts<kPlainPairRows>(rows, [&](int64_t row, auto together, int64_t part, int64_t parts) {
+      const int64_t bytes = count * kWide * static_cast<int64_t>(sizeof(BFloat)) / parts;
+      const char* ahead = reinterpret_cast<const char*>(panel + count * kWide) + part * bytes;
+      multiply_pairs<together>(widened + row * kInputs, kInputs, panel, pairs, start == 0, sums + row * kWide, ahead,
+                               bytes);
+    });
   }
 }
 
@@ -203,9 +224,7 @@ inline void sum_by_vectors(const Panels<BFloat>& own, const BFloat* panel, const
     });
   }
 #endif
-  in_parts<kPlainPairRows>(rows, [&](int64_t row, auto count) {
-    sum_plain<count>(own, panel, from + row * own.inputs, sums + row * kWide);
-  });
+  sum_plain(own, panel, from, rows, sums);
 }
 
 // Writes the first `width` sums of a row of a panel, at most kWide, plus bias, unless it is null.
