@@ -117,14 +117,15 @@ inline void multiply_panel(const Panels<float>& own, int64_t index, const float*
     }
   }
   const int64_t first = index * kPanel, width = std::min(kPanel, own.outputs - first);
+  alignas(kLine) float added[kPanel] = {};
+  if (own.bias != nullptr) std::copy(own.bias + first, own.bias + first + width, added);
   for (int64_t row = 0; row < rows; ++row) {
     float* target = out + row * own.outputs + first;
     const float* sum = sums + row * kPanel;
-    if (own.bias != nullptr) {
-      for (int64_t i = 0; i < width; ++i) target[i] = sum[i] + own.bias[first + i];
-    } else {
-      std::memcpy(target, sum, width * sizeof(float));
-    }
+    const auto write = [&](int64_t count) {
+      for (int64_t i = 0; i < count; ++i) target[i] = sum[i] + added[i];
+    };
+    width == kPanel ? write(kPanel) : write(width);  // a count that the compiler knows
   }
 }
 
