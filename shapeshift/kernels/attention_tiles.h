@@ -5,10 +5,11 @@
 #include <limits>
 
 #include "attention_scores.h"
+#include "unrolled.h"
 
 constexpr int64_t kSeen = 64;       // keys that a tile of queries scores and mixes together
 constexpr float kHidden = -std::numeric_limits<float>::infinity();  // the score of a key that a query does not see
-constexpr int64_t kQueries = wide::kLanes == 16 ? 8 : 4;  // rows of a product that stay in registers
+constexpr int64_t kQueries = wide::kLanes == 16 ? 8 : 6;  // rows of a product that stay in registers
 constexpr int64_t kColumns = 2;                           // vectors of its columns that do
 
 // Products in float.
@@ -38,22 +39,31 @@ void multiply_tile(const float* rows, int64_t row_stride, const float* columns, 
                    float* out, int64_t out_stride) {
   using wide::kLanes, wide::Wide;
   Wide held[kRows][kVectors];
-  for (int64_t row = 0; row < kRows; ++row) {
-    for (int64_t v = 0; v < kVectors; ++v) {
+  for_constants<kRows>([&](auto row) __attribute__((always_inline)) {
+    for_constants<kVectors>([&](auto v) __attribute__((always_inline)) {
       held[row][v] = kAdded ? wide::load(out + row * out_stride + v * kLanes) : Wide{};
-    }
-  }
+    });
+  });
   for (int64_t k = 0; k < count; ++k, columns += stride) {
     Wide own[kVectors];
-    for (int64_t v = 0; v < kVectors; ++v) own[v] = wide::load(columns + v * kLanes);
-    for (int64_t row = 0; row < kRows; ++row) {
+    for_constants<kVectors>([&](auto v) __attribute__((always_inline)) {
+      own[v] = wide::load(columns + v * kLanes);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+      asm("" : "+x"(own[v]));  // else each row reads them again, and loads become the limit
+#endif
+    });
+    for_constants<kRows>([&](auto row) __attribute__((always_inline)) {
       const float given = rows[row * row_stride + k];
-      for (int64_t v = 0; v < kVectors; ++v) held[row][v] = Product::add(held[row][v], given, own[v]);
-    }
+      for_constants<kVectors>([&](auto v) __attribute__((always_inline)) {
+        held[row][v] = Product::add(held[row][v], given, own[v]);
+      });
+    });
   }
-  for (int64_t row = 0; row < kRows; ++row) {
-    for (int64_t v = 0; v < kVectors; ++v) wide::store(held[row][v], out + row * out_stride + v * kLanes);
-  }
+  for_constants<kRows>([&](auto row) __attribute__((always_inline)) {
+    for_constants<kVectors>([&](auto v) __attribute__((always_inline)) {
+      wide::store(held[row][v], out + row * out_stride + v * kLanes);
+    });
+  });
 }
 
 // out [count of rows, width] = rows [count of rows, depth] times columns [depth, width]; width a multiple of kLanes.
@@ -124,16 +134,16 @@ void soften_rows(int64_t rows, float* scores, int64_t count, float* best, float*
   if constexpr (kRows > 1) soften_rows<kRows - 1>(rows, scores, count, best, total, sums, dim);
 }
 
-// Writes `count` rows of `dim` elements as columns of target [dim, kSeen], which start on a multiple of kLanes; zeros
-// fill the last vector.
+// Writes `count` rows of `dim` elements, `stride` apart, as columns of target [dim, kSeen], which start on a multiple
+// of kLanes; zeros fill the last vector.
 template <typename T>
-void turn(const T* from, int64_t count, int64_t dim, float* target) {
+void turn(const T* from, int64_t stride, int64_t count, int64_t dim, float* target) {
   using wide::kLanes;
   for (int64_t first = 0; first < count; first += kLanes) {
     for (int64_t d = 0; d < dim; d += kLanes) {
       wide::Wide square[kLanes] = {};
       const int64_t here = std::min(kLanes, count - first);
-      for (int64_t k = 0; k < here; ++k) square[k] = wide::load(from + (first + k) * dim + d);
+      for (int64_t k = 0; k < here; ++k) square[k] = wide::load(from + (first + k) * stride + d);
       wide::transpose(square);
       for (int64_t i = 0; i < kLanes; ++i) wide::store(square[i], target + (d + i) * kSeen + first);
     }
@@ -141,18 +151,23 @@ void turn(const T* from, int64_t count, int64_t dim, float* target) {
 }
 
 // The form in which queries, keys, weights and values are multiplied: numbers in float.
-template <typename C>
 struct Singly {
   using Product = Singles;
   static constexpr int64_t kNumbers = 1;  // numbers in the place of one
 
-  // Keys [count, dim] as columns of target [dim / kNumbers, kSeen], which start on a multiple of kLanes.
-  static void turn_keys(const C* keys, int64_t count, int64_t dim, float* target) { turn(keys, count, dim, target); }
+  // Keys [count, dim], `stride` apart, as columns of target [dim / kNumbers, kSeen], which start on a multiple of
+  // kLanes.
+  template <typename C>
+  static void turn_keys(const C* keys, int64_t stride, int64_t count, int64_t dim, float* target) {
+    turn(keys, stride, count, dim, target);
+  }
 
-  // Values [count, dim] as target [count / kNumbers, dim].
-  static void lay_values(const C* values, int64_t count, int64_t dim, float* target) {
-    const float* found = widened(values, count * dim, target);
-    if (found != target) std::copy(found, found + count * dim, target);
+  // Values [count, dim], `stride` apart, as target [count / kNumbers, dim].
+  template <typename C>
+  static void lay_values(const C* values, int64_t stride, int64_t count, int64_t dim, float* target) {
+    for (; count > 0; --count, values += stride, target += dim) {
+      for (int64_t d = 0; d < dim; d += wide::kLanes) wide::store(wide::load(values + d), target + d);
+    }
   }
 
   // Numbers of a row, in place.
@@ -168,16 +183,16 @@ struct Paired {
   // Whether a layer of this `dim` can be read so.
   static bool fits(int64_t dim) { return dim % (2 * wide::kLanes) == 0; }
 
-  static void turn_keys(const BFloat* keys, int64_t count, int64_t dim, float* target) {
-    turn(reinterpret_cast<const float*>(keys), count, dim / 2, target);
+  static void turn_keys(const BFloat* keys, int64_t stride, int64_t count, int64_t dim, float* target) {
+    turn(reinterpret_cast<const float*>(keys), stride / 2, count, dim / 2, target);
   }
 
   // Behind an odd number of values comes one of zeros.
-  static void lay_values(const BFloat* values, int64_t count, int64_t dim, float* target) {
-    for (int64_t k = 0; k < count; k += 2, values += 2 * dim, target += dim) {
+  static void lay_values(const BFloat* values, int64_t stride, int64_t count, int64_t dim, float* target) {
+    for (int64_t k = 0; k < count; k += 2, values += 2 * stride, target += dim) {
       for (int64_t d = 0; d < dim; d += wide::kLanes) {
         const wide::Words one = bits_of(values + d) >> 16;
-        const wide::Words other = k + 1 < count ? bits_of(values + dim + d) : wide::Words{};
+        const wide::Words other = k + 1 < count ? bits_of(values + stride + d) : wide::Words{};
         wide::store(reinterpret_cast<wide::Wide>(one | other), target + d);
       }
     }

@@ -42,7 +42,7 @@ inline void add_pieces(int64_t first, int64_t count, std::vector<Piece>& pieces)
 // How the products of an attention with rows of T are computed: over elements of type Element.
 template <typename T>
 struct FormOf {
-  using Form = Singly<float>;
+  using Form = Singly;
   using Element = float;
 };
 
@@ -124,32 +124,39 @@ void attend_piece(const AttentionParts& parts, const Piece& piece, int64_t head,
   }
   std::fill(memory.sums, memory.sums + tokens * padded, 0.0f);
   auto* rows = reinterpret_cast<Element*>(memory.rows);
+  const int64_t ahead = parts.causal ? 0 : parts.reach;
   const int64_t begin = std::max<int64_t>(piece.from - parts.reach, 0);
-  const int64_t end = std::min(piece.count, parts.causal ? piece.to : piece.to + parts.reach);
+  const int64_t end = std::min(piece.count, piece.to + ahead);
   for (int64_t from = begin; from < end; from += kSeen) {
     const int64_t seen = std::min(kSeen, end - from);
     const int64_t columns = (seen + wide::kLanes - 1) / wide::kLanes * wide::kLanes;
     const T* keys = text + from * width + (parts.heads + kv) * dim;
-    for (int64_t k = 0; k < seen; ++k) {
-      prepare_head(parts, parts.key_norm, keys + k * width, places[from + k], 1.0f, padded, rows + k * padded);
-    }
-    Form::turn_keys(rows, seen, padded, memory.keys);
     const T* values = keys + parts.kv_heads * dim;
-    for (int64_t k = 0; k < seen; ++k) {
-      Element* target = rows + k * padded;
-      if constexpr (std::is_same_v<T, Element>) {
-        std::memcpy(target, values + k * width, dim * sizeof(T));
-      } else {
-        for (int64_t d = 0; d < dim; ++d) target[d] = widen(values[k * width + d]);
+    if (padded > dim || parts.key_norm || parts.rotated > 0) {
+      for (int64_t k = 0; k < seen; ++k) {
+        prepare_head(parts, parts.key_norm, keys + k * width, places[from + k], 1.0f, padded, rows + k * padded);
       }
+      Form::turn_keys(rows, padded, seen, padded, memory.keys);
+    } else {
+      Form::turn_keys(keys, width, seen, dim, memory.keys);
     }
-    Form::lay_values(rows, seen, padded, memory.values);
+    if (padded > dim) {
+      // Behind them lie the zeros of the keys.
+      for (int64_t k = 0; k < seen; ++k) {
+        for (int64_t d = 0; d < dim; ++d) narrow(widen(values[k * width + d]), rows[k * padded + d]);
+      }
+      Form::lay_values(rows, padded, seen, padded, memory.values);
+    } else {
+      Form::lay_values(values, width, seen, dim, memory.values);
+    }
     multiply<Product, false>(tokens, memory.queries, padded, memory.keys, columns, padded / kNumbers, memory.scores,
                              kSeen);
-    for (int64_t i = 0; i < tokens; ++i) {
+    const bool all_see = from + parts.reach >= piece.to - 1 && from + columns <= piece.from + ahead + 1 &&
+                         seen == columns && parts.bias == nullptr;
+    for (int64_t i = 0; i < tokens && !all_see; ++i) {
       const int64_t token = piece.from + i;
       const int64_t first = std::clamp<int64_t>(token - parts.reach - from, 0, seen);
-      const int64_t last = std::clamp<int64_t>(token + (parts.causal ? 0 : parts.reach) + 1 - from, first, seen);
+      const int64_t last = std::clamp<int64_t>(token + ahead + 1 - from, first, seen);
       float* scores = memory.scores + i * kSeen;
       if (parts.bias != nullptr) {
         const float* bias = parts.bias + head * (2 * parts.far + 1) + parts.far + from - token;

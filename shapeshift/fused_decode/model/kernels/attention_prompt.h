@@ -23,8 +23,8 @@ void attend_tiles(const Layer<T, C>& layer, const Task& task, Scratch& scratch) 
     for (int64_t i = 0; i < parts.count; ++i) {
       const Part& part = parts.all[i];
       const int64_t at = part.first - from;
-      Form::turn_keys(layer.keys + part.place, part.count, dim, scratch.keys + at);
-      Form::lay_values(layer.values + part.place, part.count, dim, scratch.values + at / kNumbers * dim);
+      Form::turn_keys(layer.keys + part.place, dim, part.count, dim, scratch.keys + at);
+      Form::lay_values(layer.values + part.place, dim, part.count, dim, scratch.values + at / kNumbers * dim);
     }
     multiply<Product, false>(rows, scratch.queries, dim, scratch.keys, kSeen, dim / kNumbers, scratch.scores, kSeen);
     const bool hiding = to > task.position + 1 || layer.first_seen(end - 1) > from || to - from < kSeen;
@@ -58,5 +58,5 @@ void attend_prompt(const Layer<T, C>& layer, const Task& task, Scratch& scratch)
     if (Paired::fits(layer.dim)) return attend_tiles<Paired>(layer, task, scratch);
   }
 #endif
-  attend_tiles<Singly<C>>(layer, task, scratch);
+  attend_tiles<Singly>(layer, task, scratch);
 }
