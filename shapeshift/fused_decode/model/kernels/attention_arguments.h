@@ -100,7 +100,7 @@ struct Held {
   }
 };
 
-constexpr int32_t kTaskTokens = 64;  // of a prefill task
+constexpr int32_t kTaskTokens = wide::kLanes == 16 ? 64 : 128;  // of a prefill task
 
 // The tasks of a step: prefill tiles first, since they take longest, then single tokens head by head. The queries of one
 // tile, and those of one key-value head's group, read keys and values together.

@@ -3,8 +3,20 @@
 
 #pragma once
 
-#include "attention_rows.h"
+#include "attention_few.h"
 #include "attention_tiles.h"
+
+constexpr int64_t kSlice = 6 * kQueries;  // rows during whose product a part of the next keys or values is fetched
+
+// Calls each(row, count) for slices of the rows from `row` to `end`, while the `next` keys, or values, in the cache at
+// `from` are fetched: blocks lie apart, where the CPU does not foresee them.
+template <typename C, typename Each>
+void in_slices(int64_t row, int64_t end, const Parts& next, const C* from, int64_t dim, const Each& each) {
+  for (int64_t part = 0; row < end; row += kSlice, ++part) {
+    if (part < next.count) fetch(from + next.all[part].place, next.all[part].count * dim);
+    each(row, std::min(kSlice, end - row));
+  }
+}
 
 // As `attend_few`, for any number of tokens of a layer that `Form` fits.
 template <typename Form, typename T, typename C>
@@ -26,9 +38,15 @@ void attend_tiles(const Layer<T, C>& layer, const Task& task, Scratch& scratch) 
       Form::turn_keys(layer.keys + part.place, dim, part.count, dim, scratch.keys + at);
       Form::lay_values(layer.values + part.place, dim, part.count, dim, scratch.values + at / kNumbers * dim);
     }
-    multiply<Product, false>(rows, scratch.queries, dim, scratch.keys, kSeen, dim / kNumbers, scratch.scores, kSeen);
+    // The first tokens of a long task see none of these keys.
+    const int64_t skipped = std::max<int64_t>(from - task.position, 0) * group, seeing = rows - skipped;
+    const Parts next(layer, task, to, std::min(to + kSeen, end));
+    in_slices(skipped, rows, next, layer.keys, dim, [&](int64_t row, int64_t count) {
+      multiply<Product, false>(count, scratch.queries + row * dim, dim, scratch.keys, kSeen, dim / kNumbers,
+                               scratch.scores + row * kSeen, kSeen);
+    });
     const bool hiding = to > task.position + 1 || layer.first_seen(end - 1) > from || to - from < kSeen;
-    for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t row = skipped; row < rows; ++row) {
       const int64_t position = task.position + row / group;
       float* scores = scratch.scores + row * kSeen;
       parts.scale(layer.key_scales, from, to, scores);
@@ -38,14 +56,18 @@ void attend_tiles(const Layer<T, C>& layer, const Task& task, Scratch& scratch) 
       const int64_t last = std::clamp(std::min(to, position + 1) - from, first, kSeen);
       std::fill(scores, scores + first, kHidden), std::fill(scores + last, scores + kSeen, kHidden);
     }
-    soften_rows(rows, scratch.scores, kSeen, scratch.best, scratch.total, scratch.sums, dim);
-    for (int64_t row = 0; row < rows; ++row) {
+    soften_rows(seeing, scratch.scores + skipped * kSeen, kSeen, scratch.best + skipped, scratch.total + skipped,
+                scratch.sums + skipped * dim, dim);
+    for (int64_t row = skipped; row < rows; ++row) {
       float* scores = scratch.scores + row * kSeen;
       parts.scale(layer.value_scales, from, to, scores);
       Form::lay_row(scores, kSeen);
     }
     const int64_t depth = (to - from + kNumbers - 1) / kNumbers;
-    multiply<Product, true>(rows, scratch.scores, kSeen, scratch.values, dim, depth, scratch.sums, dim);
+    in_slices(skipped, rows, next, layer.values, dim, [&](int64_t row, int64_t count) {
+      multiply<Product, true>(count, scratch.scores + row * kSeen, kSeen, scratch.values, dim, depth,
+                              scratch.sums + row * dim, dim);
+    });
   }
   finish_rows(layer, task, scratch);
 }
