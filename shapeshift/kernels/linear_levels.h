@@ -101,82 +101,144 @@ void multiply_quads(const Panels<Levels<kBits>>& own, const uint8_t* weights, co
 #if defined(__AVX2__)
 constexpr int64_t kOctet = 8;  // outputs of a vector of quads
 
-// The levels of a quad of inputs of an octet of outputs: with 4 bits as they are, with 8 bits less 128.
-template <int64_t kBits>
-__m256i octet_of(const Group<kBits>& group, int64_t input, int64_t octet) {
-  const int64_t tile = octet * kOctet / kSide, place = octet * kOctet % kSide * kQuad;
-  const __m256i line = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(group.line(input, tile) + place));
-  if constexpr (kBits == 8) return _mm256_xor_si256(line, _mm256_set1_epi8(-128));
-  return _mm256_and_si256(tile ? _mm256_srli_epi16(line, 4) : line, _mm256_set1_epi8(15));
-}
-
-// The sums of adjacent products of levels and quads, in 16 bits: with 8 bits at most 2 x 128 x 127 where magnitudes are
-// multiplied by the levels of the row, which get the signs of the weights.
-template <int64_t kBits>
-__m256i pairs_of(__m256i levels, __m256i magnitudes, __m256i given) {
-  return _mm256_maddubs_epi16(magnitudes, kBits == 8 ? _mm256_sign_epi8(given, levels) : given);
-}
+// Octets that kRows rows take at once: few rows take all outputs, so that memory brings one after another.
+template <int64_t kRows>
+constexpr int64_t kOctets = kRows <= 2 ? kWide / kOctet : 2;
 
 inline void hold(__m256i& vector) { asm("" : "+x"(vector)); }
 
-// sums [kRows, kWide] of a group. Few rows read all outputs of a line at once, so that memory brings one after another;
-// more take two octets, with 4 bits those whose levels share bytes. No lambda takes the sums, which would lie in memory.
-template <int64_t kBits, int64_t kRows>
-void sum_levels(const Group<kBits>& group, const QuantisedRows& from, int32_t* sums) {
-  constexpr int64_t kOctets = kRows <= 2 ? 4 : 2, kTurns = kWide / kOctet / kOctets;
-  constexpr bool kShare = kBits == 4 && kOctets == 2;
-  constexpr int64_t kDeep = kBits == 8 ? kQuad : kPart;  // inputs whose sums of pairs fit 16 bits: 16 x 15 x 127
+inline __m256i octet_at(const void* place) { return _mm256_loadu_si256(static_cast<const __m256i*>(place)); }
+
+// sums [kRows, kWide] = (first ? 0 : sums) + rows, kInputs apart, times the levels from input `begin` to `end`, while
+// `bytes` at `ahead` are fetched. Rows lie in 16 bits, of each quad the even inputs first: so levels of 8 bits are
+// taken apart most easily. No lambda takes the sums, which would lie in memory.
+template <int64_t kRows>
+void add_quads(const Group<8>& group, int64_t begin, int64_t end, const int16_t* rows, bool first, int32_t* sums,
+               const uint8_t* ahead, int64_t bytes) {
+  constexpr int64_t kTurns = kWide / kOctet / kOctets<kRows>;
+  const int64_t step = bytes * kFetchQuads / ((end - begin) * kTurns);
+  for (int64_t turn = 0; turn < kTurns; ++turn, sums += kOctets<kRows> * kOctet) {
+    __m256i held[kRows][kOctets<kRows>];
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t i = 0; i < kOctets<kRows>; ++i) {
+        held[row][i] = first ? _mm256_setzero_si256() : octet_at(sums + row * kWide + i * kOctet);
+      }
+    }
+    const int16_t* given = rows;
+    for (int64_t input = begin; input < end; input += kQuad) {
+      if (input % kFetchQuads == 0) fetch(ahead, step), ahead += step;
+      const uint8_t* quads = group.line(input, 0) + turn * kOctets<kRows> * kOctet * kQuad;
+#pragma GCC unroll 2
+      for (int64_t odd = 0; odd < 2; ++odd, given += kQuad / 2) {
+        __m256i levels[kOctets<kRows>];
+        for (int64_t i = 0; i < kOctets<kRows>; ++i) {
+          const __m256i both = octet_at(quads + i * kOctet * kQuad);
+          levels[i] = odd ? _mm256_srli_epi16(both, 8) : _mm256_and_si256(both, _mm256_set1_epi16(255));
+          hold(levels[i]);
+        }
+        for (int64_t row = 0; row < kRows; ++row) {
+          int32_t pair;
+          std::memcpy(&pair, given + row * kInputs, sizeof pair);
+          for (int64_t i = 0; i < kOctets<kRows>; ++i) {
+            held[row][i] = _mm256_add_epi32(held[row][i], _mm256_madd_epi16(levels[i], _mm256_set1_epi32(pair)));
+            hold(held[row][i]);
+          }
+        }
+      }
+    }
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t i = 0; i < kOctets<kRows>; ++i) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + row * kWide + i * kOctet), held[row][i]);
+      }
+    }
+  }
+}
+
+// sums [rows, kWide] of a group.
+inline void sum_in_vectors(const Group<8>& group, const QuantisedRows& from, int64_t rows, int32_t* sums) {
+  alignas(kLine) static thread_local int16_t widened[kMostRows * kInputs];
+  const __m128i even_first = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+  for (int64_t begin = group.begin; begin < group.end; begin += kInputs) {
+    const int64_t end = std::min(begin + kInputs, group.end);
+    for (int64_t row = 0; row < rows; ++row) {
+      const int8_t* levels = from.levels + row * from.stride() + begin;
+      int16_t* target = widened + row * kInputs;
+      for (int64_t input = 0; input < end - begin; input += kSide) {
+        const __m128i quads = _mm_loadu_si128(reinterpret_cast<const __m128i*>(levels + input));
+        const __m256i parted = _mm256_cvtepi8_epi16(_mm_shuffle_epi8(quads, even_first));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(target + input), parted);
+      }
+    }
+    in_numbered_parts<kPlainRows>(rows, [&](int64_t row, auto count, int64_t part, int64_t parts) {
+      const int64_t bytes = (end - begin) * kWide / parts;
+      add_quads<count>(group, begin, end, widened + row * kInputs, begin == group.begin, sums + row * kWide,
+                       group.line(end, 0) + part * bytes, bytes);
+    });
+  }
+}
+
+// sums [kRows, kWide] of a group. Two octets are those whose levels share bytes. No lambda takes the sums, which would
+// lie in memory.
+template <int64_t kRows>
+void sum_levels(const Group<4>& group, const QuantisedRows& from, int32_t* sums) {
+  constexpr int64_t kTurns = kWide / kOctet / kOctets<kRows>;
   const int64_t stride = from.stride();
   for (int64_t turn = 0; turn < kTurns; ++turn) {
-    const auto octet = [&](int64_t i) { return kShare ? turn + i * kTurns : turn * kOctets + i; };
-    __m256i held[kRows][kOctets];
-    for (int64_t row = 0; row < kRows; ++row) {
-      const int32_t less = kBits == 8 ? 128 * from.sum(row, group.begin, group.end) : 0;
-      for (__m256i& each : held[row]) each = _mm256_set1_epi32(less);
-    }
+    const auto octet = [&](int64_t i) { return turn + i * kTurns; };
+    __m256i held[kRows][kOctets<kRows>] = {};
     const int8_t* given = from.levels + group.begin;
-    for (int64_t part = group.begin; part < group.end; part += kDeep) {
-      __m256i pairs[kRows][kOctets];
+    for (int64_t part = group.begin; part < group.end; part += kPart) {
+      __m256i pairs[kRows][kOctets<kRows>];
 #pragma GCC unroll 8
-      for (int64_t ahead = 0; ahead < kDeep; ahead += kQuad, given += kQuad) {
-        __m256i levels[kOctets], magnitudes[kOctets];
-        for (int64_t i = 0; i < kOctets; ++i) {
-          levels[i] = octet_of(group, part + ahead, octet(i));
-          magnitudes[i] = kBits == 8 ? _mm256_abs_epi8(levels[i]) : levels[i];
-          hold(magnitudes[i]);
+      for (int64_t ahead = 0; ahead < kPart; ahead += kQuad, given += kQuad) {
+        __m256i levels[kOctets<kRows>];
+        for (int64_t i = 0; i < kOctets<kRows>; ++i) {
+          const int64_t tile = octet(i) * kOctet / kSide, place = octet(i) * kOctet % kSide * kQuad;
+          const __m256i line = octet_at(group.line(part + ahead, tile) + place);
+          levels[i] = _mm256_and_si256(tile ? _mm256_srli_epi16(line, 4) : line, _mm256_set1_epi8(15));
+          hold(levels[i]);
         }
         for (int64_t row = 0; row < kRows; ++row) {
           const __m256i quad = _mm256_set1_epi32(quad_of(given, row * stride));
-          for (int64_t i = 0; i < kOctets; ++i) {
-            const __m256i more = pairs_of<kBits>(levels[i], magnitudes[i], quad);
+          for (int64_t i = 0; i < kOctets<kRows>; ++i) {
+            // In 16 bits: at most 16 x 15 x 127.
+            const __m256i more = _mm256_maddubs_epi16(levels[i], quad);
             pairs[row][i] = ahead == 0 ? more : _mm256_add_epi16(pairs[row][i], more);
-            if constexpr (kBits == 4) hold(pairs[row][i]);
+            hold(pairs[row][i]);
           }
         }
       }
       for (int64_t row = 0; row < kRows; ++row) {
-        for (int64_t i = 0; i < kOctets; ++i) {
+        for (int64_t i = 0; i < kOctets<kRows>; ++i) {
           held[row][i] = _mm256_add_epi32(held[row][i], _mm256_madd_epi16(pairs[row][i], _mm256_set1_epi16(1)));
-          if constexpr (kBits == 8) hold(held[row][i]);
         }
       }
     }
     for (int64_t row = 0; row < kRows; ++row) {
-      for (int64_t i = 0; i < kOctets; ++i) {
+      for (int64_t i = 0; i < kOctets<kRows>; ++i) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + row * kWide + octet(i) * kOctet), held[row][i]);
       }
     }
   }
 }
+
+inline void sum_in_vectors(const Group<4>& group, const QuantisedRows& from, int64_t rows, int32_t* sums) {
+  const int64_t share = (group.end - group.begin) * kWide / 2;
+  in_numbered_parts<kPlainRows>(rows, [&](int64_t row, auto count, int64_t part, int64_t parts) {
+    // With a few rows the CPU's own fetching does better alone.
+    if (parts > 1) fetch(group.line(group.begin, 0) + kSoon + part * share / parts, share / parts);
+    sum_levels<count>(group, from.from(row), sums + row * kWide);
+  });
+}
 #else
-template <int64_t kBits, int64_t kRows>
-void sum_levels(const Group<kBits>& group, const QuantisedRows& from, int32_t* sums) {
-  std::memset(sums, 0, kRows * kWide * sizeof(int32_t));
+template <int64_t kBits>
+void sum_in_vectors(const Group<kBits>& group, const QuantisedRows& from, int64_t rows, int32_t* sums) {
+  std::memset(sums, 0, rows * kWide * sizeof(int32_t));
   for (int64_t input = group.begin; input < group.end; input += kQuad) {
     for (int64_t lane = 0; lane < kWide; ++lane) {
       const int64_t tile = lane / kSide;
       const uint8_t* quad = group.line(input, tile) + lane % kSide * kQuad;
-      for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t row = 0; row < rows; ++row) {
         const int8_t* given = from.levels + row * from.stride() + input;
         for (int64_t i = 0; i < kQuad; ++i) {
           const int32_t level = kBits == 8 ? quad[i] : quad[i] >> (4 * tile) & 15;
@@ -201,9 +263,7 @@ void sum_rows(const Group<kBits>& group, const QuantisedRows& from, int64_t rows
     }
   }
 #endif
-  in_parts<kPlainRows>(rows, [&](int64_t row, auto count) {
-    sum_levels<kBits, count>(group, from.from(row), sums + row * kWide);
-  });
+  sum_in_vectors(group, from, rows, sums);
 }
 
 // Adds the sums [rows, kWide] of group `i`, less what its zeros are in them, times the scales of weights and rows, plus what its minima add to held
