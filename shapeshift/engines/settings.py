@@ -20,8 +20,8 @@ class TextEngineSettings:
 
     checkpoint        folder (absolute, under build/checkpoints or checkpoints/) or hub id
     provider          auto (on an NVIDIA GPU torch, or TensorRT where it is installed and faster; else openvino, or
-                      native where it has kernels for the model, is faster, and `bins` lists no lengths), native,
-                      openvino, onnxruntime, torch, tensorrt or emulated
+                      native where it has kernels for the model and is faster, unless `bins` lists lengths or the
+                      placement is partitioned), native, openvino, onnxruntime, torch, tensorrt or emulated
     precision         auto (bf16 if the hardware computes it natively, else f16 on a GPU and f32 on a CPU), f32, bf16,
                       or f16 on a GPU
     pooling           of POOLINGS, several with commas: their vectors are joined; auto: as the modules of the checkpoint

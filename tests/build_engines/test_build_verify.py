@@ -352,6 +352,15 @@ def test_a_rival_that_fails_is_left(
     )
 
 
+@pytest.mark.parametrize("asked", [{"bins": "8,32"}, {"placement": "partitioned", "slo_ms": 50}])
+def test_who_asks_for_engines_of_lengths_gets_them(
+    provider: Provider, rival: Provider, make: Callable[..., tuple[int, str]], asked: dict[str, object]
+) -> None:
+    status, err = make(**asked)
+    assert status == 0, err
+    assert provider.opened and not rival.opened
+
+
 def profiled(provider: str, dynamic_ms: Sequence[float], static: Mapping[int, float]) -> Manifest:
     """Engines that were measured at 1 and 64 tokens, and static ones."""
 

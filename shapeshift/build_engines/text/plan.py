@@ -162,9 +162,9 @@ def plan(front: TextFrontConfig, paths: BuildPaths) -> Plan:
     provider, gpus = provider_of(front.folder, settings.provider)
     resolved = hardware.resolve_precision(settings.precision, provider.name, next(iter(gpus), None))
     head = find_head(settings.head, paths) if settings.head else None
-    # Who lists lengths wants an engine for each, and native has one for all.
-    listed = not gpus and settings.explicit_edges()
-    rival = None if listed else lookup.rival(settings.provider, gpus, checkpoint.config)
+    # These ask for engines of several lengths, and native has one for all.
+    by_length = settings.explicit_edges() or front.serving.placement == "partitioned"
+    rival = None if by_length and not gpus else lookup.rival(settings.provider, gpus, checkpoint.config)
     return Plan(front, checkpoint, modules, provider, resolved, head, gpus, rival)
 
 
