@@ -33,7 +33,8 @@ def vllm(checkpoint: str) -> Encode:
     }
     from vllm import LLM
 
-    model = LLM(checkpoint, runner="pooling", dtype="float32", max_num_seqs=32)
+    # Of the whole memory, whatever else is in it.
+    model = LLM(checkpoint, runner="pooling", dtype="float32", max_num_seqs=32, gpu_memory_utilization=0.2)
     return lambda texts: model.embed(texts, use_tqdm=False)
 
 
