@@ -53,19 +53,20 @@ def run(code: str, outgoing: Outgoing) -> None:
 
 
 @pytest.mark.parametrize(
-    "code",
+    ("code", "host"),
     [
-        CONNECT,
-        f"import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ({NOWHERE!r}, 9))",
-        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CONNECT!r}])",
-        "import socket\ntry: socket.getaddrinfo('reports.invalid', 443)\nexcept OSError: pass",
+        (CONNECT, NOWHERE),
+        (f"import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ({NOWHERE!r}, 9))", NOWHERE),
+        (f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CONNECT!r}])", NOWHERE),
+        ("import socket\ntry: socket.getaddrinfo('reports.invalid', 443)\nexcept OSError: pass", "reports.invalid"),
     ],
     ids=["connection", "datagram", "child", "name"],
 )
-def test_a_call_from_python_is_seen(folder: Path, code: str) -> None:
+def test_a_call_from_python_is_seen(folder: Path, code: str, host: str) -> None:
     with watch(folder) as outgoing, contextlib.suppress(subprocess.CalledProcessError):
         run(code, outgoing)
-    assert outgoing.found in ({NOWHERE}, {"reports.invalid"})
+    # A slow look-up shows the name server, too.
+    assert host in outgoing.found
 
 
 def test_a_native_connection_is_seen(folder: Path) -> None:
