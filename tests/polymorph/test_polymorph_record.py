@@ -78,7 +78,9 @@ def test_what_arrives_is_written_without_texts(
     front.execute([after := ids_request([101] * 4)])
     after.vectors()
     time.sleep(0.2)
-    assert [event for event in reader.read() if event.kind == "requests"] == []
+    # Those that were on their way when the record ended may be in the ring.
+    rows = [row for event in reader.read() if event.kind == "requests" for row in event.values["rows"]]
+    assert 4 not in [row["length"] for row in rows]
 
 
 def test_a_request_of_many_texts_loses_no_length(
