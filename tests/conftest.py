@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.compiled import link_kernels
 from tests.triton_aborts import pytest_runtest_call as pytest_runtest_call
 
 if TYPE_CHECKING:
@@ -209,6 +210,7 @@ def encode_server(
     if not (BUILD / "repository" / "encode").is_dir():
         pytest.skip(f"no {BUILD / 'repository' / 'encode'}: run `make engines`")
     folder = tmp_path_factory.mktemp("encode")
+    link_kernels(folder)
     (folder / "repository").mkdir()
     repositories = (BUILD / "repository", folder / "repository")
     settings = replace(server_settings(repositories, ("encode",), folder / "run"), complete_configs=True)

@@ -35,12 +35,12 @@ from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
 from tests.adapter_cache import lora_models
 from tests.adapter_cache.lora_models import ATTENTION, Spec, peft_logits
+from tests.compiled import KERNELS
 from tests.fused_decode import families
 from tests.fused_decode.checkpoints import VOCABULARY
 from tests.fused_decode.decode_models import VOCAB
 from tests.sampling import few
 
-KERNELS = Path(__file__).resolve().parents[2] / "build" / "kernels"
 TOLERANCES = {torch.float32: 2e-4, torch.bfloat16: 0.06}
 SLOTS = 8
 TORCH = TorchLora()

@@ -21,6 +21,7 @@ from shapeshift.files import replace_text
 from shapeshift.triton import metrics, model_config
 from tests import waiting
 from tests.adapter_cache.lora_models import Spec, make_adapter
+from tests.compiled import link_kernels
 
 if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer
@@ -44,9 +45,7 @@ def project(small_base: Path, mixed_adapters: dict[str, Path], tmp_path_factory:
 
     root = tmp_path_factory.mktemp("project")
     paths = BuildPaths(root, root / "build", root / "model_repository")
-    paths.build.mkdir()
-    (BUILD / "kernels").mkdir(parents=True, exist_ok=True)
-    (paths.build / "kernels").symlink_to(BUILD / "kernels")
+    link_kernels(paths.build)
     starters = mixed_adapters["small"].parent
     for name in ("generate_lora", "generate_lora_unary"):
         config = model_config.read(PROJECT / "tests" / "model_repository" / name / "config.pbtxt")

@@ -21,7 +21,8 @@ from shapeshift.engines import hardware
 from shapeshift.polymorph.front import TextFront
 from shapeshift.serving import model_args
 from tests.adapter_cache.text_models import CLASSIFIER, ENCODER, TAGGER, computed_by_peft, save_adapter
-from tests.engines.families import KERNELS, VOCABULARY, save_model, save_modules
+from tests.compiled import link_kernels
+from tests.engines.families import VOCABULARY, save_model, save_modules
 from tests.fakes import PbUtils, Request, TritonError, as_served, ids_request, text_request
 from tests.polymorph.conftest import args_of
 from tests.sampling import few
@@ -60,9 +61,7 @@ def adapters_of(folder: Path, base: Path, family: str, kind: str = ENCODER) -> d
 def build(tmp_path: Path, add_front: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """A function that builds a front over a checkpoint; returns its generated folder. refused: whether that fails."""
     monkeypatch.chdir(tmp_path)
-    KERNELS.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "build").mkdir()
-    (tmp_path / "build" / "kernels").symlink_to(KERNELS)
+    link_kernels(tmp_path / "build")
 
     def make(checkpoint: Path, outputs: str = "", refused: bool = False, **parameters: object) -> Path:
         small = {"precision": "f32", "pooling": "mean", "max_tokens": 32, "profile_file": "", "adapter_mb": 4}

@@ -16,7 +16,8 @@ from shapeshift.cli.main import main
 from shapeshift.triton import metrics, model_config
 from tests import waiting
 from tests.adapter_cache.text_models import computed_by_peft, save_adapter
-from tests.engines.families import KERNELS, save_model
+from tests.compiled import link_kernels
+from tests.engines.families import save_model
 
 if TYPE_CHECKING:
     from shapeshift.triton.embedded.server import TritonServer
@@ -34,9 +35,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with the front `tenants`, two adapters, and the checkpoint `base`."""
     root = tmp_path_factory.mktemp("project")
     base = save_model(root / "base", "bert", num_hidden_layers=2)
-    (root / "build").mkdir()
-    KERNELS.mkdir(parents=True, exist_ok=True)
-    (root / "build" / "kernels").symlink_to(KERNELS)
+    link_kernels(root / "build")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         assert main(["add", str(base), "--as", "tenants", "--technique", "adapter_cache"]) == 0

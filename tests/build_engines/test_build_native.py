@@ -13,7 +13,8 @@ from shapeshift.engines import manifest
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.worker import TextWorker
 from shapeshift.serving import model_args
-from tests.engines.families import KERNELS, save_model, save_modules
+from tests.compiled import link_kernels
+from tests.engines.families import save_model, save_modules
 from tests.fakes import PbUtils, Request, as_served, text_request, values_of
 from tests.polymorph.conftest import args_of
 
@@ -24,9 +25,7 @@ TEXTS = ("w1 w2 w3", "w9", "w5 w5 w7 w1")
 def build(tmp_path: Path, add_front: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """A function that builds a front of a small model; returns the generated repository."""
     monkeypatch.chdir(tmp_path)
-    KERNELS.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "build").mkdir()
-    (tmp_path / "build" / "kernels").symlink_to(KERNELS)
+    link_kernels(tmp_path / "build")
     checkpoint = save_modules(save_model(tmp_path / "checkpoint", "bert"), pooling="mean")
 
     def make(**parameters: object) -> Path:

@@ -13,11 +13,11 @@ from shapeshift.engines import hardware
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.fused_decode.settings import FusedDecodeSettings
 from tests.build_engines.test_build_decode import Project, project
+from tests.compiled import KERNELS
 from tests.engines import gguf_models
 from tests.engines.gguf_models import all_linears
 
 DEMO = Path(__file__).resolve().parents[2] / "checkpoints" / "docstrings-llama"
-KERNELS = Path(__file__).resolve().parents[2] / "build" / "kernels"
 TEXT = "Return the number of items in a container. " * 8
 
 __all__ = ["project"]

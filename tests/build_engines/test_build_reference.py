@@ -14,10 +14,10 @@ from shapeshift.engines.text import tokenizer_files
 from shapeshift.errors import UnsupportedError
 from shapeshift.fused_decode.interfaces import StepBatch
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel
+from tests.compiled import KERNELS
 
 PROJECT = Path(__file__).resolve().parents[2]
 DEMO = PROJECT / "checkpoints" / "docstrings-llama"
-KERNELS = PROJECT / "build" / "kernels"
 
 
 @pytest.fixture(scope="module")

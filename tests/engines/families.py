@@ -10,8 +10,8 @@ from typing import Any
 
 from shapeshift.engines.execution.engine_set import pack, unpack
 from shapeshift.engines.interfaces import PROVIDERS, Array, Ids
+from tests.compiled import link_kernels
 
-KERNELS = Path(__file__).resolve().parents[2] / "build" / "kernels"
 WORDS = 60
 VOCABULARY = 64
 _SPECIAL = ["<pad>", "<unk>", "<cls>", "<sep>"]
@@ -160,9 +160,8 @@ def kernels_beside(folder: Path) -> Path:
     """An empty folder of engines below `folder`, with the compiled kernels where those of a project lie beside it."""
     target = folder / "engines" / "model"
     target.mkdir(parents=True, exist_ok=True)
-    if not (kernels := folder / "kernels").exists():
-        KERNELS.mkdir(parents=True, exist_ok=True)
-        kernels.symlink_to(KERNELS)
+    if not (folder / "kernels").exists():
+        link_kernels(folder)
     return target
 
 

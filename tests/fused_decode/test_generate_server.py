@@ -28,6 +28,7 @@ from shapeshift.errors import EngineError
 from shapeshift.triton import model_config
 from shapeshift.triton.control import ModelControl
 from tests import waiting
+from tests.compiled import link_kernels
 from tests.fused_decode.checkpoints import LONGEST, make_checkpoint
 from tests.fused_decode.fronts import tensors
 from tests.gauges import total
@@ -63,9 +64,7 @@ def publish(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
     from shapeshift.build_engines.repository import front_models
 
     root = tmp_path_factory.mktemp("house")
-    (root / "build").mkdir()
-    (BUILD / "kernels").mkdir(parents=True, exist_ok=True)
-    (root / "build" / "kernels").symlink_to(BUILD / "kernels")
+    link_kernels(root / "build")
 
     def add(name: str, source: str = "generate", **parameters: object) -> Path:
         config = model_config.read(PROJECT / "tests" / "model_repository" / source / "config.pbtxt")

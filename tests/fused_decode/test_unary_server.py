@@ -24,6 +24,7 @@ from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.repository import front_models
 from shapeshift.triton import model_config
 from shapeshift.triton.embedded.server import TritonServer
+from tests.compiled import link_kernels
 from tests.fused_decode.checkpoints import LONGEST, make_checkpoint
 from tests.gauges import total
 from tests.waiting import wait_for
@@ -42,10 +43,7 @@ def server(
 ) -> Iterator[TritonServer]:
     root = tmp_path_factory.mktemp("unary")
     checkpoint = make_checkpoint(root / "checkpoints" / "small")
-    kernels = PROJECT / "build" / "kernels"
-    kernels.mkdir(parents=True, exist_ok=True)
-    (root / "build").mkdir()
-    (root / "build" / "kernels").symlink_to(kernels)
+    link_kernels(root / "build")
     paths = BuildPaths(root, root / "build", root / "model_repository")
     for model in MODELS:
         config = model_config.read(PROJECT / "tests" / "model_repository" / model / "config.pbtxt")

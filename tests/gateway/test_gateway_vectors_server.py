@@ -11,6 +11,7 @@ import pytest
 import tritonclient.grpc as triton
 
 from shapeshift.cli.main import main
+from tests.compiled import link_kernels
 from tests.engines.families import save_model, save_modules
 from tests.engines.test_engines_vectors import save_splade, save_token_heads
 from tests.gateway.conftest import HTTP
@@ -31,6 +32,7 @@ def server(
     save_token_heads(save_modules(save_model(folder / "m3", "xlm-roberta"), pooling="cls"))
     save_splade(folder / "splade", "bert")
     save_model(folder / "ner", "bert", "AutoModelForTokenClassification", num_labels=3)
+    link_kernels(folder / "build")
     at = ["--repository", str(folder / "models"), "--build", str(folder / "build")]
     for name in ("m3", "splade", "ner"):
         assert main(["add", str(folder / name), *at]) == 0

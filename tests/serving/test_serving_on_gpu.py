@@ -13,7 +13,8 @@ import pytest
 from tests.adapter_cache.lora_models import MIXED, make_adapter, peft_texts
 from tests.adapter_cache.text_models import computed_by_peft
 from tests.build_engines.two_towers import normal
-from tests.engines.families import KERNELS, save_model
+from tests.compiled import KERNELS
+from tests.engines.families import save_model
 from tests.fused_decode.checkpoints import make_checkpoint
 from tests.token_adapt.token_tasks import noise
 from tests.token_adapt.vision_families import CASES, write

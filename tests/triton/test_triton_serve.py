@@ -21,6 +21,7 @@ from shapeshift.engines import failures
 from shapeshift.triton.embedded import command_line
 from shapeshift.triton.embedded.server import ServerEndedError, TritonServer
 from shapeshift.triton.settings import ALLOW_PUBLIC, ServerSettings
+from tests.compiled import link_kernels
 from tests.engines.families import save_model, save_modules
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -222,6 +223,7 @@ def test_models_are_loaded_as_they_are_built(
     triton: Path, tmp_path: Path, server_settings: Callable[..., ServerSettings], traces_of: Traces
 ) -> None:
     save_modules(save_model(tmp_path / "checkpoint", "bert"), "cls")
+    link_kernels(tmp_path / "build")
     built, spread = {"checkpoint": tmp_path / "checkpoint"}, {"placement": "resident", "workers": 1, "max_workers": 1}
     for name, stated in (("bad", {"checkpoint": tmp_path / "absent"}), ("front", built | spread), ("good", built)):
         (tmp_path / "model_repository" / name).mkdir(parents=True)
