@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,18 @@ class AdaptableEngine(Engine, Protocol):
 
     def run_adapted(self, inputs: Mapping[str, Array], adapted: Adapted) -> dict[str, Array]:
         """As `run`."""
+        ...
+
+
+@runtime_checkable
+class ThreadedEngine(Engine, Protocol):
+    """An engine that computes one pack on any number of cores, with the same bits."""
+
+    def use(self, threads: int) -> None:
+        """Compute on so many cores from the next call on, 1 or more. A call that runs gives up those beyond.
+
+        Any thread may call it.
+        """
         ...
 
 

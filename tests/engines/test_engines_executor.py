@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from shapeshift.engines.execution.executor import EngineExecutor, ExecutorSettin
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.manifest import EngineEntry
+from shapeshift.engines.policy.cores import MOST_CORES
 from shapeshift.errors import EngineError, OverloadedError
 from shapeshift.serving.metrics import Counter, Gauge
 from shapeshift.settings import Choices
@@ -183,6 +185,58 @@ def test_an_engine_that_fails_fails_its_rows_and_not_the_thread(make: Make, fake
     assert Answer(executor, 2).vectors() == [2.0]
     (thread,) = executor.threads
     assert (thread.calls, thread.rows) == (2, 3)
+
+
+def test_a_call_takes_the_cores_of_threads_that_are_idle(make: Make, fake: FakeEngines) -> None:
+    computing, may_end = threading.Semaphore(0), threading.Event()
+
+    def hold() -> None:
+        computing.release()
+        assert may_end.wait(120)
+
+    fake.threaded = True
+    executor = make(engine_threads=4, pack_tokens=1)
+    assert executor.wait_loaded(30)
+    fake.computes = hold
+    answers = []
+    for _ in range(4):
+        answers.append(Answer(executor, 2))
+        assert computing.acquire(timeout=120)
+    may_end.set()
+    assert [one.vectors() for one in answers] == [[2.0]] * 4
+    assert (fake.calls, fake.ends) == ([4, 2, 1, 1], [1] * 4), "those that run give up what is not their share"
+    # Longer than a lull.
+    time.sleep(0.02)
+    assert Answer(executor, 2).vectors() == [2.0]
+    assert fake.calls[-1] == 4
+    # Those that arrive together share the cores from the start.
+    executor.queue.put(TextRequest([np.ones(2, np.int64)] * 4, lambda request: None).rows)
+    wait_for(lambda: len(fake.calls) == 9)
+    assert fake.calls[-4] == 1
+
+
+def test_no_more_cores_are_taken_than_a_call_has_work_for(make: Make, fake: FakeEngines) -> None:
+    fake.threaded = True
+    executor = make(engine_threads=2 * MOST_CORES)
+    assert executor.wait_loaded(60)
+    assert Answer(executor, 2).vectors() == [2.0]
+    assert fake.calls == [MOST_CORES]
+
+
+@pytest.mark.parametrize(("threaded", "learns"), [(True, False), (False, True)])
+def test_a_call_on_several_cores_says_nothing_of_the_profile(
+    make: Make, fake: FakeEngines, threaded: bool, learns: bool
+) -> None:
+    fake.threaded = threaded
+    executor = make()
+    assert executor.wait_loaded(30)
+    observed: list[float] = []
+    executor.observe = lambda profiled_ms, took_ms: observed.append(profiled_ms)  # type: ignore[method-assign]
+    for _ in range(3):
+        assert Answer(executor, 2).vectors() == [2.0]
+        wait_for(lambda: executor.running == 0)
+    executor.close()
+    assert observed == ([5.0] * 3 if learns else [])
 
 
 def test_an_empty_queue_takes_what_would_be_late_and_a_filled_one_does_not(make: Make, fake: FakeEngines) -> None:

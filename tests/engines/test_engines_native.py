@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.execution.engine_set import pack, unpack
-from shapeshift.engines.interfaces import PROVIDERS, Array, Engine, Ids
+from shapeshift.engines.interfaces import PROVIDERS, Array, Engine, Ids, ThreadedEngine
 from shapeshift.engines.native.layouts import LAYOUTS
 from shapeshift.engines.settings import POOLINGS
 from shapeshift.engines.text import sentence_modules
@@ -134,6 +136,45 @@ def test_a_text_has_the_same_vector_in_every_pack(tmp_path: Path) -> None:
         together = computed(engine, rows)["EMBEDDING"]
         alone = [computed(engine, [row])["EMBEDDING"][0] for row in rows]
         np.testing.assert_allclose(together, alone, atol=1e-6 if precision == "f32" else 1e-2, rtol=0)
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_threads_change_no_bit(precision: str, tmp_path: Path) -> None:
+    reference = reference_of(save_model(tmp_path / "model", "modernbert", max_position_embeddings=MOST))
+    engine = opened(exported(reference, tmp_path, precision), precision)
+    rows = texts(*LENGTHS)
+    assert isinstance(engine, ThreadedEngine)
+    found = {}
+
+    def compute() -> None:
+        # The setting is that of the calling thread.
+        for threads in (1, 2, 3, 8):
+            engine.use(threads)
+            found[torch.get_num_threads()] = computed(engine, rows)["EMBEDDING"].copy()
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    thread.join()
+    assert [*found] == [1, 2, 3, 8] and all((one == found[1]).all() for one in found.values())
+
+
+def test_a_call_that_gives_up_threads_computes_the_same(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "bert", max_position_embeddings=MOST, num_hidden_layers=2)
+    engine = opened(exported(reference_of(folder), tmp_path))
+    assert isinstance(engine, ThreadedEngine)
+    rows, found = texts(*LENGTHS), []
+    expected = computed(engine, rows)["EMBEDDING"].copy()
+
+    def compute() -> None:
+        for _ in range(100):
+            engine.use(4)
+            found.append(computed(engine, rows)["EMBEDDING"].copy())
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    while thread.is_alive():
+        engine.use(1)
+    assert len(found) == 100 and all((one == expected).all() for one in found)
 
 
 def test_weights_packed_on_another_cpu_are_packed_again(tmp_path: Path) -> None:

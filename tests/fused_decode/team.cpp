@@ -27,14 +27,18 @@ extern "C" void GOMP_parallel(void (*body)(void*), void* data, unsigned, unsigne
 extern "C" int omp_get_num_threads() { return number_of_threads; }
 extern "C" int omp_get_thread_num() { return own_number; }
 
-// Each round reads what other threads wrote in the round before.
-static bool rounds_follow_one_another(int64_t size) {
+// Each round reads what other threads wrote in the round before. After so many rounds at least, all but one may leave.
+static bool rounds_follow_one_another(int64_t size, int64_t until_leave) {
   constexpr int64_t kRounds = 40;
   std::vector<int64_t> one(size, 1), other(size, 0);
-  Team::gather(kRounds, [&](const Team& team) {
+  std::atomic<int64_t> wanted{number_of_threads};
+  Team::gather(kRounds, wanted, [&](const Team& team) {
     int64_t *from = one.data(), *to = other.data();
     for (int64_t round = 0; round < kRounds; ++round, std::swap(from, to)) {
-      team(size, [&](int64_t i) { to[i] = from[(i + 1) % size] + 1; });
+      team(size, [&](int64_t i) {
+        to[i] = from[(i + 1) % size] + 1;
+        if (round >= until_leave && wanted > 1) --wanted;
+      });
     }
   });
   for (const int64_t value : one) {
@@ -60,7 +64,7 @@ int main() {
   bool right = true;
   for (number_of_threads = 1; number_of_threads <= 5; ++number_of_threads) {
     for (int64_t size : {1, 2, 7, 64}) {
-      for (int again = 0; again < 20; ++again) right = right && rounds_follow_one_another(size);
+      for (int again = 0; again < 20; ++again) right = right && rounds_follow_one_another(size, 3 * again);
     }
     for (int64_t rows : {1, 9, 300}) right = right && product_is_right(rows, 70, 200);
   }

@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 
 from shapeshift.engines.hardware import resident_mb
-from shapeshift.engines.interfaces import TOKEN_OUTPUTS, AdaptableEngine, Adapted, Array, Engine, Ids
+from shapeshift.engines.interfaces import TOKEN_OUTPUTS, AdaptableEngine, Adapted, Array, Engine, Ids, ThreadedEngine
 from shapeshift.engines.manifest import EngineEntry, Manifest
 from shapeshift.errors import EngineError
 from shapeshift.serving import events
@@ -76,6 +76,13 @@ class EngineSet:
         self.run([np.zeros(1, np.int64)])
         self.calls.clear()
         self.call_s.clear()
+
+    def use(self, threads: int) -> int:
+        """See `interfaces.ThreadedEngine`; returns how many are used: of other engines, 1. Any thread."""
+        threaded = [engine for engine, _ in self._engines.values() if isinstance(engine, ThreadedEngine)]
+        for engine in threaded:
+            engine.use(threads)
+        return threads if threaded else 1
 
     def run(self, texts: Sequence[Ids], adapted: Adapted | None = None) -> dict[str, Array]:
         """The outputs of one pack, each [len(texts), ...]; see `unpack`. adapted: of engines that have adapters."""

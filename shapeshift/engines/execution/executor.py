@@ -15,6 +15,7 @@ from shapeshift.engines.execution.request import BoundedQueue, Row, TextRequest,
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.interfaces import PROVIDERS, Adapted
 from shapeshift.engines.manifest import EngineEntry, Manifest
+from shapeshift.engines.policy.cores import CoreShares
 from shapeshift.engines.policy.packs import MeasuredFactor, row_costs, rows_to_take
 from shapeshift.errors import EngineError
 from shapeshift.loops import Loop
@@ -31,7 +32,8 @@ _DEADLINE_CHECK_S = 0.05
 class ExecutorSettings(FrontSettings):
     """Parameters of a process that runs text engines.
 
-    engine_threads  threads that run engines, one core each; 0: one for each core; on a GPU there is one
+    engine_threads  threads that run engines, one core each; 0: one for each core; on a GPU there is one; a call
+                    of provider native takes idle ones, too
     queue_rows      most texts that may wait; a request that does not fit is answered UNAVAILABLE
     max_queue_ms    most milliseconds until a text that arrives while others wait is computed, as predicted from the
                     profile; a request that would take longer is refused on arrival; 0: any
@@ -71,6 +73,8 @@ class EngineThread:
         self.busy_rows = 0
         # What its running call takes by the profile.
         self.busy_ms = 0.0
+        # Of its running call, now.
+        self.cores = 1
         self.calls = 0
         self.rows = 0
         self._executor = executor
@@ -92,29 +96,36 @@ class EngineThread:
         self._serves.wait()
         while rows := self._executor.queue.take(self._executor.rows_to_take):
             with self.steps.running():
-                began = time.perf_counter()
                 rows = [row for row in rows if row.request.should_run()]
                 if rows:
                     self._run(rows)
-                    self._executor.observe(self.busy_ms, (time.perf_counter() - began) * 1e3)
-                    self.busy_rows, self.busy_ms = 0, 0.0
 
     def _run(self, rows: list[Row]) -> None:
-        self.busy_rows = len(rows)
-        self.busy_ms = self._executor.pack_ms(sum(row.tokens for row in rows))
-        began, before = time.monotonic(), time.perf_counter()
+        executor, began, before = self._executor, time.monotonic(), time.perf_counter()
+        profiled_ms = executor.pack_ms(sum(row.tokens for row in rows))
+        self.busy_rows, self.busy_ms = len(rows), profiled_ms
+        cores_used = executor.share_cores(self)
+        outputs, failure = {}, None
         try:
-            outputs = self.engines.run([row.ids for row in rows], self._executor.adapted(rows))
+            outputs = self.engines.run([row.ids for row in rows], executor.adapted(rows))
         except Exception as error:  # noqa: BLE001  a failing engine fails its rows, not the thread
-            for row in rows:
-                row.request.fail(EngineError(f"the engine failed: {error}"))
-        else:
-            took_ms, size = (time.perf_counter() - before) * 1e3, self.engines.last_size
-            trace_call(rows, began, {"size": size, "predicted_ms": self.busy_ms})
-            for index, row in enumerate(rows):
-                row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms, size)
+            failure = EngineError(f"the engine failed: {error}")
+        took_ms, size = (time.perf_counter() - before) * 1e3, self.engines.last_size
+        # Before the answers: what comes upon them finds this thread idle.
+        self.busy_rows, self.busy_ms = 0, 0.0
         self.calls += 1
         self.rows += len(rows)
+        if failure is not None:
+            for row in rows:
+                row.request.fail(failure)
+            return
+        trace_call(rows, began, {"size": size, "predicted_ms": profiled_ms})
+        for index, row in enumerate(rows):
+            row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms, size)
+        if cores_used == 1:
+            executor.observe(profiled_ms, (time.perf_counter() - before) * 1e3)
+        elif self.cores == cores_used:
+            executor.observe_shared(profiled_ms, took_ms)
 
 
 class EngineExecutor:
@@ -154,6 +165,7 @@ class EngineExecutor:
         first, rest = first_and_rest(manifest)
         engines = self._engines_with(first)
         longest_s = engine_set.longest_call_s(manifest)
+        self._core_shares = CoreShares(threads)
         # Those that serve. All are made here: a thread inherits the niceness of the one that makes it.
         self.threads: list[EngineThread] = []
         self._all_threads = [EngineThread(number, self, longest_s) for number in range(threads)]
@@ -235,8 +247,23 @@ class EngineExecutor:
         return float(self._pack_ms[tokens])
 
     def observe(self, profiled_ms: float, took_ms: float) -> None:
-        """Record how long a thread was busy with a call."""
+        """Record how long a thread was busy with a call on one core, as in the profile."""
         self._measured.observe(took_ms, profiled_ms)
+
+    def observe_shared(self, profiled_ms: float, took_ms: float) -> None:
+        """Record how long a call took that kept several cores."""
+        self._core_shares.observe(took_ms, self._measured.value * profiled_ms, time.monotonic())
+
+    def share_cores(self, beginning: EngineThread) -> int:
+        """Let the call that begins on this busy thread, and those that run, have equal shares of the threads' cores.
+
+        Returns how many the call uses.
+        """
+        busy = [thread for thread in self.threads if thread.busy_rows]
+        each = self._core_shares.each(len(busy) + len(self.queue), time.monotonic())
+        for thread in busy:
+            thread.cores = thread.engines.use(each)
+        return beginning.cores
 
     def rows_to_take(self, lengths: Iterable[int], waiting: int) -> int:
         """The number of waiting rows that the next engine call takes."""

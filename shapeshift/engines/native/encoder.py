@@ -93,23 +93,23 @@ class EncoderFile:
 
 
 class NativeEngine:
-    """See `interfaces.Engine`: it computes packs of any shape, those of a static one without their padding."""
+    """See `interfaces.ThreadedEngine`: it computes packs of any shape, those of a static one without their padding."""
 
     def __init__(self, file: EncoderFile, threads: int, tokens: int | None, rows: int | None) -> None:
         self.tokens, self.rows = tokens, rows
         self._encoder, self._outputs_of = file.open()
         self._names, self._pooling, self._head = file.outputs, file.pooling, file.head
-        self._threads = threads
+        self._encoder.use(threads)
+
+    def use(self, threads: int) -> None:
+        """See `interfaces.ThreadedEngine`."""
+        self._encoder.use(threads)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         return self.run_adapted(inputs, _PLAIN)
 
     def run_adapted(self, inputs: Mapping[str, Array], adapted: Adapted) -> dict[str, Array]:
         """See `interfaces.AdaptableEngine`."""
-        if self._threads:
-            # torch's setting is that of the calling thread, which for engines is not the one that loads them.
-            torch.set_num_threads(self._threads)
-            self._threads = 0
         tokens = [torch.from_numpy(inputs[name]) for name in ("INPUT_IDS", "SEGMENTS", "POSITIONS")]
         if self._pooling is not None:
             count, pooling = len(inputs["ROWS"]), self._pooling

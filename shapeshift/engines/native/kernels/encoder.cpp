@@ -14,6 +14,7 @@
 
 #include "added.h"
 #include "encoder_attention.h"
+#include "helpers.h"
 #include "packed.h"
 
 namespace {
@@ -150,6 +151,12 @@ class Encoder : public torch::CustomClassHolder {
     held_.push_back(std::move(part));
   }
 
+  // Compute on so many threads from the next call on; a call that runs goes on with no more than so many. Any thread.
+  void use(int64_t threads) {
+    TORCH_CHECK(threads > 0, "threads: must be positive");
+    threads_ = threads;
+  }
+
   // The vectors FLOAT [tokens, hidden] of a pack (`interfaces`), whose texts lie one after another; zeros where no text
   // is. terms: of adapters, see `Added::fit`. Valid until the next call.
   Tensor forward(const Tensor& ids, const Tensor& segments, const Tensor& positions, const std::vector<Tensor>& terms) {
@@ -165,7 +172,14 @@ class Encoder : public torch::CustomClassHolder {
     const Buffers buffers = fit(tokens, rows);
     fit_terms(terms, rows);
     const auto shares = kShares * static_cast<int64_t>(layers_.size() + 1);
-    Team::gather(shares, [&](const Team& team) { pass(team, buffers, id, at, rows); });
+    at::init_num_threads();
+    const int64_t threads = threads_;
+    omp_set_num_threads(static_cast<int>(threads));  // torch's own call starts threads of other pools, too
+    Helpers& helpers = Helpers::of_this_thread(threads - 1);
+    Team::gather(shares, threads_, [&](const Team& team) {
+      helpers.awake(team.number());
+      pass(team, buffers, id, at, rows);
+    });
     return state_.narrow(0, 0, tokens);
   }
 
@@ -349,6 +363,7 @@ class Encoder : public torch::CustomClassHolder {
   std::vector<T> memory_;
   std::vector<float> embeddings_;
   Tensor state_;
+  std::atomic<int64_t> threads_{1};
 };
 
 // The outputs of a panel of float, by which the packed weights of one kind of CPU differ from those of another.
@@ -359,6 +374,7 @@ void define(torch::Library& library, const std::string& name) {
   library.class_<Encoder<T>>(name)
       .def(torch::init<Tensors, Numbers>())
       .def("add", &Encoder<T>::add)
+      .def("use", &Encoder<T>::use)
       .def("forward", &Encoder<T>::forward)
       .def("pool", &Encoder<T>::pool);
 }
