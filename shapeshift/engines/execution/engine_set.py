@@ -45,6 +45,7 @@ class EngineSet:
         self._counted_from = manifest.position_offset, manifest.type_stride
         self._most_tokens = manifest.pack_tokens
         self._engines: dict[int | None, tuple[Engine, EngineEntry]] = {}
+        self._threaded: list[ThreadedEngine] = []
         self._fastest: list[Engine | None] = [None] * (self._most_tokens + 1)
         self.calls: defaultdict[int | None, int] = defaultdict(int)
         self.call_s: defaultdict[int | None, float] = defaultdict(float)
@@ -55,6 +56,7 @@ class EngineSet:
     def add(self, engine: Engine, entry: EngineEntry) -> None:
         """Use `engine`, described by `entry`, from the next call on."""
         self._engines = {**self._engines, entry.tokens: (engine, entry)}
+        self._threaded = [one for one, _ in self._engines.values() if isinstance(one, ThreadedEngine)]
         self._fastest = self._fastest_engines()
 
     @property
@@ -79,10 +81,9 @@ class EngineSet:
 
     def use(self, threads: int) -> int:
         """See `interfaces.ThreadedEngine`; returns how many are used: of other engines, 1. Any thread."""
-        threaded = [engine for engine, _ in self._engines.values() if isinstance(engine, ThreadedEngine)]
-        for engine in threaded:
+        for engine in self._threaded:
             engine.use(threads)
-        return threads if threaded else 1
+        return threads if self._threaded else 1
 
     def run(self, texts: Sequence[Ids], adapted: Adapted | None = None) -> dict[str, Array]:
         """The outputs of one pack, each [len(texts), ...]; see `unpack`. adapted: of engines that have adapters."""
