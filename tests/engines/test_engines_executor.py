@@ -15,7 +15,7 @@ from shapeshift.engines.execution.executor import EngineExecutor, ExecutorSettin
 from shapeshift.engines.execution.request import TextRequest
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.manifest import EngineEntry
-from shapeshift.engines.policy.cores import MOST_CORES
+from shapeshift.engines.policy.packs import MOST_CORES
 from shapeshift.errors import EngineError, OverloadedError
 from shapeshift.serving.metrics import Counter, Gauge
 from shapeshift.settings import Choices

@@ -15,8 +15,7 @@ from shapeshift.engines.execution.request import BoundedQueue, Row, TextRequest,
 from shapeshift.engines.hardware import cores
 from shapeshift.engines.interfaces import PROVIDERS, Adapted
 from shapeshift.engines.manifest import EngineEntry, Manifest
-from shapeshift.engines.policy.cores import CoreShares
-from shapeshift.engines.policy.packs import MeasuredFactor, row_costs, rows_to_take
+from shapeshift.engines.policy.packs import CoreShares, MeasuredFactor, row_costs, rows_to_take
 from shapeshift.errors import EngineError
 from shapeshift.loops import Loop
 from shapeshift.serving.bounds import SloClasses, TimeBound, classes_of, unloading

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shapeshift.engines.policy.cores import MOST_CORES, CoreShares
+from shapeshift.engines.policy.packs import MOST_CORES, CoreShares
 
 
 @pytest.mark.parametrize(
