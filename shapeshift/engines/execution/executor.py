@@ -104,20 +104,19 @@ class EngineThread:
         profiled_ms = executor.pack_ms(sum(row.tokens for row in rows))
         self.busy_rows, self.busy_ms = len(rows), profiled_ms
         cores_used = executor.share_cores(self)
-        outputs, failure = {}, None
         try:
-            outputs = self.engines.run([row.ids for row in rows], executor.adapted(rows))
+            try:
+                outputs = self.engines.run([row.ids for row in rows], executor.adapted(rows))
+            finally:
+                # Before the answers: what comes upon them finds this thread idle.
+                self.busy_rows, self.busy_ms = 0, 0.0
+                self.calls += 1
+                self.rows += len(rows)
         except Exception as error:  # noqa: BLE001  a failing engine fails its rows, not the thread
-            failure = EngineError(f"the engine failed: {error}")
-        took_ms, size = (time.perf_counter() - before) * 1e3, self.engines.last_size
-        # Before the answers: what comes upon them finds this thread idle.
-        self.busy_rows, self.busy_ms = 0, 0.0
-        self.calls += 1
-        self.rows += len(rows)
-        if failure is not None:
             for row in rows:
-                row.request.fail(failure)
+                row.request.fail(EngineError(f"the engine failed: {error}"))
             return
+        took_ms, size = (time.perf_counter() - before) * 1e3, self.engines.last_size
         trace_call(rows, began, {"size": size, "predicted_ms": profiled_ms})
         for index, row in enumerate(rows):
             row.request.complete(row, {name: values[index] for name, values in outputs.items()}, took_ms, size)
@@ -261,7 +260,9 @@ class EngineExecutor:
         busy = [thread for thread in self.threads if thread.busy_rows]
         each = self._core_shares.each(len(busy) + len(self.queue), time.monotonic())
         for thread in busy:
-            thread.cores = thread.engines.use(each)
+            # What a running call has given up does not come back.
+            most = each if thread is beginning else thread.cores
+            thread.cores = min(most, thread.engines.use(each))
         return beginning.cores
 
     def rows_to_take(self, lengths: Iterable[int], waiting: int) -> int:
