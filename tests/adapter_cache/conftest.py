@@ -10,10 +10,9 @@ import pytest
 
 from shapeshift.kernels import kernel_build
 from tests.adapter_cache.lora_models import MIXED, make_adapter
+from tests.compiled import KERNELS
 from tests.fused_decode.checkpoints import make_checkpoint
 from tests.gpu_kernels import interpreted
-
-PROJECT = Path(__file__).resolve().parents[2]
 
 # Before a test imports torch: otherwise tests take minutes on busy cores.
 kernel_build.limit_spinning()
@@ -37,7 +36,7 @@ def mixed_adapters(small_base: Path, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="session")
 def lora_kernels() -> Path:
     """The folder that keeps the compiled kernels between test runs."""
-    return PROJECT / "build" / "kernels"
+    return KERNELS
 
 
 @pytest.fixture(scope="module")

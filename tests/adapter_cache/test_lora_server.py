@@ -31,7 +31,6 @@ wait_for = partial(waiting.wait_for, pause_s=0.05)
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
 PROJECT = Path(__file__).resolve().parents[2]
-BUILD = PROJECT / "build"
 PROMPT = "Return the number of"
 COUNT = 16
 

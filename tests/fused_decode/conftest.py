@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shapeshift.kernels import kernel_build
+from tests.compiled import KERNELS
 from tests.fakes import PbUtils, logger
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from tests.fused_decode.fronts import MakeFront
     from tests.fused_decode.toy import ToyRuntime
 
-PROJECT = Path(__file__).resolve().parents[2]
 
 # Before a test imports torch: with cores that are in use elsewhere, tests would take minutes.
 kernel_build.limit_spinning()
@@ -26,7 +26,7 @@ kernel_build.limit_spinning()
 @pytest.fixture(scope="session")
 def kernel_cache() -> Path:
     """Where the compiled kernels are kept from one run of the tests to the next."""
-    return PROJECT / "build" / "kernels"
+    return KERNELS
 
 
 @pytest.fixture(scope="session")
