@@ -38,7 +38,6 @@ _INTENTS = (
     "will it rain in oslo",
 )
 _TIMEOUT_S = 120.0
-LATE = "no answer within the turn"
 _SYSTEM = (
     "<|im_start|>system\nYou are a patient assistant who answers questions about history, nature, cooking and travel in"
     " plain sentences, without lists, and who says so when a question cannot be answered.<|im_end|>\n"
@@ -163,5 +162,5 @@ async def _answer(client: AsyncClient, request: Request, start: float, baseline:
     except ShapeshiftError as error:
         return Answer(request.front, inf, str(error))
     except asyncio.CancelledError:
-        return Answer(request.front, inf, LATE)
+        return Answer(request.front, inf, "no answer within the turn")
     return Answer(request.front, time.monotonic() - start - request.at)
