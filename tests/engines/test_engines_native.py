@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,16 @@ def test_a_text_has_the_same_vector_in_every_pack(tmp_path: Path) -> None:
         np.testing.assert_allclose(together, alone, atol=1e-6 if precision == "f32" else 1e-2, rtol=0)
 
 
+@pytest.fixture
+def threads_of_the_process() -> Iterator[None]:
+    """torch gives a thread this number when it is first asked for it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(5)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads_of_the_process")
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_threads_change_no_bit(precision: str, tmp_path: Path) -> None:
     reference = reference_of(save_model(tmp_path / "model", "modernbert", max_position_embeddings=MOST))

@@ -172,8 +172,8 @@ class Encoder : public torch::CustomClassHolder {
     const Buffers buffers = fit(tokens, rows);
     fit_terms(terms, rows);
     const auto shares = kShares * static_cast<int64_t>(layers_.size() + 1);
-    at::init_num_threads();
     const int64_t threads = threads_;
+    at::get_num_threads();  // torch sets a thread's number, to that of the process, when it is first asked for it
     omp_set_num_threads(static_cast<int>(threads));  // torch's own call starts threads of other pools, too
     Helpers& helpers = Helpers::of_this_thread(threads - 1);
     Team::gather(shares, threads_, [&](const Team& team) {
