@@ -34,7 +34,7 @@ BASE, ADAPTERS, RANK, CLIENTS = "no adapter", 32, 16, 32
 def main() -> int:
     """Measure, print, and write tables and data to build/bench/."""
     options = parser("encode.adapters", __doc__, "one minute: three rounds")
-    options.add_argument("--precision", choices=("f32", "bf16"), default="f32")
+    options.add_argument("--precision", choices=("f32", "bf16", "int8"), default="f32")
     chosen = options.parse_args()
     rounds, requests = (3, 600) if chosen.quick else (7, 1200)
     settings = {"precision": chosen.precision, "adapters": ADAPTERS, "rank": RANK, "in flight": CLIENTS}
@@ -46,7 +46,7 @@ def main() -> int:
     memory = {}
     encoders = {BASE: Encoder(engines)}
     for name, targets in TARGETS.items():
-        records, adapted, size = load(engines, chosen.precision, targets)
+        records, adapted, size = load(engines, targets)
         encoders[name] = Encoder(engines, adapted, records)
         memory[name] = round(size / 2**20, 1)
     systems = {name: partial(outcome, one, texts, requests) for name, one in encoders.items()}
@@ -74,7 +74,7 @@ def outcome(encoder: Encoder, texts: Sequence[str], count: int) -> Outcome:
     return Outcome(np.array(answer["latency_ms"]), float(str(answer["per_second"])))
 
 
-def load(engines: Path, precision: str, targets: Sequence[str]) -> tuple[list[Any], Any, int]:
+def load(engines: Path, targets: Sequence[str]) -> tuple[list[Any], Any, int]:
     """Random adapters in memory: their records, what engines need of them, and their bytes."""
     import torch
 
@@ -83,9 +83,10 @@ def load(engines: Path, precision: str, targets: Sequence[str]) -> tuple[list[An
     from shapeshift.adapter_cache.memory.adapter_table import make_adapter
     from shapeshift.adapter_cache.memory.loader import load_weights
     from shapeshift.adapter_cache.registry import peft
-    from shapeshift.adapter_cache.text.base import TYPES, PackAdapters, base_model
+    from shapeshift.adapter_cache.text.base import PackAdapters, base_model
+    from shapeshift.engines.native.encoder import value_type
 
-    base, dtype = base_model(engines, {CHECKPOINT.name}, RANK, CHECKPOINT), TYPES[precision]
+    base, dtype = base_model(engines, {CHECKPOINT.name}, RANK, CHECKPOINT), value_type(engines)
     folders = [PLACE / f"{len(targets)}-{number}" for number in range(ADAPTERS)]
     for number, folder in enumerate(folders):
         write(folder, base.adaptable, targets, number)

@@ -75,6 +75,10 @@ def resolve_precision(requested: str, provider: str = "", device: int | None = N
     provider: of engines, empty for none. device: the number of the GPU that is used, None for the CPU. Raises
     UnsupportedError for what the device lacks or only emulates.
     """
+    if requested == "int8":
+        if provider not in ("", "native"):
+            raise UnsupportedError("precision: int8 is for text models of provider native; set provider native or auto")
+        return requested
     if requested == "auto" and provider == "onnxruntime":
         # Its CPU kernels do not support bf16.
         return "f32"

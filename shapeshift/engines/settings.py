@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shapeshift.engines.hardware import PRECISIONS
+from shapeshift.engines import hardware
 from shapeshift.engines.interfaces import MAX_TOKENS, PROVIDERS
 from shapeshift.errors import InvalidInputError
 from shapeshift.settings import require
@@ -12,6 +12,7 @@ from shapeshift.settings import require
 # The names of sentence-transformers.
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 NORMALIZE = ("auto", "true", "false")
+PRECISIONS = (*hardware.PRECISIONS, "int8")
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class TextEngineSettings:
                       native where it has kernels for the model and is faster, unless `bins` lists lengths or the
                       placement is partitioned), native, openvino, onnxruntime, torch, tensorrt or emulated
     precision         auto (bf16 if the hardware computes it natively, else f16 on a GPU and f32 on a CPU), f32, bf16,
-                      or f16 on a GPU
+                      f16 on a GPU, or int8: weights and what they multiply as levels of 8 bits, which provider native
+                      computes
     pooling           of POOLINGS, several with commas: their vectors are joined; auto: as the modules of the checkpoint
                       say, without modules lasttoken for a decoder, else mean
     normalize         whether each vector is scaled to length 1; auto: as the modules say, without modules true

@@ -12,7 +12,7 @@ from shapeshift.engines.interfaces import TOKEN_OUTPUTS, Array, Ids
 from shapeshift.errors import EngineError
 
 # The minimum cosine between the vectors of an engine and of the reference model, for every text.
-MIN_COSINE = {"f32": 0.99999, "bf16": 0.999, "f16": 0.999}
+MIN_COSINE = {"f32": 0.99999, "bf16": 0.999, "f16": 0.999, "int8": 0.99}
 
 
 REFERENCE = "reference.json"

@@ -125,15 +125,18 @@ def test_packs_of_several_adapters_are_what_peft_computes(
         assert name is None or np.abs(expected - plain).max() > 0.01, "the adapter changes the result"
 
 
-@pytest.mark.skipif(not hardware.cpu_has_bf16(), reason="needs a CPU that computes bf16")
+_NEEDS_BF16 = pytest.mark.skipif(not hardware.cpu_has_bf16(), reason="needs a CPU that computes bf16")
+
+
+@pytest.mark.parametrize("precision", [pytest.param("bf16", marks=_NEEDS_BF16), "int8"])
 @pytest.mark.parametrize("kind", [ENCODER, CLASSIFIER])
-def test_bf16_is_as_close_as_its_numbers_allow(
-    kind: str, tmp_path: Path, build: Callable[..., Path], opened: Callable[..., LoraTextFront]
+def test_others_are_as_close_as_their_numbers_allow(
+    kind: str, precision: str, tmp_path: Path, build: Callable[..., Path], opened: Callable[..., LoraTextFront]
 ) -> None:
     base = save_model(tmp_path / "base", "bert", kind, hidden_size=64, intermediate_size=128, num_labels=5)
     # The head's product of a vector has few numbers, whose errors do not even out.
     output, least = ("EMBEDDING", 0.99) if kind == ENCODER else ("LOGITS", 0.95)
-    front = opened(build(base, output, precision="bf16"))
+    front = opened(build(base, output, precision=precision))
     adapters = adapters_of(tmp_path / "adapters", base, "bert", kind)
     for adapter, folder in adapters.items():
         assert main(["adapters", "--model", "front", "add", adapter, str(folder)]) == 0

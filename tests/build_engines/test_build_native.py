@@ -61,6 +61,26 @@ def test_one_engine_answers_texts_of_every_length(
         front.close()
 
 
+def test_levels_are_of_this_provider(
+    build: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository = build(provider="auto", precision="int8")
+    built = manifest.load(tmp_path / "build" / "engines" / "front")
+    assert (built.provider, built.precision, built.note) == ("native", "int8", "")
+    front = as_served(TextFront(PbUtils(), model_args.read(args_of(repository / "front"))))
+    try:
+        request = text_request(*TEXTS)
+        front.execute([request])
+        cosines = (request.vectors("EMBEDDING") * expected_of(tmp_path)).sum(axis=1)
+        assert 0.99 < cosines.min() < cosines.max() < 0.999999
+    finally:
+        front.close()
+    config = tmp_path / "model_repository" / "front" / "config.pbtxt"
+    config.write_text(config.read_text().replace('string_value: "auto"', 'string_value: "openvino"'))
+    assert main(["engines"]) == 1
+    assert "precision: int8 is for text models of provider native" in capsys.readouterr().err
+
+
 def test_a_worker_computes_the_same(build: Callable[..., Path], tmp_path: Path) -> None:
     repository = build(placement="resident", workers=1)
     worker = TextWorker(PbUtils(), model_args.read(args_of(repository / "front_w00")))

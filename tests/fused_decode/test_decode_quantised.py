@@ -13,10 +13,11 @@ from shapeshift.engines import hardware
 from shapeshift.errors import UnsupportedError
 from shapeshift.fused_decode.model import native_operations
 from shapeshift.fused_decode.model.cpu_runtime import DecodeModel, ModelOptions
-from shapeshift.fused_decode.model.quantised import LevelLinear, Levels, NativeLevelLinear, quantise, quantise_rows
+from shapeshift.fused_decode.model.quantised import LevelLinear, NativeLevelLinear, quantise_rows
 from shapeshift.fused_decode.model.torch_operations import PlainLinear
 from shapeshift.fused_decode.settings import group_of, resolve
 from shapeshift.kernels import kernel_build
+from shapeshift.kernels.levels import Levels, quantise
 from tests.fused_decode.decode_models import Tiny, batch, texts
 from tests.fused_decode.test_decode_native import assert_rows_are_independent, normal
 

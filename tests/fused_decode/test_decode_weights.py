@@ -20,10 +20,10 @@ from shapeshift.fused_decode import loading
 from shapeshift.fused_decode.model.architecture import Architecture
 from shapeshift.fused_decode.model.cpu_runtime import DTYPES
 from shapeshift.fused_decode.model.kv_cache import KeyValueCache, cache_bytes
-from shapeshift.fused_decode.model.quantised import quantise
 from shapeshift.fused_decode.model.tensor_layout import linears, shapes, weight_bytes
 from shapeshift.fused_decode.model.weights import WeightFiles
 from shapeshift.fused_decode.settings import WEIGHT_BITS, FusedDecodeSettings, computed, group_of
+from shapeshift.kernels.levels import quantise
 from tests.fused_decode.decode_models import Tiny
 from tests.fused_decode.families import CONFIGS, make
 from tests.sampling import few

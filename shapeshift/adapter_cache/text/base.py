@@ -18,9 +18,6 @@ from shapeshift.engines.native import encoder
 from shapeshift.errors import UnsupportedError
 from shapeshift.fused_decode.interfaces import LowRank
 
-TYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-"""Of the memory of adapters, by the precision of the engines."""
-
 
 def base_model(engines: Path, names: Collection[str], max_rank: int, checkpoint: Path, sha256: str = "") -> BaseModel:
     """See `BaseModel`; engines: the folder of the engines of provider native. Raises UnsupportedError where the layers

@@ -17,11 +17,12 @@ from shapeshift.adapter_cache.lora.segmented import TorchLora
 from shapeshift.adapter_cache.memory.placement import SharedMemory
 from shapeshift.adapter_cache.registry.catalogue import ServedAdapters, requests_info
 from shapeshift.adapter_cache.settings import AdapterSettings
-from shapeshift.adapter_cache.text.base import TYPES, PackAdapters, base_model
+from shapeshift.adapter_cache.text.base import PackAdapters, base_model
 from shapeshift.adapter_cache.text.waiting import WaitingTexts
 from shapeshift.engines.execution.engine_set import MAX_ROWS
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.manifest import GeneratedSettings, Manifest
+from shapeshift.engines.native import encoder
 from shapeshift.engines.settings import TextEngineSettings
 from shapeshift.fused_decode.engine.blocks import BlockPool
 from shapeshift.loops import Loop
@@ -59,7 +60,7 @@ class LoraTextFront(TextFront):
         names = {checkpoint.name, str(checkpoint), *filter(None, params.base_names.split(","))}
         sha256 = settings.read(GeneratedSettings, values).checkpoint_sha256
         base = base_model(folder, names, params.max_rank, checkpoint, sha256)
-        dtype = TYPES[engines.precision]
+        dtype = encoder.value_type(folder)
         memory = torch.zeros((params.adapter_mb << 20) // dtype.itemsize, dtype=dtype)
         executor = EngineExecutor(engines, folder, polymorph, self.log.warning, adapted=PackAdapters(memory, base.head))
         self._jobs = threading.Lock()

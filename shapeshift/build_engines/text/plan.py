@@ -159,12 +159,13 @@ def plan(front: TextFrontConfig, paths: BuildPaths) -> Plan:
     """Resolve checkpoint, provider, precision and head. Raises ShapeshiftError."""
     settings = front.settings
     checkpoint, modules = _checkpoint(front, paths)
-    provider, gpus = provider_of(front.folder, settings.provider)
+    named = "native" if (settings.provider, settings.precision) == ("auto", "int8") else settings.provider
+    provider, gpus = provider_of(front.folder, named)
     resolved = hardware.resolve_precision(settings.precision, provider.name, next(iter(gpus), None))
     head = find_head(settings.head, paths) if settings.head else None
     # These ask for engines of several lengths, and native has one for all.
     by_length = settings.explicit_edges() or front.serving.placement == "partitioned"
-    rival = None if by_length and not gpus else lookup.rival(settings.provider, gpus, checkpoint.config)
+    rival = None if by_length and not gpus else lookup.rival(named, gpus, checkpoint.config)
     return Plan(front, checkpoint, modules, provider, resolved, head, gpus, rival)
 
 

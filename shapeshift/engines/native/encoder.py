@@ -1,4 +1,4 @@
-"""An encoder on native kernels (`kernels/encoder.cpp`), and their compilation."""
+"""An encoder on native kernels (`kernels/encoder.h`), and their compilation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from shapeshift.kernels import kernel_build
 KERNELS = Path(__file__).with_name("kernels")
 WEIGHTS, ROWS = "encoder.safetensors", "rows.pt"
 _NAMESPACE, _LIBRARY = "shapeshift_encode", "encode"
-_CLASSES = {"f32": "Encoder", "bf16": "EncoderBFloat16"}
+_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
+_SUFFIXES = {torch.float32: "", torch.bfloat16: "BFloat16"}
+_WORDS = "words"
 _PLAIN = Adapted()
 _lock = threading.Lock()
 
@@ -49,6 +51,12 @@ def description(folder: Path) -> dict[str, Any]:
         return dict(json.loads(opened.metadata()["description"]))
 
 
+def value_type(folder: Path) -> torch.dtype:
+    """Of what the encoder in a folder of engines computes with, but for weights in levels."""
+    with safe_open(folder / WEIGHTS, framework="pt") as opened:
+        return _TYPES[opened.get_slice(_WORDS).get_dtype()]
+
+
 def head(folder: Path, described: Mapping[str, Any]) -> list[torch.Tensor]:
     """The tensors of the head, in order; none where the outputs have no head. described: see `description`."""
     with safe_open(folder / WEIGHTS, framework="pt") as opened:
@@ -66,7 +74,8 @@ class EncoderFile:
         self._encoder, self._layers, self.outputs = content["encoder"], content["layers"], content["outputs"]
         self.pooling = content["pooling"]
         self.head = [self._tensors[name] for name in content["head"]]
-        self._class = getattr(getattr(torch.classes, _NAMESPACE), _CLASSES[precision])
+        name = f"Encoder{'Levels8' if precision == 'int8' else ''}{_SUFFIXES[value_type(folder)]}"
+        self._class = getattr(getattr(torch.classes, _NAMESPACE), name)
         self._rows = folder / ROWS
         if content["panel"] != operators.panel():
             self._pack_again(operators, content["panel"], content["sizes"])

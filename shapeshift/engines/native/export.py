@@ -14,13 +14,15 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from shapeshift.engines.hardware import cpu_has_bf16
 from shapeshift.engines.interfaces import Array
 from shapeshift.engines.native import encoder
 from shapeshift.engines.native.layouts import ACTIVATIONS, LAYOUTS, SAME_ACTIVATION, Layout
 from shapeshift.engines.settings import POOLINGS
 from shapeshift.errors import UnsupportedError
+from shapeshift.kernels.levels import quantise
 
-_TYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+_PRECISIONS = ("f32", "bf16", "int8")
 _MOST_POSITIONS = 8192
 """Of a text, of those that turn queries and keys."""
 _EVERY_TOKEN = -1
@@ -38,8 +40,8 @@ class _Part:
 
 def write(module: Any, example: Mapping[str, Array], folder: Path, precision: str) -> list[str]:
     """Write a `PackedEncoder` into `folder`. Raises UnsupportedError for a model that the kernels do not compute."""
-    if precision not in _TYPES:
-        raise UnsupportedError(f"precision: provider native computes in {' or '.join(_TYPES)}, not {precision}")
+    if precision not in _PRECISIONS:
+        raise UnsupportedError(f"precision: provider native computes in {', '.join(_PRECISIONS)}, not {precision}")
     if "IMPORTANCE" in module.output_names:
         raise UnsupportedError("output: provider native keeps no probabilities of attention, as IMPORTANCE needs them")
     layout = LAYOUTS.get(module.model.config.model_type)
@@ -47,7 +49,7 @@ def write(module: Any, example: Mapping[str, Array], folder: Path, precision: st
         raise UnsupportedError(f"provider native does not compute a {module.family.name}; it does {', '.join(LAYOUTS)}")
     with torch.inference_mode():
         pooling = _pooling(module)
-        _Writer(module, layout, _TYPES[precision], encoder.load(folder)).save(folder, pooling, module.row_outputs)
+        _Writer(module, layout, precision, encoder.load(folder)).save(folder, pooling, module.row_outputs)
         if pooling is not None:
             return [encoder.WEIGHTS]
         ids, segments, positions, rows = (torch.from_numpy(example[name]) for name in module.input_axes)
@@ -105,11 +107,14 @@ def _is_of_head(name: str) -> bool:
 
 
 class _Writer:
-    def __init__(self, module: Any, layout: Layout, dtype: torch.dtype, operators: Any) -> None:
+    def __init__(self, module: Any, layout: Layout, precision: str, operators: Any) -> None:
         self._model, self._family, self._layout = module.model, module.family, layout
         self._config: Any = module.model.config
         self._outputs = module.output_names
-        self._dtype, self._operators = dtype, operators
+        self._levels, self._operators = precision == "int8", operators
+        # Beside weights in levels, all else is in the precision that "auto" means.
+        in_bf16 = precision == "bf16" or (self._levels and cpu_has_bf16())
+        self._dtype = torch.bfloat16 if in_bf16 else torch.float32
         self._tensors: dict[str, torch.Tensor] = {}
         self._sizes: dict[str, tuple[int, int]] = {}
         self._positions = self._count_positions()
@@ -287,8 +292,14 @@ class _Writer:
 
     def _linear(self, part: _Part, prefix: str, name: str, linears: list[Any]) -> None:
         weight = torch.cat([linear.weight for linear in linears])
-        key = self._add(part, prefix, f"{name}.packed", self._operators.pack(weight.to(self._dtype).contiguous()))
-        self._sizes[key] = (int(weight.shape[0]), int(weight.shape[1]))
+        if self._levels:
+            quantised = quantise(weight, 8, self._operators.group())
+            self._add(part, prefix, f"{name}.packed", self._operators.pack_levels(quantised.levels))
+            self._add(part, prefix, f"{name}.scales", self._operators.by_panel(quantised.scales))
+            self._add(part, prefix, f"{name}.zeros", self._operators.by_panel(quantised.zeros))
+        else:
+            key = self._add(part, prefix, f"{name}.packed", self._operators.pack(weight.to(self._dtype).contiguous()))
+            self._sizes[key] = (int(weight.shape[0]), int(weight.shape[1]))
         if any(linear.bias is not None for linear in linears):
             biases = [torch.zeros(len(one.weight)) if one.bias is None else one.bias.float() for one in linears]
             self._add(part, prefix, f"{name}.bias", torch.cat(biases))

@@ -9,7 +9,7 @@ import torch
 from shapeshift.engines.gguf.tensors import GROUP, LEVELS
 from shapeshift.errors import InvalidInputError
 from shapeshift.fused_decode.model.formats.packing import AWQ, GPTQ, MXFP4, SIGNED, WORD_BITS, WORDS, Packing
-from shapeshift.fused_decode.model.quantised import Levels
+from shapeshift.kernels.levels import Levels
 from shapeshift.settings import require
 
 # The output of eight adjacent ones that each level of a word of AWQ belongs to, from the lowest bits on.
