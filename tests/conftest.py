@@ -44,14 +44,6 @@ instance_group [ { kind: KIND_CPU count: 1 } ]
 LIGHT_WIDTH = 8
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """With --cov, count where it matters, in each process that runs tests."""
-    if config.pluginmanager.hasplugin("_cov") and not config.pluginmanager.hasplugin("dsession"):
-        from tests.coverage_scope import CoverageScope
-
-        config.pluginmanager.register(CoverageScope())
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out long tests unless -m names them, skip those that need a GPU where there is none; servers first.
 

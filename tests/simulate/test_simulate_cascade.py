@@ -71,8 +71,8 @@ def test_texts_keep_their_answer_where_the_later_level_dies() -> None:
 
 def test_drawn_confidences_give_the_profiled_shares_and_times() -> None:
     table = candidates.serving(FOLDER, "clinc150").table
-    confidence = drawn_confidence(table, table.models[0].name, 20_000, np.random.default_rng(0))[None]
+    confidence = drawn_confidence(table, table.models[0].name, 6_000, np.random.default_rng(0))[None]
     for one in [one for one in table.candidates if one.gaps and one.gaps[0].c <= 0.8]:
-        result = run(replace(LAW, hop_ms=0.0), one, confidence, texts(range(20_000)))
+        result = run(replace(LAW, hop_ms=0.0), one, confidence, texts(range(6_000)))
         assert (result.level == 1).mean() == pytest.approx(one.shares[0], abs=0.02)
         assert result.latency_ms.mean() == pytest.approx(one.latency_ms, rel=0.1)
