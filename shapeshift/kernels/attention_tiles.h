@@ -66,23 +66,24 @@ void multiply_tile(const float* rows, int64_t row_stride, const float* columns, 
   });
 }
 
-// out [count of rows, width] = rows [count of rows, depth] times columns [depth, width]; width a multiple of kLanes.
-// stride: of columns and of `out`; kAdded: added to what is there.
+// out [count of rows, width] = rows [count of rows, depth] times columns [depth, width], each with its stride; width a
+// multiple of kLanes; kAdded: added to what is there.
 template <typename Product, bool kAdded, int64_t kRows = kQueries>
-void multiply(int64_t count, const float* rows, int64_t row_stride, const float* columns, int64_t width, int64_t depth,
-              float* out, int64_t stride) {
+void multiply(int64_t count, const float* rows, int64_t row_stride, const float* columns, int64_t stride, int64_t width,
+              int64_t depth, float* out, int64_t out_stride) {
   using wide::kLanes;
-  for (; count >= kRows; count -= kRows, rows += kRows * row_stride, out += kRows * stride) {
+  for (; count >= kRows; count -= kRows, rows += kRows * row_stride, out += kRows * out_stride) {
     int64_t at = 0;
     for (; at + kColumns * kLanes <= width; at += kColumns * kLanes) {
-      multiply_tile<Product, kAdded, kRows, kColumns>(rows, row_stride, columns + at, stride, depth, out + at, stride);
+      multiply_tile<Product, kAdded, kRows, kColumns>(rows, row_stride, columns + at, stride, depth, out + at,
+                                                      out_stride);
     }
     for (; at < width; at += kLanes) {
-      multiply_tile<Product, kAdded, kRows, 1>(rows, row_stride, columns + at, stride, depth, out + at, stride);
+      multiply_tile<Product, kAdded, kRows, 1>(rows, row_stride, columns + at, stride, depth, out + at, out_stride);
     }
   }
   if constexpr (kRows > 1) {
-    multiply<Product, kAdded, kRows - 1>(count, rows, row_stride, columns, width, depth, out, stride);
+    multiply<Product, kAdded, kRows - 1>(count, rows, row_stride, columns, stride, width, depth, out, out_stride);
   }
 }
 

@@ -304,11 +304,12 @@ def test_settings_that_do_not_go_with_adapters_are_refused(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("family", ["albert", "deberta-v2"])
 def test_layers_that_share_weights_take_no_adapters(
-    tmp_path: Path, build: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    family: str, tmp_path: Path, build: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    build(save_model(tmp_path / "base", "albert"), refused=True)
-    assert "adapter_mb: no adapters over a model whose layers share their weights" in capsys.readouterr().err
+    build(save_model(tmp_path / "base", family), refused=True)
+    assert "adapter_mb: no adapters over DeBERTa, or over ALBERT, whose layers share weights" in capsys.readouterr().err
 
 
 def test_an_adapter_is_fetched_on_first_use(

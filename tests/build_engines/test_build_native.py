@@ -81,6 +81,20 @@ def test_levels_are_of_this_provider(
     assert "precision: int8 is for text models of provider native" in capsys.readouterr().err
 
 
+def test_texts_of_deberta_share_a_call(build: Callable[..., Path], tmp_path: Path) -> None:
+    """As with no other provider."""
+    save_modules(save_model(tmp_path / "checkpoint", "deberta-v2"), pooling="mean")
+    repository = build()
+    assert manifest.load(tmp_path / "build" / "engines" / "front").packs_rows
+    front = as_served(TextFront(PbUtils(), model_args.read(args_of(repository / "front"))))
+    try:
+        request = text_request(*TEXTS)
+        front.execute([request])
+        np.testing.assert_allclose(request.vectors("EMBEDDING"), expected_of(tmp_path), atol=1e-5)
+    finally:
+        front.close()
+
+
 def test_a_worker_computes_the_same(build: Callable[..., Path], tmp_path: Path) -> None:
     repository = build(placement="resident", workers=1)
     worker = TextWorker(PbUtils(), model_args.read(args_of(repository / "front_w00")))

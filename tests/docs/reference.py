@@ -235,9 +235,13 @@ def packages() -> str:
 
 
 def encoders() -> str:
+    from shapeshift.engines.native.layouts import LAYOUTS
     from shapeshift.engines.text.families import FAMILIES
 
-    rows = ((one.name, f"`{name}`", "yes" if one.packs_rows else "no") for name, one in FAMILIES.items())
+    def share(name: str, packs: bool) -> str:
+        return "yes" if packs else "with `native`" if name in LAYOUTS else "no"
+
+    rows = ((one.name, f"`{name}`", share(name, one.packs_rows)) for name, one in FAMILIES.items())
     return table(("family", "`model_type`", "texts share an engine call"), rows)
 
 

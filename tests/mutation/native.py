@@ -29,7 +29,7 @@ _TESTS: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ),
     (f"{_DECODE}experts.py",): ("experts",),
     (f"{_DECODE}states.py",): ("delta_net",),
-    (_ENCODE,): ("encoder", "encoder_levels", "encoder_attention", "encoder_rows", "helpers"),
+    (_ENCODE,): ("encoder", "encoder_levels", "encoder_places", "encoder_attention", "encoder_rows", "helpers"),
     (f"{_DECODE}sampling.py",): ("draw",),
     (f"{_DECODE}sampling.py", f"{_DECODE}logprobs.py"): ("columns",),
     (f"{_DECODE}logprobs.py",): ("likeliest",),

@@ -20,12 +20,12 @@ from shapeshift.fused_decode.interfaces import LowRank
 
 
 def base_model(engines: Path, names: Collection[str], max_rank: int, checkpoint: Path, sha256: str = "") -> BaseModel:
-    """See `BaseModel`; engines: the folder of the engines of provider native. Raises UnsupportedError where the layers
-    of the model share their weights."""
+    """See `BaseModel`; engines: the folder of the engines of provider native. Raises UnsupportedError for families
+    that take none."""
     described = encoder.description(engines)
     adaptable = described["adaptable"]
     if adaptable is None:
-        raise UnsupportedError("adapter_mb: no adapters over a model whose layers share their weights, as ALBERT's do")
+        raise UnsupportedError("adapter_mb: no adapters over DeBERTa, or over ALBERT, whose layers share weights")
     return BaseModel(_adaptable(adaptable), names, max_rank, checkpoint, sha256, head=encoder.head(engines, described))
 
 

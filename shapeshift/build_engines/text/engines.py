@@ -87,7 +87,9 @@ class TextEngineBuilder:
             raise InvalidInputError("max_tokens", settings.max_tokens, limit)
         self._outputs = engine_outputs(planned, reference.hidden)
         self._reference = reference
-        self._packs = settings.packing and reference.packs_rows
+        # Native computes each text alone, so that no mask has to keep texts apart.
+        is_native = planned.provider.name in lookup.OF_ANY_LENGTH and "TERM_WEIGHTS" not in planned.engine_outputs
+        self._packs = settings.packing and (is_native or reference.packs_rows)
         tokenizer = TextTokenizer(work / TOKENIZER_FILE, settings.max_tokens, type_stride=reference.type_stride)
         if planned.answers_pairs:
             pair_templates.require_texts(tokenizer, self._templates, *source)

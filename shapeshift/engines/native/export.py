@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ def write(module: Any, example: Mapping[str, Array], folder: Path, precision: st
     if "IMPORTANCE" in module.output_names:
         raise UnsupportedError("output: provider native keeps no probabilities of attention, as IMPORTANCE needs them")
     layout = LAYOUTS.get(module.model.config.model_type)
-    if layout is None or not module.family.packs_rows:
+    if layout is None:
         raise UnsupportedError(f"provider native does not compute a {module.family.name}; it does {', '.join(LAYOUTS)}")
     with torch.inference_mode():
         pooling = _pooling(module)
@@ -140,7 +141,8 @@ class _Writer:
     def _adaptable(self, rows: Any) -> dict[str, Any] | None:
         """What adapters may change, see `adapter_cache.lora.batch.Adaptable`; None: nothing."""
         layout = self._layout
-        if layout.shares_layers:
+        # Those of DeBERTa's queries and keys change its table of places, too.
+        if layout.shares_layers or layout.places:
             return None
         layer = self._model.get_submodule(layout.layers)[0]
         targets: list[dict[str, Any]] = []
@@ -163,8 +165,8 @@ class _Writer:
         }
 
     def _count_positions(self) -> int:
-        if self._layout.positions:
-            return int(self._model.get_submodule(self._layout.positions).num_embeddings)
+        if self._layout.positions and (table := self._part_of(self._model, self._layout.positions)) is not None:
+            return int(table.num_embeddings)
         return min(int(self._config.max_position_embeddings), _MOST_POSITIONS)
 
     def _embeddings(self, type_stride: int) -> _Part:
@@ -221,6 +223,8 @@ class _Writer:
         self._norm(part, prefix, "query_norm", layer, layout.query_norm)
         self._norm(part, prefix, "key_norm", layer, layout.key_norm)
         scale = getattr(layer.get_submodule(layout.scaled), "scaling", None) if layout.scaled else None
+        if layout.places:
+            scale = self._places(part, prefix, layer.attention.self, heads, dim)
         part.numbers |= {
             "heads": heads,
             "kv_heads": kv_heads,
@@ -278,6 +282,36 @@ class _Writer:
             self._tensors["bias"] = table.weight[buckets].T.float().flatten().contiguous()
         part.tensors["bias"] = "bias"
         return far
+
+    def _places(self, part: _Part, prefix: str, attention: Any, heads: int, dim: int) -> float:
+        """DeBERTa's keys and queries of places; returns the scale of scores. See `DisentangledSelfAttention`."""
+        from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+        encoder: Any = self._model.get_submodule(self._layout.places)
+        if encoder.conv is not None or self._config.hidden_size != self._model.embeddings.embedding_size:
+            raise UnsupportedError("conv_kernel_size, embedding_size: provider native does not compute such a DeBERTa")
+        kinds = {"c2p", "p2c"} & {*attention.pos_att_type}
+        scale = 1.0 / math.sqrt(dim * (1 + len(kinds)))
+        if not encoder.relative_attention:
+            return scale
+        span = int(attention.pos_ebd_size)
+        embeddings = encoder.get_rel_embedding()[: 2 * span]
+        shared = attention.share_att_key
+        for name, linear, kind, factor in (("keys", "key", "c2p", 1.0), ("queries", "query", "p2c", scale)):
+            project: Any = getattr(attention, f"{linear}_proj" if shared else f"pos_{linear}_proj", None)
+            # What a model lacks adds nothing.
+            values = factor * project(embeddings) if kind in kinds else torch.zeros(2 * span, heads * dim)
+            self._add(part, prefix, f"place_{name}", values.view(-1, heads, dim).transpose(0, 1))
+        far, most = self._positions - 1, int(attention.max_relative_positions)
+        distances, bins = torch.arange(-far, far + 1), int(attention.position_buckets)
+        if bins > 0 and most > 0:
+            distances = make_log_bucket_position(distances, bins, most).long()
+        buckets = (distances + span).clamp(0, 2 * span - 1).int()
+        if int(buckets.diff().max()) > 1:
+            raise UnsupportedError("position_buckets: provider native computes no distances that skip a bucket")
+        self._tensors["buckets"] = buckets
+        part.tensors["buckets"] = "buckets"
+        return scale
 
     def _norm(self, part: _Part, prefix: str, name: str, inside: nn.Module, path: str) -> None:
         norm = self._part_of(inside, path) if path else None

@@ -23,6 +23,7 @@ class Layout:
     pre, after, post  of a layer: norms of attention and of the MLP: of what it takes, of what it adds, of the sum
     rotation, rotation_by_type  in the model: the module of cosines and sines, and whether layers differ in it
     distances         in the model: the embedding of distances that is added to scores
+    places            in the model: the module that embeds distances; linears of attention make keys and queries of them
     activation        in the configuration
     norms_add_one     whether norms multiply by their weight plus 1
     """
@@ -49,6 +50,7 @@ class Layout:
     rotation: str = ""
     rotation_by_type: bool = False
     distances: str = ""
+    places: str = ""
     activation: str = "hidden_act"
     norms_add_one: bool = False
 
@@ -111,6 +113,11 @@ LAYOUTS: dict[str, Layout] = {
         up=("ffn",),
         down="ffn_output",
         post=("attention.LayerNorm", "full_layer_layer_norm"),
+    ),
+    "deberta-v2": replace(
+        _BERT,
+        qkv=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
+        places="encoder",
     ),
     "electra": replace(_BERT, project="embeddings_project"),
     "modernbert": Layout(

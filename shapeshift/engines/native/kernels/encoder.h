@@ -147,6 +147,7 @@ class Encoder : public torch::CustomClassHolder {
     parts.query_norm = part.norm("query_norm", parts.dim), parts.key_norm = part.norm("key_norm", parts.dim);
     parts.far = part.number("far"), parts.bias = part.floats("bias", parts.heads * (2 * parts.far + 1));
     TORCH_CHECK(parts.bias == nullptr || parts.far + 1 >= positions_, "far: must reach every position");
+    if (part.has("buckets")) parts.places = places(part, parts);
     const int64_t inner = part.number("inner"), activation = part.number("activation");
     const bool gated = part.number("gated") != 0;
     TORCH_CHECK(0 <= activation && activation <= 3, "activation: must be 0 to 3");
@@ -216,6 +217,24 @@ class Encoder : public torch::CustomClassHolder {
     float* state;
     T *normed, *qkv, *mixed, *delta, *inner, *active;
   };
+
+  std::shared_ptr<const Places> places(const Described& part, const AttentionParts& parts) const {
+    const Tensor keys = part.tensor("place_keys", at::kFloat, 3), queries = part.tensor("place_queries", at::kFloat, 3);
+    const Tensor buckets = part.tensor("buckets", at::kInt, 1);
+    const int64_t count = keys.size(1), far = buckets.numel() / 2;
+    const bool fit = keys.size(0) == parts.heads && keys.size(2) == parts.dim && queries.sizes() == keys.sizes();
+    TORCH_CHECK(fit && parts.kv_heads == parts.heads, "place_keys, place_queries: must be of heads and dim");
+    TORCH_CHECK(buckets.numel() == 2 * far + 1 && far + 1 >= positions_, "buckets: must reach every position");
+    const auto* bucket = buckets.const_data_ptr<int32_t>();
+    bool ascend = 0 <= bucket[0] && bucket[2 * far] < count;
+    for (int64_t i = 0; i < 2 * far; ++i) ascend &= bucket[i + 1] - bucket[i] == (bucket[i + 1] > bucket[i]);
+    TORCH_CHECK(ascend, "buckets: must ascend by at most 1, from 0 on, to less than ", count);
+    auto places = std::make_shared<Places>();
+    using Kind = FormOf<T>;
+    places->template lay<typename Kind::Form, typename Kind::Element>(
+        keys.const_data_ptr<float>(), queries.const_data_ptr<float>(), bucket, parts.heads, count, far, parts.dim);
+    return places;
+  }
 
   // Finds the texts, and their pieces; returns the number of their tokens.
   int64_t divide(const int64_t* segments, int64_t tokens) {

@@ -3,18 +3,18 @@
 #pragma once
 
 #include <limits>
+#include <memory>
 #include <vector>
 
-#include "attention_tiles.h"
+#include "encoder_places.h"
 #include "encoder_rows.h"
-
-constexpr int64_t kQueryTokens = 128;  // of a piece of work
 
 // The attention of a layer. Rows of qkv hold `heads` queries, then kv_heads keys and as many values, of `dim` elements.
 //
 // reach           tokens before and behind a token that it sees; causal: none behind
 // rotated         elements of a head that positions turn, by cosines and sines [positions, rotated / 2]; 0: none
 // query_norm, key_norm  over the elements of a head
+// places          what else is added by distance, or null
 // bias            added to scores by the distance from query to key, [heads, 2 far + 1], or null
 struct AttentionParts {
   int64_t heads, kv_heads, dim, reach, rotated, far;
@@ -22,6 +22,7 @@ struct AttentionParts {
   bool causal;
   const float *cosines, *sines, *bias;
   Norm query_norm, key_norm;
+  std::shared_ptr<const Places> places;
 
   int64_t width() const { return (heads + 2 * kv_heads) * dim; }
 };
@@ -149,8 +150,12 @@ void attend_piece(const AttentionParts& parts, const Piece& piece, int64_t head,
     } else {
       Form::lay_values(values, width, seen, dim, memory.values);
     }
-    multiply<Product, false>(tokens, memory.queries, padded, memory.keys, columns, padded / kNumbers, memory.scores,
-                             kSeen);
+    multiply<Product, false>(tokens, memory.queries, padded, memory.keys, kSeen, columns, padded / kNumbers,
+                             memory.scores, kSeen);
+    if (parts.places) {
+      parts.places->template add<Form>(head, piece.from - from, tokens, memory.queries, seen, memory.keys,
+                                       memory.scores);
+    }
     const bool all_see = from + parts.reach >= piece.to - 1 && from + columns <= piece.from + ahead + 1 &&
                          seen == columns && parts.bias == nullptr;
     for (int64_t i = 0; i < tokens && !all_see; ++i) {
@@ -167,8 +172,8 @@ void attend_piece(const AttentionParts& parts, const Piece& piece, int64_t head,
     }
     soften_rows(tokens, memory.scores, columns, memory.best, memory.total, memory.sums, padded);
     for (int64_t i = 0; i < tokens; ++i) Form::lay_row(memory.scores + i * kSeen, columns);
-    multiply<Product, true>(tokens, memory.scores, kSeen, memory.values, padded, (seen + kNumbers - 1) / kNumbers,
-                            memory.sums, padded);
+    multiply<Product, true>(tokens, memory.scores, kSeen, memory.values, padded, padded,
+                            (seen + kNumbers - 1) / kNumbers, memory.sums, padded);
   }
   for (int64_t i = 0; i < tokens; ++i) {
     T* target = out + ((piece.first + piece.from + i) * parts.heads + head) * dim;

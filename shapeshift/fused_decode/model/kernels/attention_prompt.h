@@ -42,8 +42,8 @@ void attend_tiles(const Layer<T, C>& layer, const Task& task, Scratch& scratch) 
     const int64_t skipped = std::max<int64_t>(from - task.position, 0) * group, seeing = rows - skipped;
     const Parts next(layer, task, to, std::min(to + kSeen, end));
     in_slices(skipped, rows, next, layer.keys, dim, [&](int64_t row, int64_t count) {
-      multiply<Product, false>(count, scratch.queries + row * dim, dim, scratch.keys, kSeen, dim / kNumbers,
-                               scratch.scores + row * kSeen, kSeen);
+      multiply<Product, false>(count, scratch.queries + row * dim, dim, scratch.keys, kSeen, kSeen,
+                               dim / kNumbers, scratch.scores + row * kSeen, kSeen);
     });
     const bool hiding = to > task.position + 1 || layer.first_seen(end - 1) > from || to - from < kSeen;
     for (int64_t row = skipped; row < rows; ++row) {
@@ -65,7 +65,7 @@ void attend_tiles(const Layer<T, C>& layer, const Task& task, Scratch& scratch) 
     }
     const int64_t depth = (to - from + kNumbers - 1) / kNumbers;
     in_slices(skipped, rows, next, layer.values, dim, [&](int64_t row, int64_t count) {
-      multiply<Product, true>(count, scratch.scores + row * kSeen, kSeen, scratch.values, dim, depth,
+      multiply<Product, true>(count, scratch.scores + row * kSeen, kSeen, scratch.values, dim, dim, depth,
                               scratch.sums + row * dim, dim);
     });
   }
