@@ -133,7 +133,8 @@ def published_ask(name: str, folder: Path, config: Any) -> Ask:
     if config.backend == cascade.BACKEND and device_plan.PARAMETER not in parameters:
         chosen = candidates.serving(folder / parameters["candidates_dir"], parameters["task"])
         engines = f"{parameters['engines_dir']}/{chosen.candidate.levels[0]}"
-        parameters |= {"engines": engines, "precision": manifest.load(folder / engines).precision}
+        built = manifest.load(folder / engines)
+        parameters |= {"engines": engines, "precision": built.precision, "provider": built.provider}
     return capacity.ask_of(name, folder, parameters, limit_mb)
 
 

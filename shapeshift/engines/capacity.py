@@ -74,7 +74,7 @@ def ask_of(model: str, folder: Path, parameters: Mapping[str, str], limit_mb: fl
     if parameters.get("precision") == "bf16" and (engines or _is_f32(path)):
         # The file is mapped and can be dropped; what is packed from it has half its size.
         one /= 2
-    if parameters.get("precision") == "int8":
+    if parameters.get("precision") == "int8" and not engines:
         one /= 4 if _is_f32(path) else 2
     total_mb = one * count
     if not limit_mb or total_mb <= one:

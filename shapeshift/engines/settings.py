@@ -22,7 +22,8 @@ class TextEngineSettings:
     checkpoint        folder (absolute, under build/checkpoints or checkpoints/) or hub id
     provider          auto (on an NVIDIA GPU torch, or TensorRT where it is installed and faster; else openvino, or
                       native where it has kernels for the model and is faster, unless `bins` lists lengths or the
-                      placement is partitioned), native, openvino, onnxruntime, torch, tensorrt or emulated
+                      placement is partitioned; native for int8), native, openvino, onnxruntime, torch, tensorrt or
+                      emulated
     precision         auto (bf16 if the hardware computes it natively, else f16 on a GPU and f32 on a CPU), f32, bf16,
                       f16 on a GPU, or int8: weights and what they multiply as levels of 8 bits, which provider native
                       computes

@@ -305,7 +305,7 @@ def test_settings_that_do_not_go_with_adapters_are_refused(
 
 
 @pytest.mark.parametrize("family", ["albert", "deberta-v2"])
-def test_layers_that_share_weights_take_no_adapters(
+def test_some_families_take_no_adapters(
     family: str, tmp_path: Path, build: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     build(save_model(tmp_path / "base", family), refused=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shapeshift.cli.main import main
-from shapeshift.engines import manifest
+from shapeshift.engines import hardware, manifest
 from shapeshift.polymorph.front import TextFront
 from shapeshift.polymorph.worker import TextWorker
 from shapeshift.serving import model_args
@@ -62,7 +62,7 @@ def test_one_engine_answers_texts_of_every_length(
 
 
 def test_levels_are_of_this_provider(
-    build: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    build: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository = build(provider="auto", precision="int8")
     built = manifest.load(tmp_path / "build" / "engines" / "front")
@@ -76,9 +76,17 @@ def test_levels_are_of_this_provider(
     finally:
         front.close()
     config = tmp_path / "model_repository" / "front" / "config.pbtxt"
-    config.write_text(config.read_text().replace('string_value: "auto"', 'string_value: "openvino"'))
-    assert main(["engines"]) == 1
-    assert "precision: int8 is for text models of provider native" in capsys.readouterr().err
+    monkeypatch.setattr(hardware, "gpus", lambda: 1)
+    for before, after, said in (
+        ('string_value: "auto"', 'string_value: "openvino"', "precision: int8 is for text models of provider native"),
+        ("kind: KIND_CPU", "kind: KIND_GPU", "precision: got 'int8'; of a front on a CPU: KIND_CPU; provider native"),
+    ):
+        stated = config.read_text()
+        assert before in stated
+        config.write_text(stated.replace(before, after))
+        assert main(["engines"]) == 1
+        assert said in capsys.readouterr().err
+        config.write_text(stated)
 
 
 def test_texts_of_deberta_share_a_call(build: Callable[..., Path], tmp_path: Path) -> None:

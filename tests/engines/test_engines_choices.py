@@ -234,6 +234,23 @@ def test_native_competes_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lookup.rival("auto", [], BERT) is None and not lookup.is_native_faster(BERT)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_act": "gelu_10"},
+        {"model_type": "qwen3", "rope_scaling": {"type": "longrope"}},
+        {"model_type": "gemma3_text", "rope_parameters": {"full_attention": {"rope_type": "dynamic"}}},
+        {"model_type": "deberta-v2", "conv_kernel_size": 3},
+        {"model_type": "deberta-v2", "hidden_size": 16, "embedding_size": 8},
+    ],
+)
+def test_native_is_not_taken_for_what_it_would_refuse(changes: dict[str, Any]) -> None:
+    """`shapeshift add` writes it without a build of another provider."""
+    assert lookup.rival("auto", [], {**BERT, **changes}) is None
+    del changes[[*changes][-1]]
+    assert lookup.rival("auto", [], {**BERT, **changes}) is not None
+
+
 @pytest.mark.parametrize(("flags", "known"), [("avx2", True), ("avx2 avx512f", True), ("avx512f amx_tile", False)])
 def test_native_is_taken_unmeasured_where_it_was_measured(
     monkeypatch: pytest.MonkeyPatch, flags: str, known: bool

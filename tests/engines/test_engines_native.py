@@ -87,7 +87,7 @@ def test_packs_are_computed_as_transformers_computes_each_text(family: str, tmp_
 
 @pytest.mark.parametrize(("precision", "least"), [("bf16", 0.995), ("int8", 0.98)])
 @pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert", "qwen3", "deberta-v2"])
-def test_bf16_is_as_close_as_its_numbers_allow(
+def test_fewer_bits_are_as_close_as_they_allow(
     family: str, precision: str, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export, "cpu_has_bf16", lambda: True)
@@ -113,8 +113,11 @@ class _LevelLinear(torch.nn.Module):
 
 
 @pytest.mark.parametrize("family", LAYOUTS)
-def test_levels_are_multiplied_as_torch_multiplies_them(family: str, tmp_path: Path) -> None:
+def test_levels_are_multiplied_as_torch_multiplies_them(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Held against the library's model with linears over levels, and loosely against that of the checkpoint."""
+    monkeypatch.setattr(export, "cpu_has_bf16", lambda: False)
     # The MLP has inputs of two groups, of which the second is not full.
     sizes: Any = {"hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 2, "max_position_embeddings": MOST}
     folder = save_model(tmp_path / "model", family, **sizes)
@@ -297,7 +300,11 @@ def test_every_kind_of_deberta(changes: dict[str, Any], tmp_path: Path) -> None:
     [
         ({"conv_kernel_size": 3, "conv_act": "gelu"}, "conv_kernel_size"),
         ({"embedding_size": 8}, "embedding_size"),
-        ({"max_relative_positions": 8}, "position_buckets: provider native computes no distances that skip a bucket"),
+        ({"position_buckets": 8, "max_relative_positions": 4}, "position_buckets 8, max_relative_positions 4"),
+        (
+            {"max_relative_positions": 8},
+            "position_buckets 8, max_relative_positions 8: provider native computes no distances that skip",
+        ),
     ],
 )
 def test_a_deberta_that_the_kernels_do_not_compute_is_refused(

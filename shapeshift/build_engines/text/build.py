@@ -78,7 +78,7 @@ def _made(planned: Plan, work: Path, progress: ProgressCallback) -> Manifest:
 def _built(planned: Plan, work: Path, progress: ProgressCallback) -> tuple[BuildResult, str, str]:
     """The engines, their precision, and a note if it is not the plan's.
 
-    The engines of a model share their weights: if one fails the verification in bf16, all are built in f32.
+    The engines of a model share their weights: if one fails the verification, all are built in f32.
     """
     library = _prepare(planned, work)
     if planned.provider.name == "emulated":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shapeshift.build_engines.hub.sources import find_checkpoint
-from shapeshift.build_engines.model_folder import provider_of
+from shapeshift.build_engines.model_folder import gpus_of, is_placed, provider_of
 from shapeshift.build_engines.paths import BuildPaths
 from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram, read_json
 from shapeshift.engines import hardware, manifest
@@ -159,7 +159,11 @@ def plan(front: TextFrontConfig, paths: BuildPaths) -> Plan:
     """Resolve checkpoint, provider, precision and head. Raises ShapeshiftError."""
     settings = front.settings
     checkpoint, modules = _checkpoint(front, paths)
-    named = "native" if (settings.provider, settings.precision) == ("auto", "int8") else settings.provider
+    named = settings.provider
+    if settings.precision == "int8" and named == "auto":
+        named = "native"
+        if is_placed(front.folder) and gpus_of(front.folder):
+            raise InvalidInputError("precision", "int8", "of a front on a CPU: KIND_CPU; provider native computes it")
     provider, gpus = provider_of(front.folder, named)
     resolved = hardware.resolve_precision(settings.precision, provider.name, next(iter(gpus), None))
     head = find_head(settings.head, paths) if settings.head else None

@@ -23,6 +23,8 @@ _NAMESPACE, _LIBRARY = "shapeshift_encode", "encode"
 _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 _SUFFIXES = {torch.float32: "", torch.bfloat16: "BFloat16"}
 _WORDS = "words"
+_PLACES = {"place_keys", "place_queries"}
+"""What this CPU lays in its own way."""
 _PLAIN = Adapted()
 _lock = threading.Lock()
 
@@ -74,8 +76,13 @@ class EncoderFile:
         self._encoder, self._layers, self.outputs = content["encoder"], content["layers"], content["outputs"]
         self.pooling = content["pooling"]
         self.head = [self._tensors[name] for name in content["head"]]
-        name = f"Encoder{'Levels8' if precision == 'int8' else ''}{_SUFFIXES[value_type(folder)]}"
+        dtype = value_type(folder)
+        name = f"Encoder{'Levels8' if precision == 'int8' else ''}{_SUFFIXES[dtype]}"
         self._class = getattr(getattr(torch.classes, _NAMESPACE), name)
+        for layer in self._layers:
+            for name in _PLACES & layer["tensors"].keys():
+                key = layer["tensors"][name]
+                self._tensors[key] = getattr(operators, name)(self._tensors[key], dtype)
         self._rows = folder / ROWS
         if content["panel"] != operators.panel():
             self._pack_again(operators, content["panel"], content["sizes"])

@@ -18,7 +18,7 @@ from torch import nn
 from shapeshift.engines.hardware import cpu_has_bf16
 from shapeshift.engines.interfaces import Array
 from shapeshift.engines.native import encoder
-from shapeshift.engines.native.layouts import ACTIVATIONS, LAYOUTS, SAME_ACTIVATION, Layout
+from shapeshift.engines.native.layouts import ACTIVATIONS, LAYOUTS, ROTATIONS_BY_LENGTH, SAME_ACTIVATION, Layout
 from shapeshift.engines.settings import POOLINGS
 from shapeshift.errors import UnsupportedError
 from shapeshift.kernels.levels import quantise
@@ -27,8 +27,6 @@ _PRECISIONS = ("f32", "bf16", "int8")
 _MOST_POSITIONS = 8192
 """Of a text, of those that turn queries and keys."""
 _EVERY_TOKEN = -1
-# Their cosines depend on the length of the text.
-_ROTATIONS_BY_LENGTH = ("dynamic", "longrope")
 
 
 @dataclass
@@ -260,7 +258,7 @@ class _Writer:
         kind = self._config.layer_types[number] if self._layout.rotation_by_type else ""
         ways = rotation.rope_type
         way = ways[kind] if isinstance(ways, Mapping) else ways
-        if way in _ROTATIONS_BY_LENGTH:
+        if way in ROTATIONS_BY_LENGTH:
             raise UnsupportedError(f"rope_parameters: provider native computes no rope_type {way}")
         part.tensors |= {"cosines": f"cosines{kind}", "sines": f"sines{kind}"}
         if f"cosines{kind}" not in self._tensors:
@@ -289,7 +287,9 @@ class _Writer:
 
         encoder: Any = self._model.get_submodule(self._layout.places)
         if encoder.conv is not None or self._config.hidden_size != self._model.embeddings.embedding_size:
-            raise UnsupportedError("conv_kernel_size, embedding_size: provider native does not compute such a DeBERTa")
+            raise UnsupportedError(
+                "conv_kernel_size, embedding_size: not of a DeBERTa on native; set provider openvino"
+            )
         kinds = {"c2p", "p2c"} & {*attention.pos_att_type}
         scale = 1.0 / math.sqrt(dim * (1 + len(kinds)))
         if not encoder.relative_attention:
@@ -307,8 +307,11 @@ class _Writer:
         if bins > 0 and most > 0:
             distances = make_log_bucket_position(distances, bins, most).long()
         buckets = (distances + span).clamp(0, 2 * span - 1).int()
-        if int(buckets.diff().max()) > 1:
-            raise UnsupportedError("position_buckets: provider native computes no distances that skip a bucket")
+        if {*buckets.diff().tolist()} - {0, 1}:
+            raise UnsupportedError(
+                f"position_buckets {bins}, max_relative_positions {most}: provider native computes no distances that "
+                "skip a bucket; set provider openvino"
+            )
         self._tensors["buckets"] = buckets
         part.tensors["buckets"] = "buckets"
         return scale

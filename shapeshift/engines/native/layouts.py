@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
 """What the kernels compute, in the order of `Activation`."""
 SAME_ACTIVATION = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"}
+ROTATIONS_BY_LENGTH = ("dynamic", "longrope")
+"""Their cosines depend on the length of the text: no kernels compute them."""
 
 
 @dataclass(frozen=True)
@@ -151,3 +155,17 @@ LAYOUTS: dict[str, Layout] = {
         norms_add_one=True,
     ),
 }
+
+
+def is_computed(config: Mapping[str, Any]) -> bool:
+    """Whether the kernels compute a model of this config.json, as far as it tells."""
+    layout = LAYOUTS.get(config.get("model_type", ""))
+    if layout is None:
+        return False
+    activation = str(config.get(layout.activation, ACTIVATIONS[0]))
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    ways = {one.get("rope_type", one.get("type")) for one in (rope, *rope.values()) if isinstance(one, Mapping)}
+    width = config.get("hidden_size")
+    if layout.places and (config.get("conv_kernel_size") or config.get("embedding_size", width) != width):
+        return False
+    return SAME_ACTIVATION.get(activation, activation) in ACTIVATIONS and ways.isdisjoint(ROTATIONS_BY_LENGTH)

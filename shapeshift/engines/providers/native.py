@@ -1,7 +1,7 @@
 """native: the project's own kernels for CPUs (`engines.native`). One engine computes packs of every shape.
 
 There is nothing to compile for a length. The weights lie in memory once for all engines of a process, and once for all
-processes, which map one file.
+processes, which map one file; DeBERTa's tables of places once for each process.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
+#include <array>
 #include <limits>
 #include <string>
 #include <vector>
@@ -24,7 +25,7 @@ using at::Tensor;
 using Tensors = c10::Dict<std::string, Tensor>;
 using Numbers = c10::Dict<std::string, double>;
 
-constexpr int64_t kGroup = 128;   // inputs of levels that share a scale: with one for all, a vector's error doubles
+constexpr int64_t kGroup = 128;  // inputs of levels that share a scale: with one for all, a vector's error doubles
 constexpr int64_t kShares = 13;  // most calls of the team in a layer, or outside the layers
 
 // What a description names. It holds the tensors, which are read in place.
@@ -218,21 +219,26 @@ class Encoder : public torch::CustomClassHolder {
     T *normed, *qkv, *mixed, *delta, *inner, *active;
   };
 
-  std::shared_ptr<const Places> places(const Described& part, const AttentionParts& parts) const {
-    const Tensor keys = part.tensor("place_keys", at::kFloat, 3), queries = part.tensor("place_queries", at::kFloat, 3);
+  Places places(const Described& part, const AttentionParts& parts) const {
+    const Tensor keys = part.tensor("place_keys", at::kFloat, 4), queries = part.tensor("place_queries", at::kFloat, 3);
     const Tensor buckets = part.tensor("buckets", at::kInt, 1);
-    const int64_t count = keys.size(1), far = buckets.numel() / 2;
-    const bool fit = keys.size(0) == parts.heads && keys.size(2) == parts.dim && queries.sizes() == keys.sizes();
-    TORCH_CHECK(fit && parts.kv_heads == parts.heads, "place_keys, place_queries: must be of heads and dim");
-    TORCH_CHECK(buckets.numel() == 2 * far + 1 && far + 1 >= positions_, "buckets: must reach every position");
-    const auto* bucket = buckets.const_data_ptr<int32_t>();
-    bool ascend = 0 <= bucket[0] && bucket[2 * far] < count;
-    for (int64_t i = 0; i < 2 * far; ++i) ascend &= bucket[i + 1] - bucket[i] == (bucket[i + 1] > bucket[i]);
-    TORCH_CHECK(ascend, "buckets: must ascend by at most 1, from 0 on, to less than ", count);
-    auto places = std::make_shared<Places>();
-    using Kind = FormOf<T>;
-    places->template lay<typename Kind::Form, typename Kind::Element>(
-        keys.const_data_ptr<float>(), queries.const_data_ptr<float>(), bucket, parts.heads, count, far, parts.dim);
+    Places places;
+    places.count = queries.size(1), places.far = buckets.numel() / 2, places.padded = queries.size(2);
+    using Form = typename FormOf<T>::Form;
+    const std::array<int64_t, 4> laid{parts.heads, (places.count + kSeen - 1) / kSeen,
+                                      places.padded / Form::kNumbers, kSeen};
+    const bool fit = queries.size(0) == parts.heads && places.padded == padded_to<Form>(parts.dim);
+    TORCH_CHECK(fit && keys.sizes() == at::IntArrayRef(laid), "place_keys, place_queries: must be of heads and dim");
+    const bool reach = buckets.numel() == 2 * places.far + 1 && places.far + 1 >= positions_;
+    TORCH_CHECK(reach && parts.kv_heads == parts.heads, "buckets: must reach every position");
+    places.keys = keys.const_data_ptr<float>(), places.queries = queries.const_data_ptr<float>();
+    places.buckets = buckets.const_data_ptr<int32_t>();
+    bool ascend = 0 <= places.buckets[0] && places.buckets[2 * places.far] < places.count;
+    for (int64_t i = 0; i < 2 * places.far; ++i) {
+      const int32_t step = places.buckets[i + 1] - places.buckets[i];
+      ascend = ascend && (step == 0 || step == 1);
+    }
+    TORCH_CHECK(ascend, "buckets: must ascend by at most 1, from 0 on, to less than ", places.count);
     return places;
   }
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "encoder_places.h"
@@ -14,7 +13,7 @@
 // reach           tokens before and behind a token that it sees; causal: none behind
 // rotated         elements of a head that positions turn, by cosines and sines [positions, rotated / 2]; 0: none
 // query_norm, key_norm  over the elements of a head
-// places          what else is added by distance, or null
+// places          what else is added by distance
 // bias            added to scores by the distance from query to key, [heads, 2 far + 1], or null
 struct AttentionParts {
   int64_t heads, kv_heads, dim, reach, rotated, far;
@@ -22,7 +21,7 @@ struct AttentionParts {
   bool causal;
   const float *cosines, *sines, *bias;
   Norm query_norm, key_norm;
-  std::shared_ptr<const Places> places;
+  Places places;
 
   int64_t width() const { return (heads + 2 * kv_heads) * dim; }
 };
@@ -110,8 +109,8 @@ void attend_piece(const AttentionParts& parts, const Piece& piece, int64_t head,
   using Form = typename FormOf<T>::Form;
   using Element = typename FormOf<T>::Element;
   using Product = typename Form::Product;
-  constexpr int64_t kNumbers = Form::kNumbers, kStep = kNumbers * wide::kLanes;
-  const int64_t dim = parts.dim, padded = (dim + kStep - 1) / kStep * kStep, width = parts.width();
+  constexpr int64_t kNumbers = Form::kNumbers;
+  const int64_t dim = parts.dim, padded = padded_to<Form>(dim), width = parts.width();
   const int64_t tokens = piece.to - piece.from, kv = head / (parts.heads / parts.kv_heads);
   const T* text = qkv + piece.first * width;
   const int64_t* places = positions + piece.first;
@@ -152,9 +151,9 @@ void attend_piece(const AttentionParts& parts, const Piece& piece, int64_t head,
     }
     multiply<Product, false>(tokens, memory.queries, padded, memory.keys, kSeen, columns, padded / kNumbers,
                              memory.scores, kSeen);
-    if (parts.places) {
-      parts.places->template add<Form>(head, piece.from - from, tokens, memory.queries, seen, memory.keys,
-                                       memory.scores);
+    if (parts.places.keys != nullptr) {
+      parts.places.template add<Form>(head, piece.from - from, tokens, memory.queries, seen, memory.keys,
+                                      memory.scores);
     }
     const bool all_see = from + parts.reach >= piece.to - 1 && from + columns <= piece.from + ahead + 1 &&
                          seen == columns && parts.bias == nullptr;
