@@ -76,9 +76,9 @@ class EncoderFile:
         self._encoder, self._layers, self.outputs = content["encoder"], content["layers"], content["outputs"]
         self.pooling = content["pooling"]
         self.head = [self._tensors[name] for name in content["head"]]
-        dtype = value_type(folder)
-        name = f"Encoder{'Levels8' if precision == 'int8' else ''}{_SUFFIXES[dtype]}"
-        self._class = getattr(getattr(torch.classes, _NAMESPACE), name)
+        dtype = self._tensors[_WORDS].dtype
+        kind = f"Encoder{'Levels8' if precision == 'int8' else ''}{_SUFFIXES[dtype]}"
+        self._class = getattr(getattr(torch.classes, _NAMESPACE), kind)
         for layer in self._layers:
             for name in _PLACES & layer["tensors"].keys():
                 key = layer["tensors"][name]

@@ -283,8 +283,6 @@ class _Writer:
 
     def _places(self, part: _Part, prefix: str, attention: Any, heads: int, dim: int) -> float:
         """DeBERTa's keys and queries of places; returns the scale of scores. See `DisentangledSelfAttention`."""
-        from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
-
         encoder: Any = self._model.get_submodule(self._layout.places)
         if encoder.conv is not None or self._config.hidden_size != self._model.embeddings.embedding_size:
             raise UnsupportedError(
@@ -302,6 +300,15 @@ class _Writer:
             # What a model lacks adds nothing.
             values = factor * project(embeddings) if kind in kinds else torch.zeros(2 * span, heads * dim)
             self._add(part, prefix, f"place_{name}", values.view(-1, heads, dim).transpose(0, 1))
+        if "buckets" not in self._tensors:
+            self._tensors["buckets"] = self._buckets(attention, span)
+        part.tensors["buckets"] = "buckets"
+        return scale
+
+    def _buckets(self, attention: Any, span: int) -> torch.Tensor:
+        """The bucket of each distance, of which there are as many to each side as a text has tokens."""
+        from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
         far, most = self._positions - 1, int(attention.max_relative_positions)
         distances, bins = torch.arange(-far, far + 1), int(attention.position_buckets)
         if bins > 0 and most > 0:
@@ -312,9 +319,7 @@ class _Writer:
                 f"position_buckets {bins}, max_relative_positions {most}: provider native computes no distances that "
                 "skip a bucket; set provider openvino"
             )
-        self._tensors["buckets"] = buckets
-        part.tensors["buckets"] = "buckets"
-        return scale
+        return buckets
 
     def _norm(self, part: _Part, prefix: str, name: str, inside: nn.Module, path: str) -> None:
         norm = self._part_of(inside, path) if path else None
