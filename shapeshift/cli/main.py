@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import errno
+import gc
 import importlib
 import os
 import sys
@@ -75,6 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Ctrl-C, 141 if the reader of the output has ended, as for a program that SIGPIPE ends.
     """
     command_line = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        # Python looks for garbage once more when it ends: two seconds among the objects of torch and transformers.
+        atexit.register(gc.freeze)
     try:
         return _run(command_line)
     except KeyboardInterrupt:

@@ -7,6 +7,7 @@ Imports no torch at first, so that `limit_spinning` and `import_torch` can run b
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import os
@@ -14,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import ModuleType
@@ -53,19 +54,28 @@ def limit_spinning(environment: MutableMapping[str, str] = os.environ) -> bool:
 def import_torch() -> None:
     """Import torch without what only its compilers and exporters ask for: a third of the time less.
 
-    Whoever compiles or exports imports these modules. Nothing happens where torch is imported already. Garbage is
-    looked for again afterwards: what an import makes stays.
+    Whoever compiles or exports imports these modules. Nothing happens where torch is imported already.
     """
     if "torch" in sys.modules:
         return
     sys.modules |= {name: ModuleType(name) for name in _UNUSED}
-    collects = gc.isenabled()
-    gc.disable()
     try:
-        import torch  # noqa: F401
+        with kept_objects():
+            import torch  # noqa: F401
     finally:
         for name in _UNUSED:
             del sys.modules[name]
+
+
+@contextlib.contextmanager
+def kept_objects() -> Iterator[None]:
+    """Imports inside look for no garbage, and nobody looks for it afterwards in what they have made: it stays."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
         if collects:
             gc.enable()
 

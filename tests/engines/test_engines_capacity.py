@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,19 @@ def test_a_model_asks_for_its_weights(tmp_path: Path, parameters: dict[str, str]
     (tmp_path / "checkpoint" / "config.json").write_text('{"torch_dtype": "float16"}')
     (tmp_path / "model").mkdir()
     assert capacity.ask_of("model", tmp_path / "model", parameters) == Ask("model", mib)
+
+
+@pytest.mark.parametrize(("dtype", "has_bf16", "mib"), [("float32", False, 4 + 4), ("float16", True, 4 + 8)])
+def test_words_are_no_levels(
+    dtype: str, has_bf16: bool, mib: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity.hardware, "cpu_has_bf16", lambda: has_bf16)
+    weights(tmp_path / "checkpoint", 20)
+    sizes = {"float32": 2**10, "float16": 2**11}
+    config = {"torch_dtype": dtype, "vocab_size": sizes[dtype], "hidden_size": 2**10}
+    (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config))
+    asked = capacity.ask_of("model", tmp_path, {"checkpoint": "checkpoint", "precision": "int8"})
+    assert asked == Ask("model", mib)
 
 
 def test_copies_of_weights_do_not_count(tmp_path: Path) -> None:

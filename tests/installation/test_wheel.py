@@ -1,7 +1,8 @@
 """The wheel, installed into a fresh environment and used in a folder that is no checkout.
 
 Left out: the download of the dependencies, for which the new environment sees the packages of this one (but not this
-project's own), and the download of the server, whose wheels come from this project's build folder.
+project's own), the download of the server, whose wheels come from this project's build folder, and a minute of
+compiling kernels, whose sources are the same.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.compiled import link_kernels
 from tests.conftest import CONFIG
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -152,7 +154,7 @@ def set_up(installed: Installed) -> Iterator[str]:
     if not wheels.is_dir():
         pytest.skip(f"no wheels in {wheels}: run `make setup`")
     build = installed.folder / "build"
-    build.mkdir()
+    link_kernels(build)
     (build / "wheels").symlink_to(wheels)
     yield installed.run("shapeshift", "setup")
     # Hundreds of megabytes.

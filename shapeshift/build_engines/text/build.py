@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from shapeshift.engines.text.families import family_of, hidden_size, stated_dime
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.verify import MIN_COSINE, VerificationError
 from shapeshift.errors import InvalidInputError
+from shapeshift.kernels.kernel_build import kept_objects
 from shapeshift.progress import ProgressCallback
 
 
@@ -80,9 +82,13 @@ def _built(planned: Plan, work: Path, progress: ProgressCallback) -> tuple[Build
 
     The engines of a model share their weights: if one fails the verification, all are built in f32.
     """
-    library = _prepare(planned, work)
     if planned.provider.name == "emulated":
+        _prepare(planned, work)
         return _build_emulated(planned, work), planned.precision, ""
+    with kept_objects():
+        # All that takes seconds to import; the tokenizer needs a part of it.
+        importlib.import_module("transformers.modeling_utils")
+    library = _prepare(planned, work)
     try:
         return TextEngineBuilder(planned, work, progress, library).build(), planned.precision, ""
     except VerificationError as error:

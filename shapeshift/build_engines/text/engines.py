@@ -204,16 +204,17 @@ class TextEngineBuilder:
 
     def _profile(self, candidates: Sequence[_VerifiedEngine]) -> list[EngineEntry]:
         self._progress("profile")
-        lengths = [
-            [item.engine.tokens] if item.engine.tokens else dynamic_lengths(self._max_tokens) for item in candidates
-        ]
+        is_alone = self._plan.provider.name in lookup.OF_ANY_LENGTH
+        of_any = dynamic_lengths(self._max_tokens)
+        if is_alone:
+            # It has no rival whose times lie between, and the executor corrects its predictions by what calls take.
+            of_any = [length for length in of_any if length.bit_count() == 1 or length == self._max_tokens]
+        lengths = [[item.engine.tokens] if item.engine.tokens else of_any for item in candidates]
         calls = [
             self._timed(item.engine, length)
             for item, its_lengths in zip(candidates, lengths, strict=True)
             for length in its_lengths
         ]
-        # One engine has no rival, and the executor corrects its predictions by what calls take.
-        is_alone = self._plan.provider.name in lookup.OF_ANY_LENGTH
         points = iter(measure_interleaved(calls, 0.0 if is_alone else _PROFILE_BUDGET_S))
         return [
             EngineEntry(

@@ -18,7 +18,7 @@ from torch import nn
 from shapeshift.engines.hardware import cpu_has_bf16
 from shapeshift.engines.interfaces import Array
 from shapeshift.engines.native import encoder
-from shapeshift.engines.native.layouts import ACTIVATIONS, LAYOUTS, ROTATIONS_BY_LENGTH, SAME_ACTIVATION, Layout
+from shapeshift.engines.native.layouts import ACTIVATIONS, LAYOUTS, SAME_ACTIVATION, Layout, refusal
 from shapeshift.engines.settings import POOLINGS
 from shapeshift.errors import UnsupportedError
 from shapeshift.kernels.levels import quantise
@@ -43,9 +43,9 @@ def write(module: Any, example: Mapping[str, Array], folder: Path, precision: st
         raise UnsupportedError(f"precision: provider native computes in {', '.join(_PRECISIONS)}, not {precision}")
     if "IMPORTANCE" in module.output_names:
         raise UnsupportedError("output: provider native keeps no probabilities of attention, as IMPORTANCE needs them")
-    layout = LAYOUTS.get(module.model.config.model_type)
-    if layout is None:
-        raise UnsupportedError(f"provider native does not compute a {module.family.name}; it does {', '.join(LAYOUTS)}")
+    if reason := refusal(module.model.config.to_dict()):
+        raise UnsupportedError(reason)
+    layout = LAYOUTS[module.model.config.model_type]
     with torch.inference_mode():
         pooling = _pooling(module)
         _Writer(module, layout, precision, encoder.load(folder)).save(folder, pooling, module.row_outputs)
@@ -246,20 +246,13 @@ class _Writer:
 
     def _activation(self) -> int:
         name = str(getattr(self._config, self._layout.activation))
-        name = SAME_ACTIVATION.get(name, name)
-        if name not in ACTIVATIONS:
-            raise UnsupportedError(f"{self._layout.activation}: provider native computes {', '.join(ACTIVATIONS)}")
-        return ACTIVATIONS.index(name)
+        return ACTIVATIONS.index(SAME_ACTIVATION.get(name, name))
 
     def _rotation(self, part: _Part, number: int) -> int:
         if not self._layout.rotation:
             return 0
         rotation: Any = self._model.get_submodule(self._layout.rotation)
         kind = self._config.layer_types[number] if self._layout.rotation_by_type else ""
-        ways = rotation.rope_type
-        way = ways[kind] if isinstance(ways, Mapping) else ways
-        if way in ROTATIONS_BY_LENGTH:
-            raise UnsupportedError(f"rope_parameters: provider native computes no rope_type {way}")
         part.tensors |= {"cosines": f"cosines{kind}", "sines": f"sines{kind}"}
         if f"cosines{kind}" not in self._tensors:
             places = torch.arange(self._positions)[None]
@@ -284,10 +277,6 @@ class _Writer:
     def _places(self, part: _Part, prefix: str, attention: Any, heads: int, dim: int) -> float:
         """DeBERTa's keys and queries of places; returns the scale of scores. See `DisentangledSelfAttention`."""
         encoder: Any = self._model.get_submodule(self._layout.places)
-        if encoder.conv is not None or self._config.hidden_size != self._model.embeddings.embedding_size:
-            raise UnsupportedError(
-                "conv_kernel_size, embedding_size: not of a DeBERTa on native; set provider openvino"
-            )
         kinds = {"c2p", "p2c"} & {*attention.pos_att_type}
         scale = 1.0 / math.sqrt(dim * (1 + len(kinds)))
         if not encoder.relative_attention:

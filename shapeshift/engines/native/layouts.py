@@ -9,8 +9,8 @@ from typing import Any
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
 """What the kernels compute, in the order of `Activation`."""
 SAME_ACTIVATION = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"}
-ROTATIONS_BY_LENGTH = ("dynamic", "longrope")
-"""Their cosines depend on the length of the text: no kernels compute them."""
+# Their cosines depend on the length of the text.
+_ROTATIONS_BY_LENGTH = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True)
@@ -157,15 +157,23 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
-def is_computed(config: Mapping[str, Any]) -> bool:
-    """Whether the kernels compute a model of this config.json, as far as it tells."""
-    layout = LAYOUTS.get(config.get("model_type", ""))
+def refusal(config: Mapping[str, Any]) -> str:
+    """Why the kernels do not compute a text model of this config.json; empty: they do, as far as it tells.
+
+    What it does not tell, such as distances that skip a bucket, shows when the model is exported.
+    """
+    kind = str(config.get("model_type", ""))
+    layout = LAYOUTS.get(kind)
     if layout is None:
-        return False
+        return f"model_type: provider native computes {', '.join(LAYOUTS)}, not {kind!r}"
     activation = str(config.get(layout.activation, ACTIVATIONS[0]))
+    if SAME_ACTIVATION.get(activation, activation) not in ACTIVATIONS:
+        return f"{layout.activation}: provider native computes {', '.join(ACTIVATIONS)}, not {activation}"
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    ways = {one.get("rope_type", one.get("type")) for one in (rope, *rope.values()) if isinstance(one, Mapping)}
+    ways = [one.get("rope_type", one.get("type")) for one in (rope, *rope.values()) if isinstance(one, Mapping)]
+    if way := next((way for way in ways if way in _ROTATIONS_BY_LENGTH), ""):
+        return f"rope_parameters: provider native computes no rope_type {way}"
     width = config.get("hidden_size")
-    if layout.places and (config.get("conv_kernel_size") or config.get("embedding_size", width) != width):
-        return False
-    return SAME_ACTIVATION.get(activation, activation) in ACTIVATIONS and ways.isdisjoint(ROTATIONS_BY_LENGTH)
+    if layout.places and (config.get("conv_kernel_size") or (config.get("embedding_size") or width) != width):
+        return "conv_kernel_size, embedding_size: not of a DeBERTa on native; set provider openvino"
+    return ""

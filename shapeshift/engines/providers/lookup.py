@@ -8,7 +8,7 @@ from typing import Any
 
 from shapeshift.engines import hardware
 from shapeshift.engines.interfaces import PROVIDERS, Provider
-from shapeshift.engines.native.layouts import is_computed
+from shapeshift.engines.native import layouts
 from shapeshift.errors import UnsupportedError
 from shapeshift.kernels import kernel_build
 
@@ -32,7 +32,7 @@ def rival(requested: str, gpus: Sequence[int], config: Mapping[str, Any]) -> Pro
 
     On a GPU TensorRT, if installed; else native, if it has kernels for a text model of this config.json.
     """
-    if requested != "auto" or not (gpus or is_computed(config)):
+    if requested != "auto" or (not gpus and layouts.refusal(config)):
         return None
     provider = PROVIDERS["tensorrt" if gpus else "native"]
     with contextlib.suppress(UnsupportedError):
