@@ -106,6 +106,7 @@ def replace_private(path: Path, content: bytes) -> None:
 def replace_folder(target: Path, within: Path | None = None) -> Iterator[Path]:
     """An empty folder in `within`, else beside `target`, which takes its place at the end.
 
+    Whoever may list it may then read its files, as a server of another user than the one that builds must.
     After an error `target` is unchanged. A kill or a crash of the machine in between leaves the old folder or the new
     one, and on a file system that cannot exchange two folders for an instant none.
     """
@@ -115,6 +116,7 @@ def replace_folder(target: Path, within: Path | None = None) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield work
+        _let_read(work)
         flush_folder(work)
         if target.is_dir() and not _exchange(work, target):
             retired = work.with_name(f"{work.name}.old")
@@ -127,6 +129,16 @@ def replace_folder(target: Path, within: Path | None = None) -> Iterator[Path]:
         flush(target.parent)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _let_read(folder: Path) -> None:
+    """Let those who may list a folder read its files, too; some libraries write files for their owner only."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            missing = path.parent.stat().st_mode & ~path.stat().st_mode & 0o444
+            # Some file systems refuse every change.
+            if missing:
+                path.chmod(path.stat().st_mode | missing)
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -181,6 +181,17 @@ def test_folder_is_replaced_at_the_end_and_kept_after_an_error(tmp_path: Path) -
     assert [path.name for path in tmp_path.rglob("*")] == ["engines", "new"]
 
 
+@pytest.mark.parametrize(("of_folder", "of_file"), [(0o755, 0o644), (0o750, 0o640), (0o700, 0o600)])
+def test_who_may_list_a_folder_may_read_its_files(tmp_path: Path, of_folder: int, of_file: int) -> None:
+    (tmp_path / "checkpoint").touch(0o600)
+    with files.replace_folder(tmp_path / "engines") as work:
+        (work / "weights").touch(0o600)
+        (work / "link").symlink_to(tmp_path / "checkpoint")
+        work.chmod(of_folder)
+    assert (tmp_path / "engines" / "weights").stat().st_mode & 0o777 == of_file
+    assert (tmp_path / "checkpoint").stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize("can_exchange", [True, False])
 def test_a_folder_is_removed_only_when_the_new_one_has_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool

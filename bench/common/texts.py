@@ -155,6 +155,10 @@ class InProcess:
         answer = self._worker.ask(texts=list(texts), clients=clients, count=count)
         return Outcome(np.array(answer["latency_ms"]), answer["per_second"])
 
+    def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Of each text, [texts, width]."""
+        return np.array(self._worker.ask(texts=list(texts))["vectors"], np.float32)
+
 
 def engines_alone(folder: Path, name: str = "in-process") -> InProcess:
     """The engine set of a folder."""

