@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from shapeshift.engines import device_plan, hardware, manifest
 from shapeshift.engines.checkpoint import weight_files
@@ -72,11 +71,11 @@ def ask_of(model: str, folder: Path, parameters: Mapping[str, str], limit_mb: fl
     if placement == "partitioned":
         # A worker holds the engine of its bin.
         count = 1
-    if parameters.get("precision") == "bf16" and (engines or _value_bytes(_config(path)) == 4):
+    if parameters.get("precision") == "bf16" and (engines or _is_f32(path)):
         # The file is mapped and can be dropped; what is packed from it has half its size.
         one /= 2
     if parameters.get("precision") == "int8" and not engines:
-        one = _in_levels(one, _config(path))
+        one /= 4 if _is_f32(path) else 2
     total_mb = one * count
     if not limit_mb or total_mb <= one:
         return Ask(model, processes * total_mb + adapters_mb)
@@ -101,25 +100,12 @@ def _engines_in(folder: Path) -> tuple[float, int]:
     return texts.engine_mb, len(texts.engines)
 
 
-def _config(checkpoint: Path) -> dict[str, Any]:
-    """The config.json of a checkpoint; empty without a readable one."""
+def _is_f32(checkpoint: Path) -> bool:
     try:
         config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
-
-
-def _value_bytes(config: Mapping[str, Any]) -> int:
-    """Of a weight in the files."""
-    return 2 if config.get("dtype", config.get("torch_dtype")) in ("float16", "bfloat16") else 4
-
-
-def _in_levels(whole_mb: float, config: Mapping[str, Any]) -> float:
-    """MiB of weights in `int8` of which the files have `whole_mb`: a byte each, but for those of words."""
-    words, size = int(config.get("vocab_size", 0)) * int(config.get("hidden_size", 0)), _value_bytes(config)
-    in_files = min(words * size / _MIB, whole_mb)
-    return (whole_mb - in_files) / size + in_files * (2 if hardware.cpu_has_bf16() else 4) / size
+        return True
+    return config.get("dtype", config.get("torch_dtype")) not in ("float16", "bfloat16")
 
 
 def fit(asks: Sequence[Ask], machine: Machine) -> tuple[str, dict[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -91,6 +90,7 @@ def test_each_text_engine_holds_weights_of_its_own(tmp_path: Path, parameters: d
         ({"checkpoint": "../checkpoint", "adapter_mb": "7"}, 12),
         ({"engines": "../engines", "precision": "bf16"}, 1.5),
         ({"checkpoint": "../checkpoint", "precision": "bf16"}, 5),
+        ({"checkpoint": "../checkpoint", "precision": "int8"}, 2.5),
         ({"engines": "../engines", "placement": "resident", "workers": "4"}, 12),
         ({"forward_to": "other"}, 0),
         ({"checkpoint": "../absent"}, 0),
@@ -102,19 +102,6 @@ def test_a_model_asks_for_its_weights(tmp_path: Path, parameters: dict[str, str]
     (tmp_path / "checkpoint" / "config.json").write_text('{"torch_dtype": "float16"}')
     (tmp_path / "model").mkdir()
     assert capacity.ask_of("model", tmp_path / "model", parameters) == Ask("model", mib)
-
-
-@pytest.mark.parametrize(("dtype", "has_bf16", "mib"), [("float32", False, 4 + 4), ("float16", True, 4 + 8)])
-def test_words_are_no_levels(
-    dtype: str, has_bf16: bool, mib: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(capacity.hardware, "cpu_has_bf16", lambda: has_bf16)
-    weights(tmp_path / "checkpoint", 20)
-    sizes = {"float32": 2**10, "float16": 2**11}
-    config = {"torch_dtype": dtype, "vocab_size": sizes[dtype], "hidden_size": 2**10}
-    (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config))
-    asked = capacity.ask_of("model", tmp_path, {"checkpoint": "checkpoint", "precision": "int8"})
-    assert asked == Ask("model", mib)
 
 
 def test_copies_of_weights_do_not_count(tmp_path: Path) -> None:

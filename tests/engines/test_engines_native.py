@@ -116,7 +116,7 @@ class _LevelLinear(torch.nn.Module):
 def test_levels_are_multiplied_as_torch_multiplies_them(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Held against the library's model with linears over levels, and loosely against that of the checkpoint."""
+    """Held against the library's model with linears and words of levels, loosely against that of the checkpoint."""
     monkeypatch.setattr(export, "cpu_has_bf16", lambda: False)
     # The MLP has inputs of two groups, of which the second is not full.
     sizes: Any = {"hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 2, "max_position_embeddings": MOST}
@@ -125,6 +125,8 @@ def test_levels_are_multiplied_as_torch_multiplies_them(
     plain = [reference.compute(row)["EMBEDDING"] for row in rows]
     found = computed(opened(exported(reference, tmp_path, "int8"), "int8"), rows, reference.position_offset)
     model, layout = reference.module().model, LAYOUTS[family]
+    words = model.get_submodule(layout.words)
+    words.weight.data = quantise(words.weight, 8, GROUP).weight()
     for path, module in list(model.named_modules()):
         if isinstance(module, torch.nn.Linear) and path.startswith((layout.layers, layout.project or "no such")):
             owner, _, name = path.rpartition(".")
@@ -133,7 +135,7 @@ def test_levels_are_multiplied_as_torch_multiplies_them(
     least = 0.99 if layout.places else 0.9999
     for vector, row, one in zip(found["EMBEDDING"], rows, plain, strict=True):
         assert vector @ reference.compute(row)["EMBEDDING"] > least
-        assert vector @ one > 0.97
+        assert vector @ one > 0.9
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16", "int8"])

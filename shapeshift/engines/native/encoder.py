@@ -20,9 +20,7 @@ from shapeshift.kernels import kernel_build
 KERNELS = Path(__file__).with_name("kernels")
 WEIGHTS, ROWS = "encoder.safetensors", "rows.pt"
 _NAMESPACE, _LIBRARY = "shapeshift_encode", "encode"
-_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 _SUFFIXES = {torch.float32: "", torch.bfloat16: "BFloat16"}
-_WORDS = "words"
 _PLACES = {"place_keys", "place_queries"}
 """What this CPU lays in its own way."""
 _PLAIN = Adapted()
@@ -55,8 +53,11 @@ def description(folder: Path) -> dict[str, Any]:
 
 def value_type(folder: Path) -> torch.dtype:
     """Of what the encoder in a folder of engines computes with, but for weights in levels."""
-    with safe_open(folder / WEIGHTS, framework="pt") as opened:
-        return _TYPES[opened.get_slice(_WORDS).get_dtype()]
+    return _values(description(folder))
+
+
+def _values(described: Mapping[str, Any]) -> torch.dtype:
+    return getattr(torch, described["values"])  # type: ignore[no-any-return]
 
 
 def head(folder: Path, described: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -76,7 +77,7 @@ class EncoderFile:
         self._encoder, self._layers, self.outputs = content["encoder"], content["layers"], content["outputs"]
         self.pooling = content["pooling"]
         self.head = [self._tensors[name] for name in content["head"]]
-        dtype = self._tensors[_WORDS].dtype
+        dtype = _values(content)
         kind = f"Encoder{'Levels8' if precision == 'int8' else ''}{_SUFFIXES[dtype]}"
         self._class = getattr(getattr(torch.classes, _NAMESPACE), kind)
         for layer in self._layers:

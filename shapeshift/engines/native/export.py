@@ -21,12 +21,13 @@ from shapeshift.engines.native import encoder
 from shapeshift.engines.native.layouts import ACTIVATIONS, LAYOUTS, SAME_ACTIVATION, Layout, refusal
 from shapeshift.engines.settings import POOLINGS
 from shapeshift.errors import UnsupportedError
-from shapeshift.kernels.levels import quantise
+from shapeshift.kernels.levels import Levels, quantise
 
 _PRECISIONS = ("f32", "bf16", "int8")
 _MOST_POSITIONS = 8192
 """Of a text, of those that turn queries and keys."""
 _EVERY_TOKEN = -1
+_ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass
@@ -124,6 +125,7 @@ class _Writer:
         """rows: see `RowOutputs`."""
         description = {
             "pooling": pooling,
+            "values": str(self._dtype).removeprefix("torch."),
             "panel": self._operators.panel(),
             "adaptable": self._adaptable(rows),
             "head": [
@@ -172,7 +174,14 @@ class _Writer:
         words = self._model.get_submodule(layout.words)
         # Gemma's are scaled by a number of their own.
         table = words.weight * getattr(words, "embed_scale", 1.0)
-        self._add(part, "", "words", table.to(self._dtype))
+        if self._levels:
+            # In parts: the largest tables have a gigabyte.
+            group = self._operators.group()
+            quantised = Levels.stacked([quantise(rows, 8, group) for rows in table.split(_ROWS_AT_ONCE)])
+            self._add(part, "", "words", quantised.levels)
+            self._add(part, "", "word_scales", quantised.scales.flatten())
+        else:
+            self._add(part, "", "words", table.to(self._dtype))
         for name, path in (("places", layout.positions), ("types", layout.types)):
             if path and (table := self._part_of(self._model, path)) is not None:
                 kinds = 2 if type_stride else 1

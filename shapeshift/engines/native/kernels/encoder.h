@@ -108,14 +108,48 @@ struct EncoderLayer {
   bool gated;
 };
 
-// The state is float, the weights of linears are W, and all else is T.
+// The embeddings of words: T, or where linears have levels, levels with scales as theirs.
+template <typename T, typename W>
+struct Words {
+  static constexpr bool kInLevels = std::is_same_v<W, Levels<8>>;
+  using Value = std::conditional_t<kInLevels, uint8_t, T>;
+
+  const Value* values;
+  const float* scales = nullptr;
+  int64_t count, width;
+
+  explicit Words(const Described& from) {
+    const Tensor table = from.tensor("words", kInLevels ? at::kByte : kType<T>, 2);
+    values = static_cast<const Value*>(table.const_data_ptr()), count = table.size(0), width = table.size(1);
+    if (!kInLevels) return;
+    scales = from.floats("word_scales", count * groups());
+    TORCH_CHECK(scales != nullptr, "word_scales: missing");
+  }
+
+  int64_t groups() const { return (width + kGroup - 1) / kGroup; }
+
+  // target [width] = the embedding of a word.
+  void operator()(int64_t word, float* target) const {
+    const Value* from = values + word * width;
+    if constexpr (kInLevels) {
+      for (int64_t group = 0; group < groups(); ++group) {
+        const int64_t end = std::min(width, (group + 1) * kGroup);
+        const float scale = scales[word * groups() + group];
+        for (int64_t i = group * kGroup; i < end; ++i) target[i] = scale * static_cast<float>(from[i] - 128);
+      }
+    } else {
+      for (int64_t i = 0; i < width; ++i) target[i] = widen(from[i]);
+    }
+  }
+};
+
+// The state is float, the weights of linears and of words are W, and all else is T.
 template <typename T, typename W = T>
 class Encoder : public torch::CustomClassHolder {
  public:
-  Encoder(Tensors tensors, Numbers numbers) : described_(std::move(tensors), std::move(numbers)) {
-    const Tensor words = described_.tensor("words", kType<T>, 2);
-    vocabulary_ = words.size(0), embedded_ = words.size(1), hidden_ = described_.number("hidden");
-    words_ = static_cast<const T*>(words.const_data_ptr());
+  Encoder(Tensors tensors, Numbers numbers)
+      : described_(std::move(tensors), std::move(numbers)), words_(described_) {
+    vocabulary_ = words_.count, embedded_ = words_.width, hidden_ = described_.number("hidden");
     positions_ = described_.number("positions"), type_stride_ = described_.number("type_stride");
     if (described_.has("places")) places_ = described_.floats("places", positions_ * embedded_);
     TORCH_CHECK(type_stride_ == 0 || type_stride_ == vocabulary_, "type_stride: must be 0 or ", vocabulary_);
@@ -332,11 +366,10 @@ class Encoder : public torch::CustomClassHolder {
     const Panels<W>* qkv = &layers_.front().qkv;
     team(rows, [&](int64_t row) {
       const int64_t kind = type_stride_ && ids[row] >= type_stride_ ? 1 : 0;
-      const T* word = words_ + (ids[row] - kind * type_stride_) * embedded_;
       const float* place = places_ == nullptr ? nullptr : places_ + positions[row] * embedded_;
       const float* type = types_ == nullptr ? nullptr : types_ + kind * embedded_;
       float* sum = sums + row * embedded_;
-      for (int64_t i = 0; i < embedded_; ++i) sum[i] = widen(word[i]);
+      words_(ids[row] - kind * type_stride_, sum);
       for (int64_t i = 0; place != nullptr && i < embedded_; ++i) sum[i] += place[i];
       for (int64_t i = 0; type != nullptr && i < embedded_; ++i) sum[i] += type[i];
       if (norm_) norm_(sum, embedded_, sum);
@@ -395,7 +428,7 @@ class Encoder : public torch::CustomClassHolder {
 
   Described described_;
   std::vector<Described> held_;
-  const T* words_;
+  Words<T, W> words_;
   const float *places_ = nullptr, *types_ = nullptr;
   int64_t vocabulary_, embedded_, hidden_, positions_, type_stride_, kinds_;
   bool projects_;
