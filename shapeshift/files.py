@@ -116,7 +116,9 @@ def replace_folder(target: Path, within: Path | None = None) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield work
-        _let_read(work)
+        for path in work.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                let_read(path)
         flush_folder(work)
         if target.is_dir() and not _exchange(work, target):
             retired = work.with_name(f"{work.name}.old")
@@ -131,14 +133,12 @@ def replace_folder(target: Path, within: Path | None = None) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _let_read(folder: Path) -> None:
-    """Let those who may list a folder read its files, too; some libraries write files for their owner only."""
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            missing = path.parent.stat().st_mode & ~path.stat().st_mode & 0o444
-            # Some file systems refuse every change.
-            if missing:
-                path.chmod(path.stat().st_mode | missing)
+def let_read(file: Path) -> None:
+    """Let those who may list the folder of a file read it: safetensors writes files for their owner only."""
+    missing = file.parent.stat().st_mode & ~file.stat().st_mode & 0o444
+    # Some file systems refuse every change.
+    if missing:
+        file.chmod(file.stat().st_mode | missing)
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -83,6 +83,7 @@ def _convert(pickle: Path, target: Path) -> list[str]:
         tensors[name] = value.clone() if is_shared else value.contiguous()
     with files.draft_of(target) as draft:
         save_file(tensors, draft, metadata={"format": "pt"})
+        files.let_read(draft)
         files.flush(draft)
         draft.replace(target)
     files.flush(target.parent)

@@ -51,6 +51,8 @@ def test_the_three_vectors_of_a_published_checkpoint(tmp_path: Path, monkeypatch
     heads = as_published(folder)
     assert main(["add", str(folder)]) == 2, "a pickle is read by no build"
     assert main(["convert", str(folder)]) == 0
+    readers = {file.stat().st_mode & 0o444 for file in folder.glob("*.safetensors")}
+    assert readers == {folder.stat().st_mode & 0o444}, "those who may list the folder"
     assert main(["convert", str(folder)]) == 2, "nothing is left"
     assert main(["add", str(folder), "--as", "m3"]) == 0
     config = Path("model_repository/m3/config.pbtxt")

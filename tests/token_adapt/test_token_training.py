@@ -57,6 +57,8 @@ def test_a_task_is_trained_and_registered(
     assert "gamma 2" in output.err and "gamma -5" in output.err
     said = json.loads((task / "task.json").read_text())
     assert said["labels"] == list(LABELS) and said["utility"] == 0.7 and said["backbone"] == backbone(project)
+    readers = {file.stat().st_mode & 0o444 for file in task.iterdir()}
+    assert readers == {task.stat().st_mode & 0o444}, "those who may list the folder"
     assert command.main(["tasks", "register", *common]) == 0
     (entry,) = registry.read(project / "tasks")
     profile = json.loads((entry.folder / "profile.json").read_text())

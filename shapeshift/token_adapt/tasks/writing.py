@@ -37,6 +37,7 @@ def write_task(folder: Path, description: dict[str, Any], trained: TrainedTask) 
         tensors = {task_folder.PROMPTS_FILE: prompts, task_folder.HEAD_FILE: heads}
         for name, content in tensors.items():
             save_file(content, work / name)
+            files.let_read(work / name)
             files.flush(work / name)
         (folder / task_folder.TASK_FILE).unlink(missing_ok=True)
         for name in tensors:
