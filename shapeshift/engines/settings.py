@@ -21,7 +21,7 @@ class TextEngineSettings:
 
     checkpoint        folder (absolute, under build/checkpoints or checkpoints/) or hub id
     provider          auto (on an NVIDIA GPU torch, or TensorRT where it is installed and faster; else openvino, or
-                      native where it has kernels for the model and is faster, unless `bins` lists lengths or the
+                      native where it has kernels for the model and keeps up, unless `bins` lists lengths or the
                       placement is partitioned; native for int8), native, openvino, onnxruntime, torch, tensorrt or
                       emulated
     precision         auto (bf16 if the hardware computes it natively, else f16 on a GPU and f32 on a CPU), f32, bf16,

@@ -292,6 +292,17 @@ def test_edges_from_curves() -> None:
     assert len(edges.choose_edges(front(max_bins=4), with_dynamic(5.0))) == 4
 
 
+@pytest.mark.parametrize("dynamic_ms", [None, 1.0])
+def test_what_no_choice_of_lengths_makes_fast_enough_is_told(dynamic_ms: float | None) -> None:
+    def probe(lengths: Sequence[int]) -> Curves:
+        return Curves(list(lengths), [2.0] * len(lengths), [dynamic_ms] * len(lengths) if dynamic_ms else None)
+
+    least = dynamic_ms or 2.0
+    assert edges.choose_edges(front(), probe, least + 0.01)
+    with pytest.raises(edges.TooSlowError, match=f"a text takes at least {least:.3g} ms"):
+        edges.choose_edges(front(), probe, least - 0.01)
+
+
 def entry(tokens: int | None, *points: tuple[int, float]) -> EngineEntry:
     latency = tuple(Latency(tokens=at, rows=1, median_ms=ms, p99_ms=ms, best_ms=ms) for at, ms in points)
     return EngineEntry("file", tokens, None, 0.0, 1.0, latency)
@@ -337,6 +348,16 @@ def test_the_provider_with_the_faster_profile_is_taken(
     # It is current as it is.
     provider.opened.clear()
     assert make(bins="none")[0] == 0 and not provider.opened
+
+
+def test_engines_that_are_slower_at_every_length_are_not_all_built(
+    provider: Provider, rival: Provider, make: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    provider.slow_ms = {None: 8.0, **dict.fromkeys(probed := [8, 16, 32, 64, 128, 256, 512], 6.0)}
+    assert make()[0] == 0
+    made = manifest.load(tmp_path / "build" / "engines" / "front")
+    assert made.provider == "tensorrt" and "; onnxruntime takes at least " in made.note
+    assert [tokens for tokens, _ in provider.opened] == [*probed, None], "none but to be timed"
 
 
 def test_a_rival_that_fails_is_left(
@@ -388,3 +409,4 @@ def test_a_profile_counts_as_texts_are_long(lengths: Mapping[int, float], taken:
     weights = [lengths.get(length, 0.0) for length in range(1, 65)]
     assert build.faster(torch, tensorrt, weights)[0].provider == taken
     assert build.faster(torch, replace(torch, provider="tensorrt"), weights)[0].provider == "torch", "as fast"
+    assert build.faster(torch, replace(torch, provider="native"), weights)[0].provider == "native", "as fast, and one"

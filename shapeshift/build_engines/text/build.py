@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ import numpy as np
 from shapeshift import files
 from shapeshift.build_engines.text import edges
 from shapeshift.build_engines.text.config import length_histogram, read_json
-from shapeshift.build_engines.text.edges import Curves
+from shapeshift.build_engines.text.edges import KEEP_BELOW, Curves, TooSlowError
 from shapeshift.build_engines.text.engines import BuildResult, TextEngineBuilder, dynamic_lengths
 from shapeshift.build_engines.text.plan import Plan, engine_outputs
 from shapeshift.engines import manifest
@@ -22,6 +23,7 @@ from shapeshift.engines.execution.engine_set import best_curve, row_slots
 from shapeshift.engines.gpu import with_cpu
 from shapeshift.engines.manifest import EngineEntry, Latency, Manifest, Output
 from shapeshift.engines.policy.packs import expected_ms
+from shapeshift.engines.providers import lookup
 from shapeshift.engines.providers.emulated import FILE_NAME, PROVIDER
 from shapeshift.engines.text import tokenizer_files
 from shapeshift.engines.text.families import family_of, hidden_size, stated_dimensions, vocabulary_size
@@ -41,43 +43,67 @@ def build(planned: Plan, target: Path, progress: ProgressCallback) -> Manifest:
 
 
 def _fastest(planned: Plan, work: Path, progress: ProgressCallback) -> Manifest:
-    """The engines of the plan's provider in `work`, or those of its rival where their profile is faster."""
-    first = _made(planned, work, progress)
+    """The engines of the plan's provider in `work`, or those of its rival where their profile is faster.
+
+    The rival is built first: where engines of the plan's provider are slower whatever their lengths, few are built.
+    """
     if planned.rival is None:
-        return first
-    beside = work.with_name(f"{work.name}.{planned.rival.name}")
+        return _made(planned, work, progress)
+    provider, rival, weights = planned.provider.name, planned.rival.name, length_histogram(planned.front)
+    beside = work.with_name(f"{work.name}.{rival}")
     try:
-        other = _made(replace(planned, provider=planned.rival), beside, progress)
-        chosen, note = faster(first, other, length_histogram(planned.front))
-        if chosen is other:
-            shutil.rmtree(work)
-            beside.rename(work)
-    except Exception as error:  # noqa: BLE001  whatever it is, the plan's own provider serves
-        chosen, note = first, f"provider auto: {first.provider}, because {planned.rival.name} failed: {error}"
+        try:
+            other = _made(replace(planned, provider=planned.rival), beside, progress)
+        except Exception as error:  # noqa: BLE001  whatever it is, the plan's own provider serves
+            chosen, note = _made(planned, work, progress), f"provider auto: {provider}, because {rival} failed: {error}"
+        else:
+            try:
+                first = _made(planned, work, progress, most_ms(other, weights))
+                chosen, note = faster(first, other, weights)
+            except TooSlowError as error:
+                chosen, note = other, _comparison(other, weights, provider, f"at least {error.ms:.3g}")
+            if chosen is other:
+                shutil.rmtree(work)
+                beside.rename(work)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return replace(chosen, build_key=planned.key(), note="; ".join(filter(None, (chosen.note, note))))
 
 
 def faster(first: Manifest, other: Manifest, weights: Sequence[float]) -> tuple[Manifest, str]:
-    """That of two with the lower expected time of a text by its profile, and a line about it; of equal ones `first`.
+    """`first` if its expected time of a text is at most `most_ms(other)`, else `other`; and a line about it.
 
     weights: of texts of 1, 2, ... tokens.
     """
-    times = [expected_ms(best_curve(one).tolist(), weights) for one in (first, other)]
-    chosen, left = (other, first) if times[1] < times[0] else (first, other)
-    low, high = sorted(times)
-    return chosen, (
-        f"provider auto: {chosen.provider}, {low:.3g} ms a text by the profile; {left.provider} takes {high:.3g} ms"
-    )
+    is_first = _text_ms(first, weights) <= most_ms(other, weights)
+    chosen, left = (first, other) if is_first else (other, first)
+    return chosen, _comparison(chosen, weights, left.provider, f"{_text_ms(left, weights):.3g}")
 
 
-def _made(planned: Plan, work: Path, progress: ProgressCallback) -> Manifest:
-    built, precision, note = _built(planned, work, progress)
+def most_ms(other: Manifest, weights: Sequence[float]) -> float:
+    """The expected time of a text at which engines are worth more than `other`.
+
+    They must be clearly faster than one engine for any length: each holds a copy of the weights.
+    """
+    return _text_ms(other, weights) * (KEEP_BELOW if other.provider in lookup.OF_ANY_LENGTH else 1.0)
+
+
+def _text_ms(engines: Manifest, weights: Sequence[float]) -> float:
+    return expected_ms(best_curve(engines).tolist(), weights)
+
+
+def _comparison(chosen: Manifest, weights: Sequence[float], left: str, left_ms: str) -> str:
+    ms = _text_ms(chosen, weights)
+    copies = " with a copy of the weights for each length" if chosen.provider in lookup.OF_ANY_LENGTH else ""
+    return f"provider auto: {chosen.provider}, {ms:.3g} ms a text by the profile; {left} takes {left_ms} ms{copies}"
+
+
+def _made(planned: Plan, work: Path, progress: ProgressCallback, at_most_ms: float = math.inf) -> Manifest:
+    built, precision, note = _built(planned, work, progress, at_most_ms)
     return _manifest(planned, work, built, precision, note)
 
 
-def _built(planned: Plan, work: Path, progress: ProgressCallback) -> tuple[BuildResult, str, str]:
+def _built(planned: Plan, work: Path, progress: ProgressCallback, at_most_ms: float) -> tuple[BuildResult, str, str]:
     """The engines, their precision, and a note if it is not the plan's.
 
     The engines of a model share their weights: if one fails the verification, all are built in f32.
@@ -90,14 +116,15 @@ def _built(planned: Plan, work: Path, progress: ProgressCallback) -> tuple[Build
         importlib.import_module("transformers.modeling_utils")
     library = _prepare(planned, work)
     try:
-        return TextEngineBuilder(planned, work, progress, library).build(), planned.precision, ""
+        return TextEngineBuilder(planned, work, progress, library).build(at_most_ms), planned.precision, ""
     except VerificationError as error:
         if planned.precision == "f32":
             raise
         progress("build again in f32")
         _prepare(planned, work)
         in_f32 = replace(planned, precision="f32")
-        return TextEngineBuilder(in_f32, work, progress, library).build(), in_f32.precision, f"{error}; built in f32"
+        built = TextEngineBuilder(in_f32, work, progress, library).build(at_most_ms)
+        return built, in_f32.precision, f"{error}; built in f32"
 
 
 def _build_emulated(planned: Plan, work: Path) -> BuildResult:

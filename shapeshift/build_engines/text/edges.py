@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,11 +12,12 @@ import numpy.typing as npt
 from shapeshift.build_engines.text.config import TextFrontConfig, length_histogram
 from shapeshift.engines.execution.engine_set import cost_curve
 from shapeshift.engines.manifest import EngineEntry
+from shapeshift.engines.policy.packs import expected_ms
 from shapeshift.polymorph.policy.bins import optimal_edges, step_ends
 
 # A static engine is kept if it takes at most this fraction of the dynamic engine's time: less gain is timing noise, and
 # not worth its memory.
-_KEEP_BELOW = 0.95
+KEEP_BELOW = 0.95
 _STAIRCASE_STEP = 16
 
 
@@ -36,19 +38,37 @@ class Curves:
     dynamic: list[float] | None
 
 
-def choose_edges(front: TextFrontConfig, probe: Callable[[Sequence[int]], Curves]) -> list[int]:
-    """The lengths of the static engines to compile. `probe` times engines at given lengths, at most once."""
+class TooSlowError(Exception):
+    """A text takes longer than it may, however the lengths of the engines are chosen. ms: at least so long."""
+
+    def __init__(self, ms: float) -> None:
+        super().__init__(f"a text takes at least {ms:.3g} ms")
+        self.ms = ms
+
+
+def choose_edges(
+    front: TextFrontConfig, probe: Callable[[Sequence[int]], Curves], at_most_ms: float = math.inf
+) -> list[int]:
+    """The lengths of the static engines to compile. `probe` times engines at given lengths, at most once.
+
+    at_most_ms: of a text alone, over the lengths that are expected. Raises TooSlowError.
+    """
     explicit = front.settings.explicit_edges()
     if explicit is not None:
         return explicit
     curves = probe(probe_lengths(front))
+    # What an engine for every length would take: fewer engines pad.
+    best = curves.static if curves.dynamic is None else np.minimum(curves.static, curves.dynamic)
+    of_lengths = np.interp(np.arange(front.settings.max_tokens + 1), curves.lengths, best)
+    if (least := expected_ms(of_lengths.tolist(), length_histogram(front))) > at_most_ms:
+        raise TooSlowError(least)
     if front.settings.bins == "staircase":
         return step_ends(curves.lengths, curves.static)
     every = np.arange(1, front.settings.max_tokens + 1)
     static = _smooth(curves.lengths, curves.static, every)
     dynamic = None
     if curves.dynamic is not None:
-        dynamic = [ms * _KEEP_BELOW for ms in _smooth(curves.lengths, curves.dynamic, every)]
+        dynamic = [ms * KEEP_BELOW for ms in _smooth(curves.lengths, curves.dynamic, every)]
     return optimal_edges(length_histogram(front), static, front.settings.max_bins, dynamic)[0]
 
 
@@ -85,7 +105,7 @@ def keep_faster(
         weights = hist[low:high]
         if not weights.sum():
             weights = np.ones(high - low)
-        if entry.latency[0].best_ms < _KEEP_BELOW * float(np.average(curve[low:high], weights=weights)):
+        if entry.latency[0].best_ms < KEEP_BELOW * float(np.average(curve[low:high], weights=weights)):
             faster.append(entry)
             # The lengths of a dropped bin use the dynamic engine, not the next edge.
         low = high

@@ -103,8 +103,11 @@ class TextEngineBuilder:
         )
         self._runtime: Runtime | None = None
 
-    def build(self) -> BuildResult:
-        """Export, compile, verify and profile. Raises VerificationError naming the first engine that fails."""
+    def build(self, at_most_ms: float = math.inf) -> BuildResult:
+        """Export, compile, verify and profile. at_most_ms: see `edges.choose_edges`.
+
+        Raises VerificationError naming the first engine that fails, and TooSlowError.
+        """
         plan, settings = self._plan, self._plan.front.settings
         self._progress(f"export to {plan.provider.name}")
         rows = [self._texts.row(length)[0] for length in ((7, 9) if self._packs else (16,))]
@@ -116,7 +119,7 @@ class TextEngineBuilder:
         if plan.provider.name in lookup.OF_ANY_LENGTH:
             static = settings.explicit_edges() or ([] if settings.dynamic else [self._max_tokens])
         else:
-            static = edges.choose_edges(plan.front, self._probe)
+            static = edges.choose_edges(plan.front, self._probe, at_most_ms)
         if plan.device is not None and self._packs:
             static += self.pack_lengths()
         shapes: list[int | None] = [None, *static] if settings.dynamic else [*static]
