@@ -30,7 +30,7 @@ from shapeshift.engines.text.families import family_of, hidden_size, stated_dime
 from shapeshift.engines.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from shapeshift.engines.verify import MIN_COSINE, VerificationError
 from shapeshift.errors import InvalidInputError
-from shapeshift.kernels.kernel_build import kept_objects
+from shapeshift.kernels.kernel_build import no_collections
 from shapeshift.progress import ProgressCallback
 
 
@@ -111,7 +111,7 @@ def _built(planned: Plan, work: Path, progress: ProgressCallback, at_most_ms: fl
     if planned.provider.name == "emulated":
         _prepare(planned, work)
         return _build_emulated(planned, work), planned.precision, ""
-    with kept_objects():
+    with no_collections():
         # All that takes seconds to import; the tokenizer needs a part of it.
         importlib.import_module("transformers.modeling_utils")
     library = _prepare(planned, work)
