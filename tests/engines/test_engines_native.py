@@ -17,13 +17,13 @@ from shapeshift.engines.checkpoint import open_checkpoint
 from shapeshift.engines.execution.engine_set import pack, unpack
 from shapeshift.engines.interfaces import PROVIDERS, Array, Engine, Ids, ThreadedEngine
 from shapeshift.engines.native import export
-from shapeshift.engines.native.encoder import value_type
+from shapeshift.engines.native.encoder import WEIGHTS, description, value_type
 from shapeshift.engines.native.layouts import LAYOUTS
 from shapeshift.engines.settings import POOLINGS
 from shapeshift.engines.text import sentence_modules
 from shapeshift.engines.text.families import FAMILIES, family_of
 from shapeshift.engines.verify import ReferenceTexts
-from shapeshift.errors import UnsupportedError
+from shapeshift.errors import EngineError, UnsupportedError
 from shapeshift.fused_decode.model.quantised import LevelLinear
 from shapeshift.kernels import kernel_build
 from shapeshift.kernels.levels import quantise
@@ -315,6 +315,17 @@ def test_a_deberta_that_the_kernels_do_not_compute_is_refused(
     reference = reference_of(save_model(tmp_path / "model", "deberta-v2", **changes))
     with pytest.raises(UnsupportedError, match=said):
         exported(reference, tmp_path)
+
+
+def test_weights_of_another_version_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    engines = exported(reference_of(save_model(tmp_path / "model", "bert")), tmp_path)
+    described = description(engines)
+    del described["values"]
+    save_file(load_file(engines / WEIGHTS), engines / WEIGHTS, {"description": json.dumps(described)})
+    with pytest.raises(EngineError, match="built by another version; run `shapeshift engines`"):
+        opened(engines)
 
 
 def test_ids_and_positions_outside_of_the_tables_are_refused(tmp_path: Path) -> None:

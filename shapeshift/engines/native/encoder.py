@@ -57,6 +57,8 @@ def value_type(folder: Path) -> torch.dtype:
 
 
 def _values(described: Mapping[str, Any]) -> torch.dtype:
+    if "values" not in described:
+        raise EngineError(f"provider native: {WEIGHTS} was built by another version; run `shapeshift engines`")
     return getattr(torch, described["values"])  # type: ignore[no-any-return]
 
 
