@@ -102,6 +102,10 @@ def test_fewer_bits_are_as_close_as_they_allow(
     assert min(cosines) > least
 
 
+# Of the random models, those whose vectors change most where words are levels: to 0.945 and 0.968.
+SENSITIVE = ("qwen2", "llama")
+
+
 class _LevelLinear(torch.nn.Module):
     def __init__(self, linear: Any) -> None:
         super().__init__()
@@ -135,7 +139,7 @@ def test_levels_are_multiplied_as_torch_multiplies_them(
     least = 0.99 if layout.places else 0.9999
     for vector, row, one in zip(found["EMBEDDING"], rows, plain, strict=True):
         assert vector @ reference.compute(row)["EMBEDDING"] > least
-        assert vector @ one > 0.9
+        assert vector @ one > (0.9 if family in SENSITIVE else 0.97)
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16", "int8"])
