@@ -49,7 +49,7 @@ def _fastest(planned: Plan, work: Path, progress: ProgressCallback) -> Manifest:
     """
     if planned.rival is None:
         return _made(planned, work, progress)
-    provider, rival, weights = planned.provider.name, planned.rival.name, length_histogram(planned.front)
+    provider, rival = planned.provider.name, planned.rival.name
     beside = work.with_name(f"{work.name}.{rival}")
     try:
         try:
@@ -57,17 +57,22 @@ def _fastest(planned: Plan, work: Path, progress: ProgressCallback) -> Manifest:
         except Exception as error:  # noqa: BLE001  whatever it is, the plan's own provider serves
             chosen, note = _made(planned, work, progress), f"provider auto: {provider}, because {rival} failed: {error}"
         else:
-            try:
-                first = _made(planned, work, progress, most_ms(other, weights))
-                chosen, note = faster(first, other, weights)
-            except TooSlowError as error:
-                chosen, note = other, _comparison(other, weights, provider, f"at least {error.ms:.3g}")
+            chosen, note = _compared(planned, work, progress, other)
             if chosen is other:
                 shutil.rmtree(work)
                 beside.rename(work)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return replace(chosen, build_key=planned.key(), note="; ".join(filter(None, (chosen.note, note))))
+
+
+def _compared(planned: Plan, work: Path, progress: ProgressCallback, other: Manifest) -> tuple[Manifest, str]:
+    """As `faster`, of engines that are built in `work` unless they are known to be slower than `other`."""
+    weights = length_histogram(planned.front)
+    try:
+        return faster(_made(planned, work, progress, most_ms(other, weights)), other, weights)
+    except TooSlowError as error:
+        return other, _comparison(other, weights, planned.provider.name, f"at least {error.ms:.3g}")
 
 
 def faster(first: Manifest, other: Manifest, weights: Sequence[float]) -> tuple[Manifest, str]:
