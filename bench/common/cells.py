@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
@@ -74,6 +74,17 @@ class Cells(Generic[R]):
     def over(self, load: str, ours: str, other: str, name: str) -> float:
         """A figure of ours over another system's; infinite, not an error, over 0."""
         return cast("float", np.divide(self.figure(load, ours, name), self.figure(load, other, name)))
+
+    def ratios(self, ours: Sequence[str], names: Sequence[str]) -> list[Row]:
+        """These figures of each of `ours` over those of every other system but those of ours that follow it."""
+        return [
+            {"load": load, "of": one, "over": other, **{name: self.over(load, one, other, name) for name in names}}
+            for load in self.loads
+            for place, one in enumerate(ours)
+            if one in self.systems(load)
+            for other in self.systems(load)
+            if other not in ours[place:]
+        ]
 
     def records(self) -> list[Row]:
         """Every cell as a plain record, with the medians over its rounds."""

@@ -89,19 +89,7 @@ def run(bench: TextBench, built: manifest.Manifest, clients: Sequence[int], has_
 
 def ratios(cells: Cells[Outcome]) -> list[Row]:
     """Ours over every other system: of rates above 1, of latencies and processor time below 1, where ours is better."""
-    return [
-        {
-            "load": load,
-            "of": ours,
-            "over": other,
-            **{name: cells.over(load, ours, other, name) for name in COMPARED},
-        }
-        for load in cells.loads
-        for ours in (OURS, NATIVE)
-        if ours in cells.systems(load)
-        for other in cells.systems(load)
-        if other not in (ours, NATIVE)
-    ]
+    return cells.ratios((OURS, NATIVE), COMPARED)
 
 
 if __name__ == "__main__":

